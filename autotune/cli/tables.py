@@ -20,6 +20,7 @@ from autotune.reporting.trial_text import (
     format_speed,
     no_pick_reason,
     perplexity_source_text,
+    short_label,
     trial_label,
 )
 from autotune.spec.result import StudyResult, TrialRecord
@@ -28,6 +29,9 @@ from autotune.units import format_size
 MOST_FOLDED = 1000
 """A table of more trials is not folded to the width of the terminal."""
 _PLAIN_WIDTH = 140
+NARROW = 110
+"""A terminal of fewer columns shows of each trial only what differs from the baseline."""
+_REMARK_WIDTH, _NARROW_REMARK_WIDTH = 34, 14
 
 
 def make_console(file: TextIO | None = None) -> Console:
@@ -61,7 +65,13 @@ def print_trials(
     columns = list(_columns(result, records, with_predictions=with_predictions))
     note = SHARED_MARK_NOTE if any(record.shares_perplexity for record in records) else ""
     if len(records) <= MOST_FOLDED:
-        console.print(_folded(result, records, columns, title=title, note=note))
+        remark_width = _REMARK_WIDTH
+        if console.width < NARROW:
+            remark_width = _NARROW_REMARK_WIDTH
+            columns = list(_narrow_columns(result))
+            note = "\n".join(line for line in (note, _narrow_note(result)) if line)
+        table = _folded(result, records, columns, title=title, note=note, remark_width=remark_width)
+        console.print(table)
         return
     lines = _aligned(
         [[column.cell(result, record) for column in columns] for record in records], columns
@@ -90,6 +100,38 @@ def _columns(
     yield _Column(title="", is_number=False, cell=_remark)
 
 
+def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
+    baseline = _baseline(result)
+    yield _Column(title="#", cell=lambda _, record: str(record.number))
+    yield _Column(
+        title="configuration",
+        is_number=False,
+        cell=lambda _, record: short_label(record, baseline),
+    )
+    yield _Column(title="peak", cell=lambda _, record: _size(record.peak_memory_bytes))
+    if result.device.type == "cuda":
+        yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
+    yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
+    yield _Column(title="perpl.", cell=lambda _, record: format_perplexity(record) or "-")
+    yield _Column(
+        title="", is_number=False, cell=lambda _, record: ", ".join(_marks(result, record))
+    )
+
+
+def _narrow_note(result: StudyResult) -> str:
+    baseline = _baseline(result)
+    if baseline is None:
+        return ""
+    return (
+        f"A configuration is its name, or what differs from the baseline: "
+        f"{baseline.config.describe()}. Terminals of {NARROW} columns show all of it."
+    )
+
+
+def _baseline(result: StudyResult) -> TrialRecord | None:
+    return next((record for record in result.trials if record.number == result.baseline), None)
+
+
 def _folded(
     result: StudyResult,
     records: Sequence[TrialRecord],
@@ -97,6 +139,7 @@ def _folded(
     *,
     title: str,
     note: str,
+    remark_width: int,
 ) -> Table:
     table = Table(
         title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False
@@ -108,7 +151,7 @@ def _folded(
         elif column.title:
             table.add_column(column.title, ratio=1, overflow="fold")
         else:
-            table.add_column(overflow="fold", max_width=34)
+            table.add_column(overflow="fold", max_width=remark_width)
     for record in records:
         cells = [Text(column.cell(result, record)) for column in columns]
         table.add_row(*cells, style="bold" if _is_pick(result, record) else "")
@@ -138,17 +181,9 @@ def speed(record: TrialRecord) -> str:
 
 
 def _remark(result: StudyResult, record: TrialRecord) -> str:
-    marks = []
-    if _is_pick(result, record):
-        marks.append("pick")
-    if record.number in result.front:
-        marks.append("front")
-    if record.number == result.baseline and record.name != "baseline":
-        marks.append("baseline")
-    if record.outcome != "ok":
-        marks.append(OUTCOME_LABELS[record.outcome])
-        if reason := outcome_reason(record):
-            marks.append(reason)
+    marks = _marks(result, record)
+    if record.outcome != "ok" and (reason := outcome_reason(record)):
+        marks.append(reason)
     if record.compile_seconds is not None:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:
@@ -158,9 +193,22 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
     return ", ".join(marks)
 
 
+def _marks(result: StudyResult, record: TrialRecord) -> list[str]:
+    marks = []
+    if _is_pick(result, record):
+        marks.append("pick")
+    if record.number in result.front:
+        marks.append("front")
+    if record.number == result.baseline and record.name != "baseline":
+        marks.append("baseline")
+    if record.outcome != "ok":
+        marks.append(OUTCOME_LABELS[record.outcome])
+    return marks
+
+
 def print_result(result: StudyResult, console: Console) -> None:
     """Print the front, the pick and its reason, then the trials that are not candidates."""
-    baseline = next((r for r in result.trials if r.number == result.baseline), None)
+    baseline = _baseline(result)
     front = [result.trial(number) for number in result.front]
     if front:
         shown = [*front]

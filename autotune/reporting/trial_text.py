@@ -3,6 +3,7 @@
 from autotune.analysis.pick import savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
+from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_percent, format_size
 
@@ -11,6 +12,36 @@ def trial_label(record: TrialRecord) -> str:
     """Return name and configuration as plain text."""
     description = record.config.describe()
     return f"{record.name}: {description}" if record.name else description
+
+
+_SHORT = {
+    "micro_batch_size": "mb",
+    "checkpointing": "ckpt",
+    "compile": "compile",
+    "memory_budget": "budget",
+    "optimizer_fusion": "fusion",
+    "attention": "attn",
+    "activation_offload": "offload",
+}
+"""Short names of techniques. The values of the others say what they are: `bf16-mixed`, `sgd`."""
+
+
+def short_label(record: TrialRecord, baseline: TrialRecord | None) -> str:
+    """Return the name or, without one, what differs from the baseline: `bf16-true, ckpt block`.
+
+    Without a baseline the configuration is described in full.
+    """
+    if record.name:
+        return record.name
+    if baseline is None:
+        return record.config.describe()
+    values, plain = record.config.to_dict(), baseline.config.to_dict()
+    differences = [
+        f"{_SHORT.get(field, '')} {values[field]}".strip()
+        for field in FIELD_ORDER
+        if values[field] != plain[field]
+    ]
+    return ", ".join(differences) or "as the baseline"
 
 
 def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
