@@ -2,9 +2,10 @@
 
 from rich.text import Text
 
-from autotune.cli.live import make_display, reused_line
+from autotune.cli.live import make_display
 from autotune.cli.tables import make_console
 from autotune.study.dry_run import plan
+from autotune.study.event_text import reused_line
 from autotune.study.request import SearchRequest
 from autotune.units import format_duration, format_size
 

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES
 from autotune.cli.live import PlainDisplay
-from autotune.cli.progress import Progress
 from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Notice
+from autotune.study.progress import Progress
 from autotune.study.search import SearchRequest, search
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES
-from autotune.cli.progress import Progress
 from autotune.errors import Stopped, StorageUnavailable
 from autotune.execution.device_slots import (
     DeviceSlots,
@@ -25,6 +24,7 @@ from autotune.execution.server import socket_lock
 from autotune.execution.server.child import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import WaitingForDevice
+from autotune.study.progress import Progress
 from autotune.study.search import SearchRequest, _device_warnings
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})

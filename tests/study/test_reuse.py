@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.cli.live import reused_line
 from autotune.cli.show import show
 from autotune.errors import StudyMismatch
+from autotune.study.event_text import reused_line
 from autotune.study.events import StudyOpened, TrialBegan
 from tests.building.results import shared_with, trial
 

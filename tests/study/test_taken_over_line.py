@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.live import LiveDisplay, PlainDisplay, reused_line
-from autotune.cli.progress import Progress
+from autotune.cli.live import LiveDisplay, PlainDisplay
+from autotune.study.event_text import reused_line
 from autotune.study.events import StudyOpened
+from autotune.study.progress import Progress
 from tests.building.results import record, trial
 from tests.building.studies import config, definition
 

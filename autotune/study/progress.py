@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import Preferences, choose
-from autotune.cli.tables import speed
 from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.trial_text import format_speed
 from autotune.spec.result import TrialRecord
 from autotune.study.eta import eta_seconds
 from autotune.study.events import (
@@ -110,8 +110,9 @@ class Progress:
             return "nothing feasible yet"
         record = next(record for record in self.records if record.number == pick.number)
         size = format_size(record.peak_memory_bytes or 0)
+        speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         return (
-            f"best so far #{record.number}: {size}, {speed(record)} tokens/s, "
+            f"best so far #{record.number}: {size}, {speed} tokens/s, "
             f"perplexity {record.perplexity:.2f}"
         )
 

@@ -1,0 +1,176 @@
+"""Events of a running search as lines of text, for terminals, files and notebooks."""
+
+from collections.abc import Iterator, Mapping
+
+from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.trial_text import format_speed, perplexity_source_text, trial_label
+from autotune.spec.result import TrialRecord
+from autotune.study.events import (
+    AttemptLost,
+    BudgetSpent,
+    Converged,
+    Event,
+    Notice,
+    PoisonTrial,
+    Preparing,
+    ResultRejected,
+    SameProgram,
+    SpaceExhausted,
+    StorageBack,
+    StudyOpened,
+    TrialEnded,
+    WaitingForDevice,
+    WaitingForOthers,
+    WaitingForStorage,
+    WorkerEnded,
+)
+from autotune.study.progress import Progress
+from autotune.units import format_duration, format_percent, format_size
+
+_STUDIES_SHOWN = 3
+
+LASTING_EVENTS = (
+    Notice,
+    StudyOpened,
+    SameProgram,
+    SpaceExhausted,
+    Converged,
+    BudgetSpent,
+    AttemptLost,
+    PoisonTrial,
+    ResultRejected,
+    WaitingForStorage,
+    StorageBack,
+    WorkerEnded,
+)
+"""Events whose lines stay readable while a live table changes below them."""
+
+
+def headline(opened: StudyOpened) -> str:
+    definition = opened.definition
+    verb = "Study" if opened.is_new else "Continuing study"
+    return (
+        f"{verb} {definition.name}: {definition.workload.describe()}, "
+        f"under {format_size(definition.cap_bytes)} "
+        f"on {definition.device.device} ({definition.device.name})"
+    )
+
+
+def excluded_line(opened: StudyOpened) -> str:
+    if not opened.legal.excluded:
+        return ""
+    return f"Excluded: {'; '.join(opened.legal.excluded)}"
+
+
+def reused_line(counts: Mapping[str, int]) -> str:
+    """Return which studies results are reused from, or an empty text if none are.
+
+    `Reused    12 results: 9 of study a, 3 of study b; --fresh measures them again`.
+    """
+    if not counts:
+        return ""
+    shown = [f"{count} of study {study}" for study, count in list(counts.items())[:_STUDIES_SHOWN]]
+    rest = sum(list(counts.values())[_STUDIES_SHOWN:])
+    total = sum(counts.values())
+    if rest:
+        shown.append(f"{rest} of older studies")
+    results = "1 result" if total == 1 else f"{total} results"
+    return f"Reused    {results}: {', '.join(shown)}; --fresh measures them again"
+
+
+class EventText:
+    """Writes the lines of each event; a wait is reported once, however often it happens."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._reported_waits: set[str | tuple[int, ...]] = set()
+
+    def __call__(self, event: Event) -> Iterator[str]:
+        """Yield the lines of an event, after `progress` has noted it."""
+        match event:
+            case Preparing(what=what):
+                yield f"{what[0].upper()}{what[1:]} ..."
+            case Notice(message=message):
+                yield f"Note: {message}."
+            case StudyOpened():
+                yield headline(event)
+                if line := excluded_line(event):
+                    yield line
+                if line := reused_line(event.reused):
+                    yield line
+                if event.definition.device.others:
+                    device = event.definition.device
+                    yield f"Warning: {device.device}: {device.others}"
+                for note in event.definition.device.notes:
+                    yield f"Note: {note}."
+            case TrialEnded(record=record):
+                yield f"[{self._progress.status()}]  {_one_line(record)}"
+            case SameProgram(config=config, number=number):
+                yield (
+                    f"{config.describe()}: not run, it compiles to the same program as #{number}"
+                )
+            case SpaceExhausted(trials=trials):
+                yield (
+                    f"Nothing worth trying is left after {trials} trials: every other "
+                    "configuration compiles to the program of one of them, does not fit or is "
+                    "dominated."
+                )
+            case Converged(trials=trials, relative_improvement=gain):
+                yield (
+                    f"Converged after {trials} trials: the most promising configuration left is "
+                    f"expected to add {format_percent(gain, digits=2)} % to the hypervolume of the front."
+                )
+            case BudgetSpent(trials=trials, trials_wanted=wanted):
+                yield f"The time budget is used up after {trials} of {wanted} trials."
+            case WaitingForDevice(device=waited_for) | WaitingForOthers(numbers=waited_for):
+                if waited_for in self._reported_waits:
+                    return  # report each wait once, however often it happens
+                self._reported_waits.add(waited_for)
+                waiting = self._progress.meanwhile
+                yield f"{waiting[0].upper()}{waiting[1:]}."
+            case AttemptLost(number=number, cause=cause, attempts_left=left):
+                if left:
+                    then = f"it is tried again, {left} attempts left"
+                else:
+                    then = "it is left for a later search"
+                yield f"#{number} failed for a reason outside the trial: {cause}; {then}."
+            case PoisonTrial(number=number, deaths=deaths):
+                yield (
+                    f"#{number} was running each time when {deaths} searches or workers died; "
+                    "it is run last."
+                )
+            case ResultRejected(number=number):
+                yield (
+                    f"A stale result of #{number} was rejected: another worker has the trial. "
+                    "The result is stored separately."
+                )
+            case WaitingForStorage(message=message, limit_seconds=limit):
+                yield (
+                    f"{message[0].upper()}{message[1:]}; waiting up to {format_duration(limit)}, "
+                    "no result is lost."
+                )
+            case StorageBack(seconds=seconds):
+                yield (
+                    f"The studies database can be reached again after {format_duration(seconds)}."
+                )
+            case WorkerEnded(number=number, exit_code=code, log_file=log_file):
+                yield f"Worker {number} ended with exit code {code}; see {log_file}."
+
+
+def _one_line(record: TrialRecord) -> str:
+    words = [f"#{record.number} {trial_label(record)}:"]
+    if record.peak_memory_bytes is not None:
+        words.append(format_size(record.peak_memory_bytes))
+    if record.tokens_per_second is not None:
+        speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "-"
+        words.append(f"{speed} tokens/s")
+    if record.perplexity is not None:
+        source = perplexity_source_text(record)
+        words.append(f"perplexity {record.perplexity:.2f}")
+        if source:
+            words.append(f"({source})")
+    if record.outcome != "ok":
+        words.append(OUTCOME_LABELS[record.outcome])
+        if record.message:
+            words.append(f"({record.message})")
+    return " ".join(words)
