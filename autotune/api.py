@@ -7,25 +7,35 @@ Importing it takes a fraction of a second and does not import torch, because tra
 # ruff: noqa: PLC0415
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
+from autotune.errors import InvalidInput, Stopped
+from autotune.interrupt import noted_interrupt
+from autotune.notebook import is_notebook, live_progress, status_line
+from autotune.result import Result, report_file
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Prediction
-from autotune.spec.result import StudyResult
+from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
-from autotune.study.request import SEARCH_OPTIONS, request_of
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
+from autotune.units import parse_size
 
 if TYPE_CHECKING:
     import optuna
+    import plotly.graph_objects as go
 
+    from autotune.analysis.explanation import Explanation
+    from autotune.exporters.written import WrittenExport
     from autotune.reporting.study_view import StudyView
     from autotune.study.dry_run import Plan
     from autotune.study.events import Listener
+    from autotune.study.fit.result import FitResult
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -81,7 +91,7 @@ def search(
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
     **workload: Any,
-) -> StudyResult:
+) -> Result:
     """Run a study, or resume the one of that name, and return its records, front and pick.
 
     Every setting of `autotune search` is a parameter; `dry_run` takes the same ones and says what a
@@ -103,17 +113,40 @@ def search(
     several. The same call from another process joins the study, also from another machine if
     `storage` is in PostgreSQL. `database_wait` is how long to wait for an unreachable database.
 
-    Raises AutotuneError for a request that cannot be carried out. KeyboardInterrupt stops the
-    running trial; all results are stored, and the same call resumes the study.
+    `listener` is called with each event. Without one, a notebook shows the progress.
+
+    Raises AutotuneError for a request that cannot be carried out. Ctrl-C and the stop button of a
+    notebook end the running trial, then the call, with KeyboardInterrupt; all results are stored,
+    and the same call resumes the study. A second Ctrl-C interrupts at once.
     """
     settings = dict(locals())  # a test compares the parameters with the fields of the request
     from autotune.study.search import search as run
 
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
-    return run(
-        request,
-        listener=listener or _ignore,
-        should_stop=should_stop or _never,
+    is_told = should_stop or _never
+    with ExitStack() as stack:
+        listen = listener or stack.enter_context(_progress_of(request))
+        is_interrupted = stack.enter_context(noted_interrupt())
+        try:
+            found = run(request, listener=listen, should_stop=lambda: is_interrupted() or is_told())
+        except Stopped:
+            if not is_interrupted():
+                raise
+            raise KeyboardInterrupt(
+                "the search was stopped; every finished trial is stored, "
+                "and the same call continues"
+            ) from None
+    return Result.of(found, url=storage, preferences=preferences)
+
+
+def _progress_of(request: SearchRequest) -> "AbstractContextManager[Listener]":
+    """Return the listener of a search that has none: a notebook's cell shows the progress."""
+    if not is_notebook():
+        return nullcontext(_ignore)
+    return live_progress(
+        preferences=request.preferences,
+        time_budget_seconds=request.time_budget_seconds,
+        until_converged=request.until_converged,
     )
 
 
@@ -136,35 +169,53 @@ def dry_run(
     known = {option.keyword for option in SEARCH_OPTIONS.values()}
     workload = {name: value for name, value in settings.items() if name not in known}
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
-    return plan(
-        request,
-        listener=listener or _ignore,
-        should_stop=should_stop or _never,
-    )
+    with ExitStack() as stack:
+        listen = listener or stack.enter_context(_progress_of(request))
+        return plan(request, listener=listen, should_stop=should_stop or _never)
 
 
 def predict(
+    study: str | None = None,
     *,
+    trial: int | None = None,
     device: str | None = None,
     configuration: Mapping[str, Any] | None = None,
     compute_capability: str | None = None,
     torch_version: str | None = None,
     with_timeline: bool = False,
+    storage: str = DEFAULT_STORAGE,
     **workload: Any,
 ) -> Prediction:
     """Predict the peak memory of one configuration, in bytes, by a training step on fake tensors.
 
-    This needs no GPU, no text and none of the memory of the model. `configuration` takes the fields
-    of `TrainingConfig`, such as {"checkpointing": "block", "compile": "block"}; `workload` takes
-    those of `Workload`. `device` is "cpu" or "cuda", also on a machine without a GPU;
-    `compute_capability`, such as "9.0", selects another GPU than that of this machine. Raises
-    InvalidInput for invalid settings, and PredictionImpossible for a model that cannot run on fake
-    tensors.
+    This needs no GPU, no text and none of the memory of the model. Either `study` names a study:
+    its trial of that number, by default its pick, is predicted for its device. Or `configuration`
+    takes the fields of `TrainingConfig`, such as {"checkpointing": "block", "compile": "block"},
+    and `workload` those of `Workload`; `device` is "cpu" or "cuda", also on a machine without a
+    GPU. `compute_capability`, such as "9.0", selects another GPU than that of the study or of this
+    machine. Raises InvalidInput for invalid settings, UnknownStudy, and PredictionImpossible for a
+    model that cannot run on fake tensors.
     """
     from autotune.execution.local import LocalExecutor
-    from autotune.study.predictions import Forecaster, predicted_device_of, workload_of
+    from autotune.study.predictions import (
+        Forecaster,
+        forecaster_of,
+        predicted_device_of,
+        workload_of,
+    )
 
+    given = {"device": device, "configuration": configuration, **workload}
+    result = _result_of(study, trial=trial, given=given, storage=storage)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
+        if result is not None:
+            forecaster = forecaster_of(
+                result,
+                executor=executor,
+                compute_capability=compute_capability,
+                torch_version=torch_version,
+            )
+            config = chosen_trial(result, trial).config
+            return forecaster.predict(config, with_timeline=with_timeline)
         device_type, capability = predicted_device_of(
             device, compute_capability=compute_capability, executor=executor
         )
@@ -181,21 +232,171 @@ def predict(
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
+def fit(
+    study: str | None = None,
+    *,
+    trial: int | None = None,
+    max_mem: str | int | None = None,
+    vary: str = "layers",
+    space: str | None = None,
+    scale: str | None = None,
+    device: str | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    compute_capability: str | None = None,
+    torch_version: str | None = None,
+    context: str | int | None = None,
+    confirm: bool = True,
+    storage: str = DEFAULT_STORAGE,
+    **workload: Any,
+) -> "FitResult":
+    """Find the largest model, sequence length or micro batch that fits under a memory cap.
+
+    Works by prediction. `vary` is "layers", "width", "seq-len" or "micro-batch". Either `study`
+    names a study: its workload and device, its cap unless `max_mem` is given, and the configuration
+    of its trial of that number, by default of its pick; techniques are added one by one if it has
+    no pick. Or `workload` takes the fields of `Workload` and `configuration` those of
+    `TrainingConfig`; without a configuration techniques are added one by one, and with `space` the
+    configurations of that search space are tried. `context` is the memory of a CUDA context. With
+    `confirm`, one short real trial follows if this machine has the device. Raises InvalidInput.
+    """
+    from autotune.study.fit.fit import fit as run
+    from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest
+
+    if scale is not None and space is None:
+        raise InvalidInput(f"scale {scale!r} needs a search space", hint="give a space, too")
+    given = {"device": device, "configuration": configuration, "space": space, **workload}
+    result = _result_of(study, trial=trial, given=given, storage=storage)
+    if result is not None:
+        if result.workload.script is not None:
+            raise InvalidInput(
+                f"study {study!r} runs a script, whose steps cannot be predicted",
+                hint="describe a model by its settings instead of the study",
+            )
+        device = result.device.type
+        compute_capability = compute_capability or result.device.compute_capability
+        workload = result.workload.to_dict()
+        max_mem = result.cap_bytes if max_mem is None else max_mem
+        if trial is not None or result.pick is not None:
+            configuration = chosen_trial(result, trial).config.to_dict()
+    if max_mem is None:
+        raise InvalidInput("there is no memory cap", hint='give max_mem="8GiB", or a study')
+    request = FitRequest(
+        cap_bytes=_bytes_of(max_mem),
+        vary=vary,  # type: ignore[arg-type]  # FitRequest rejects unknown values
+        device=device,
+        workload=with_model_config(workload),
+        configuration=configuration or {},
+        space=None if space is None else load_space(space).at_scale(scale),
+        compute_capability=compute_capability,
+        torch_version=torch_version,
+        context_bytes=CUDA_CONTEXT_BYTES if context is None else _bytes_of(context),
+        confirms=confirm,
+    )
+    with status_line("fit") as say:
+        return run(request, listener=lambda progress: say(progress.what))
+
+
+def _bytes_of(size: str | int) -> int:
+    return parse_size(size) if isinstance(size, str) else size
+
+
+def _result_of(
+    study: str | None, *, trial: int | None, given: Mapping[str, Any], storage: str
+) -> Result | None:
+    """Return the result of a study that is named. Raises InvalidInput for what contradicts it."""
+    if study is None:
+        if trial is not None:
+            raise InvalidInput(f"trial {trial} is of no study", hint="give the study's name, too")
+        return None
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise InvalidInput(
+            f"{', '.join(names)}: the study sets workload, device and configuration",
+            hint="leave these out, or the study",
+        )
+    return show(study, storage=storage)
+
+
 def show(
     study: str,
     *,
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
-) -> StudyResult:
+) -> Result:
     """Return the records of a study with its front and pick. Raises UnknownStudy."""
     from autotune.storage.store import StudyStore
     from autotune.study.search import result_of
 
-    store = StudyStore(storage)
-    try:
-        return result_of(store, study, preferences)
-    finally:
-        store.close()
+    with closing(StudyStore(storage)) as store:
+        found = result_of(store, study, preferences)
+    return Result.of(found, url=storage, preferences=preferences)
+
+
+def plot(
+    study: str,
+    kind: str = "pareto",
+    *,
+    x: str | None = None,
+    y: str | None = None,
+    three_d: bool = False,
+    feasible: bool = False,
+    trials: Sequence[int] | None = None,
+    trial: int | None = None,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "go.Figure":
+    """Return a figure of a study, as `Result.plot` does. Raises UnknownStudy."""
+    return show(study, storage=storage, preferences=preferences).plot(
+        kind, x=x, y=y, three_d=three_d, feasible=feasible, trials=trials, trial=trial
+    )
+
+
+def write_report(
+    study: str,
+    path: str | Path | None = None,
+    *,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> Path:
+    """Write a study as one HTML page, as `Result.write_report` does. Raises UnknownStudy."""
+    file = report_file(study, path)
+    return show(study, storage=storage, preferences=preferences).write_report(file)
+
+
+def export(
+    study: str,
+    to: str,
+    *,
+    trial: int | None = None,
+    out: str | Path | None = None,
+    target_version: str | None = None,
+    strict: bool = False,
+    overwrite: bool = False,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "WrittenExport":
+    """Write a trial for another trainer, as `Result.export` does. Raises UnknownStudy."""
+    return show(study, storage=storage, preferences=preferences).export(
+        to,
+        trial=trial,
+        out=out,
+        target_version=target_version,
+        strict=strict,
+        overwrite=overwrite,
+    )
+
+
+def explain(
+    study: str,
+    trial: int | None = None,
+    *,
+    torch_version: str | None = None,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "Explanation":
+    """Explain a trial's memory peak, as `Result.explain` does. Raises UnknownStudy."""
+    result = show(study, storage=storage, preferences=preferences)
+    return result.explain(trial, torch_version=torch_version)
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":

@@ -70,6 +70,9 @@ class PairSaving:
     sentence: str
 
 
+SIZES_NOTE = "All sizes are predicted, except where a line says measured."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
     """The whole explanation; all numbers are predicted unless marked as measured."""
@@ -84,6 +87,29 @@ class Explanation:
     pairs: tuple[PairSaving, ...]
     others: tuple[Alternative, ...] = field(default=())
     """Changes that were predicted and save nothing."""
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield a title and its lines for each part that has any."""
+        for title, lines in (
+            ("Where the peak is", [f"{line[:1].upper()}{line[1:]}" for line in self.peak]),
+            ("In use", [remark.sentence for remark in self.in_use]),
+            ("What would save memory", [change.sentence for change in self.alternatives]),
+            ("What would not", [remark.sentence for remark in self.no_help]),
+        ):
+            if lines:
+                yield title, lines
+
+    def __str__(self) -> str:
+        """Return the explanation as the text that `autotune explain` prints."""
+        lines = [self.config.describe()]
+        for title, of_section in self.sections():
+            lines += ["", title, *(f"  {line}" for line in of_section)]
+        lines += ["", SIZES_NOTE, *(f"Note: {note}." for note in self.prediction.notes)]
+        return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text where IPython would show the fields."""
+        printer.text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

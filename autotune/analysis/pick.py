@@ -8,7 +8,7 @@ from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
-from autotune.spec.result import Pick, TrialRecord
+from autotune.spec.result import Pick, StudyResult, TrialRecord
 from autotune.units import format_percent, format_size
 
 Preference = Literal["fastest", "smallest", "balanced"]
@@ -184,3 +184,24 @@ _COST: Mapping[Preference, Callable[[TrialRecord, Sequence[TrialRecord]], float]
     "smallest": _memory,
     "balanced": _balance,
 }
+
+
+def chosen_trial(result: StudyResult, number: int | None) -> TrialRecord:
+    """Return the trial of that number, or the pick for None. Raises InvalidInput."""
+    if number is None:
+        if result.pick is None:
+            raise InvalidInput(
+                f"study {result.study!r} has no feasible trial to pick",
+                hint=f"name one with --trial, see autotune show {result.study}",
+            )
+        return result.trial(result.pick.number)
+    record = next((record for record in result.trials if record.number == number), None)
+    if record is None:
+        known = (
+            f"its trials are 0 to {len(result.trials) - 1}" if result.trials else "it has none yet"
+        )
+        raise InvalidInput(
+            f"study {result.study!r} has no trial {number}",
+            hint=f"{known}; see autotune show {result.study}",
+        )
+    return record

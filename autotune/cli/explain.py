@@ -74,6 +74,10 @@ def explain(
     """
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import explanations  # noqa: PLC0415
+    from autotune.study.explain.question import (  # noqa: PLC0415
+        Question,
+        question_of_trial,
+    )
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
         on_some_device,
@@ -110,7 +114,7 @@ def explain(
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
         if study is not None and trial is not None:
-            question = explanations.question_of_trial(
+            question = question_of_trial(
                 executor, study, trial, storage=storage, torch_version=torch_version
             )
         else:
@@ -125,7 +129,7 @@ def explain(
                 compute_capability=capability,
                 torch_version=torch_version,
             )
-            question = explanations.Question(forecaster=forecaster, config=config, unavailable={})
+            question = Question(forecaster=forecaster, config=config, unavailable={})
         explanation = explanations.explain_question(question, quiet=quiet)
     if as_json:
         print(

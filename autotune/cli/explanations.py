@@ -2,68 +2,20 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from autotune.analysis.explanation import Explanation
-from autotune.cli.database import open_store
+from autotune.analysis.explanation import SIZES_NOTE, Explanation
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput, suggestion
-from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig, check_legal
-from autotune.spec.result import JSON_SCHEMA, TrialRecord
+from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
-from autotune.study.explain.explain import explain_configuration
-from autotune.study.predictions import Forecaster, workload_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """The configuration to explain, and the trial and study it comes from, if any."""
-
-    forecaster: Forecaster
-    config: TrainingConfig
-    study: str | None = None
-    record: TrialRecord | None = None
-    records: tuple[TrialRecord, ...] = ()
-    unavailable: Mapping[str, Mapping[str, str]]
-
-    def about(self) -> str:
-        workload = self.forecaster.workload
-        return f"{workload.describe()}, for {self.forecaster.device_type}"
-
-
-def question_of_trial(
-    executor: LocalExecutor, study: str, trial: int, *, storage: str, torch_version: str | None
-) -> Question:
-    """Load a trial to explain. Raises UnknownStudy, and InvalidInput for an unknown trial."""
-    with open_store(storage) as store:
-        definition, _ = store.definition(study)
-        records = tuple(store.trials(study))
-    record = next((record for record in records if record.number == trial), None)
-    if record is None:
-        known = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
-        raise InvalidInput(
-            f"study {study!r} has no trial {trial}", hint=f"{known}; see autotune show {study}"
-        )
-    forecaster = Forecaster.of_device(
-        definition.device,
-        executor=executor,
-        workload=definition.workload,
-        torch_version=torch_version,
-    )
-    return Question(
-        forecaster=forecaster,
-        config=record.config,
-        study=study,
-        record=record,
-        records=records,
-        unavailable=definition.unavailable,
-    )
+from autotune.study.explain.question import Question
+from autotune.study.predictions import workload_of
 
 
 def requested(
@@ -103,12 +55,7 @@ def explain_question(question: Question, *, quiet: bool) -> Explanation:
         disable=quiet or not sys.stderr.isatty(),
     ) as progress:
         task = progress.add_task("", total=None)
-        return explain_configuration(
-            question.forecaster,
-            question.config,
-            record=question.record,
-            records=question.records,
-            unavailable=question.unavailable,
+        return question.explain(
             progress=lambda made, wanted: progress.update(task, completed=made, total=wanted),
         )
 
@@ -122,22 +69,13 @@ def print_explanation(question: Question, explanation: Explanation) -> None:
     number = "" if question.record is None else f"#{question.record.number} "
     say(f"{number}{explanation.config.describe()}", "bold")
     say(question.about())
-    for title, lines in (
-        ("Where the peak is", [f"{line[:1].upper()}{line[1:]}" for line in explanation.peak]),
-        ("In use", [remark.sentence for remark in explanation.in_use]),
-        (
-            "What would save memory",
-            [alternative.sentence for alternative in explanation.alternatives],
-        ),
-        ("What would not", [remark.sentence for remark in explanation.no_help]),
-    ):
-        if lines:
-            say("")
-            say(title, "bold")
-            for line in lines:
-                say(f"  {line}")
+    for title, lines in explanation.sections():
+        say("")
+        say(title, "bold")
+        for line in lines:
+            say(f"  {line}")
     say("")
-    say("All sizes are predicted, except where a line says measured.")
+    say(SIZES_NOTE)
     for note in explanation.prediction.notes:
         say(f"Note: {note}.")
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.errors import InvalidInput
 from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH, image_of
+from autotune.reporting.output_file import check_writable, write_file
 from autotune.spec.option import THE_FIGURE
 
 if TYPE_CHECKING:
@@ -100,33 +101,3 @@ class Target:
             height=self.height,
             scale=self.scale or 1.0,
         )
-
-
-def check_writable(file: Path, *, option: str = "--out") -> None:
-    """Raise StorageUnavailable if `file` clearly cannot be written, before any work is done."""
-    reason = ""
-    try:
-        nearest = next(folder for folder in file.parents if folder.exists())
-        if file.is_dir():
-            reason = "Is a directory"
-        elif not nearest.is_dir():
-            reason = f"{nearest} is not a directory"
-    except OSError as error:
-        reason = error.strerror or str(error)
-    if reason:
-        raise StorageUnavailable(
-            f"{file} cannot be written: {reason}", hint=f"name another file with {option}"
-        )
-
-
-def write_file(file: Path, content: str | bytes, *, option: str = "--out") -> None:
-    """Write `content`, and create missing folders. Raises StorageUnavailable."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # The text may contain a path that is not valid UTF-8.
-        file.write_bytes(content.encode(errors="replace") if isinstance(content, str) else content)
-    except OSError as error:
-        raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}",
-            hint=f"name another file with {option}",
-        ) from None

@@ -1,8 +1,6 @@
 """`autotune plot`: draw one figure of a study as an HTML page, an image or plotly's JSON."""
 
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -11,22 +9,18 @@ from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.errors import InvalidInput
-from autotune.execution.local import LocalExecutor
-from autotune.reporting.figures import DEFAULT_KIND, FIGURES, FigureKind, FigureOptions, figure_kind
+from autotune.reporting.figures import (
+    DEFAULT_KIND,
+    FIGURES,
+    FigureOptions,
+    check_options,
+    figure_kind,
+)
 from autotune.reporting.figures.axes import AXES
-from autotune.reporting.study_view import StudyView
+from autotune.result import draw
 from autotune.spec.option import RESULTS, THE_FIGURE
-from autotune.spec.prediction import Prediction
 from autotune.spec.study import RESULTS_FOLDER
 
-_OPTION_OF = {
-    "x": "--x",
-    "y": "--y",
-    "three_d": "--3d",
-    "feasible": "--feasible",
-    "trials": "--trials",
-    "trial": "--trial",
-}
 _KINDS = "; ".join(f"{name}: {kind.summary}" for name, kind in FIGURES.items())
 
 
@@ -117,16 +111,14 @@ def plot(
     figure_options = FigureOptions(
         x=x, y=y, three_d=three_d, feasible=feasible, trials=_numbers(trials), trial=trial
     )
-    _check_options(kind, figure, figure_options)
+    check_options(kind, figure_options)
     name = study if kind == DEFAULT_KIND else f"{study}-{kind}"
     target = Target(
         file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
     )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     view = api.view(study, storage=storage, preferences=preferences)
-    if "prediction" in figure.takes:
-        figure_options = replace(figure_options, prediction=_timeline_of(view, trial))
-    drawing = figure.draw(view, figure_options)
+    drawing = draw(view, kind, figure_options)
     target.write(
         drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(view, figure, drawing)
     )
@@ -143,38 +135,3 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
             f"Invalid value of --trials: {text!r}",
             hint="give trial numbers separated by commas, for example 0,4,7",
         ) from None
-
-
-def _check_options(name: str, kind: FigureKind, given: FigureOptions) -> None:
-    """Raise InvalidInput if an option is given that this kind of figure does not take."""
-    defaults = FigureOptions()
-    for field, option in _OPTION_OF.items():
-        if field in kind.takes or getattr(given, field) == getattr(defaults, field):
-            continue
-        kinds = [other for other, figure in FIGURES.items() if field in figure.takes]
-        taken = [_OPTION_OF[known] for known in kind.takes if known in _OPTION_OF]
-        raise InvalidInput(
-            f"figure {name!r} takes no {option}",
-            hint=f"{option} is for {' and '.join(kinds)}; "
-            f"{name} takes {', '.join(taken) or 'no options'}",
-        )
-
-
-def _timeline_of(view: StudyView, number: int | None) -> Prediction:
-    """Predict one trial again: stored predictions have no timeline."""
-    # These import plotly and numpy, 0.2 s that only this one kind of figure takes.
-    from autotune.reporting.figures.memory_timeline import trial_shown  # noqa: PLC0415
-    from autotune.study.predictions import Forecaster  # noqa: PLC0415
-
-    record = trial_shown(view, number)
-    workload = view.definition.workload
-    if workload.script is not None:
-        raise InvalidInput(
-            f"study {view.result.study!r} runs a script, whose steps cannot be predicted",
-            hint=f"autotune plot {view.result.study} memory shows what was measured",
-        )
-    with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
-        forecaster = Forecaster.of_device(
-            view.definition.device, executor=executor, workload=workload
-        )
-        return forecaster.predict(record.config, with_timeline=True)

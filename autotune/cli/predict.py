@@ -13,9 +13,9 @@ import typer
 from autotune.analysis.published_comparison import reference_of
 from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
-from autotune.cli.output import check_writable
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
+from autotune.reporting.output_file import check_writable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.prediction import check_release
@@ -93,6 +93,7 @@ def predict(
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
+        forecaster_of,
         on_some_device,
         predicted_device_of,
         requested_device,
@@ -161,7 +162,7 @@ def predict(
         if study is not None and trial is not None:
             result, record = predictions.stored_trial(study, trial, storage=storage)
             measured_on = result.device
-            forecaster = predictions.forecaster_of(
+            forecaster = forecaster_of(
                 result,
                 executor=executor,
                 compute_capability=compute_capability,

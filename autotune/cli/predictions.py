@@ -6,7 +6,7 @@ One prediction is printed with what holds the memory, a whole search space as on
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune import api
+from autotune.analysis.pick import chosen_trial
 from autotune.analysis.published_comparison import reference_of
-from autotune.cli.output import write_file
 from autotune.cli.published import of_forecasts, print_reference
 from autotune.cli.tables import make_console
-from autotune.errors import InvalidInput
-from autotune.execution.local import LocalExecutor
+from autotune.reporting.output_file import write_file
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
@@ -286,40 +285,7 @@ def stored_trial(study: str, trial: int, *, storage: str) -> tuple[StudyResult, 
     Raises UnknownStudy, and InvalidInput for an unknown trial.
     """
     result = api.show(study, storage=storage)
-    record = next((record for record in result.trials if record.number == trial), None)
-    if record is None:
-        raise InvalidInput(
-            f"study {study!r} has no trial {trial}",
-            hint=f"it has {len(result.trials)}, see autotune show {study}",
-        )
-    return result, record
-
-
-def forecaster_of(
-    result: StudyResult,
-    *,
-    executor: LocalExecutor,
-    compute_capability: str | None,
-    torch_version: str | None,
-) -> Forecaster:
-    """Return a forecaster for the study's device, or for a GPU of another compute capability.
-
-    Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
-    has the defaults of a CPU.
-    """
-    device = result.device
-    if compute_capability is not None:
-        if device.type == "cpu":
-            raise InvalidInput(
-                f"compute capability {compute_capability} is for a GPU, "
-                f"but study {result.study!r} ran on cpu",
-                hint="leave --compute-capability out, or describe the model by its options "
-                "instead of --study",
-            )
-        device = replace(device, compute_capability=compute_capability)
-    return Forecaster.of_device(
-        device, executor=executor, workload=result.workload, torch_version=torch_version
-    )
+    return result, chosen_trial(result, trial)
 
 
 def write_page(answer: Answer, file: Path) -> None:

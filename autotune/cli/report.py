@@ -5,11 +5,8 @@ from typing import Annotated
 
 import typer
 
-from autotune import __version__, api
+from autotune import api
 from autotune.cli import options
-from autotune.cli.output import check_writable, write_file
-from autotune.errors import InvalidInput
-from autotune.spec.study import RESULTS_FOLDER
 
 
 def report(
@@ -32,19 +29,5 @@ def report(
 
     The page holds the pick, figures, every trial and the commands to repeat the study.
     """
-    # Templates and figures take 0.1 s to import, which the help of this command does without.
-    from autotune.reporting.report import contents  # noqa: PLC0415
-    from autotune.reporting.report.page import page  # noqa: PLC0415
-
-    file = out or RESULTS_FOLDER / f"{study}-report.html"
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise InvalidInput(
-            f"a report is an HTML page, and cannot be written as {str(file)!r}",
-            hint="end the file's name in .html",
-        )
-    check_writable(file)
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
-    view = api.view(study, storage=storage, preferences=preferences)
-    text = page(contents.compute(view, version=__version__, preferences=preferences))
-    write_file(file, text)
-    print(file)
+    print(api.write_report(study, out, storage=storage, preferences=preferences))

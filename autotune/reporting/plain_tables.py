@@ -46,10 +46,17 @@ def csv_text(result: StudyResult) -> str:
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
-    for record in result.trials:
-        values = {**record.to_dict(), **record.config.to_dict(), **_marks(result, record)}
+    for values in trial_rows(result):
         writer.writerow([_cell(values[column]) for column in CSV_COLUMNS])
     return written.getvalue()
+
+
+def trial_rows(result: StudyResult) -> list[dict[str, Any]]:
+    """Return the values of each trial by column; `CSV_COLUMNS` are among the keys."""
+    return [
+        {**record.to_dict(), **record.config.to_dict(), **_marks(result, record)}
+        for record in result.trials
+    ]
 
 
 def _marks(result: StudyResult, record: TrialRecord) -> dict[str, bool]:

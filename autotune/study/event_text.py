@@ -116,9 +116,10 @@ class EventText:
                     "dominated."
                 )
             case Converged(trials=trials, relative_improvement=gain):
+                added = format_percent(gain, digits=2)
                 yield (
                     f"Converged after {trials} trials: the most promising configuration left is "
-                    f"expected to add {format_percent(gain, digits=2)} % to the hypervolume of the front."
+                    f"expected to add {added} % to the hypervolume of the front."
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
                 yield f"The time budget is used up after {trials} of {wanted} trials."

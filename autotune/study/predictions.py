@@ -1,5 +1,6 @@
 """Predictions of a workload's peak memory, of one configuration or many, in warm processes."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -12,7 +13,7 @@ from autotune.errors import InvalidInput, PredictionImpossible, PreparationFaile
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast, Prediction, check_release, parse_compute_capability
-from autotune.spec.result import DeviceInfo
+from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
 
@@ -100,6 +101,33 @@ class Forecaster:
             torch_version=self.torch_version,
             with_timeline=with_timeline,
         )
+
+
+def forecaster_of(
+    result: StudyResult,
+    *,
+    executor: LocalExecutor,
+    compute_capability: str | None,
+    torch_version: str | None,
+) -> Forecaster:
+    """Return a forecaster for the study's device, or for a GPU of another compute capability.
+
+    Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
+    has the defaults of a CPU.
+    """
+    device = result.device
+    if compute_capability is not None:
+        if device.type == "cpu":
+            raise InvalidInput(
+                f"compute capability {compute_capability} is for a GPU, "
+                f"but study {result.study!r} ran on cpu",
+                hint="leave --compute-capability out, or describe the model by its options "
+                "instead of --study",
+            )
+        device = dataclasses.replace(device, compute_capability=compute_capability)
+    return Forecaster.of_device(
+        device, executor=executor, workload=result.workload, torch_version=torch_version
+    )
 
 
 def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forecast:

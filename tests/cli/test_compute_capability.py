@@ -6,13 +6,13 @@ import pytest
 
 import autotune
 from autotune import cli
-from autotune.cli.explanations import question_of_trial
-from autotune.cli.predictions import forecaster_of
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
+from autotune.study.explain.question import question_of_trial
 from autotune.study.fit.fit import FitRequest, fit
+from autotune.study.predictions import forecaster_of
 from tests.building.studies import MIB, definition, keep, measured, open_store
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}

@@ -112,3 +112,29 @@ def figure_kind(name: str) -> FigureKind:
             hint=suggestion(name, FIGURES, otherwise=f"use one of {', '.join(FIGURES)}"),
         )
     return FIGURES[name]
+
+
+_OPTION_OF = {
+    "x": "--x",
+    "y": "--y",
+    "three_d": "--3d",
+    "feasible": "--feasible",
+    "trials": "--trials",
+    "trial": "--trial",
+}
+
+
+def check_options(name: str, given: FigureOptions) -> None:
+    """Raise InvalidInput if an option is given that this kind of figure does not take."""
+    kind = figure_kind(name)
+    defaults = FigureOptions()
+    for keyword, option in _OPTION_OF.items():
+        if keyword in kind.takes or getattr(given, keyword) == getattr(defaults, keyword):
+            continue
+        kinds = [other for other, figure in FIGURES.items() if keyword in figure.takes]
+        taken = [_OPTION_OF[known] for known in kind.takes if known in _OPTION_OF]
+        raise InvalidInput(
+            f"figure {name!r} takes no {option}",
+            hint=f"{option} is for {' and '.join(kinds)}; "
+            f"{name} takes {', '.join(taken) or 'no options'}",
+        )

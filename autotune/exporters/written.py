@@ -1,0 +1,229 @@
+"""Writes the configuration of a trial as the files of another trainer."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
+from autotune.exporters import TARGETS
+from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.recipe import recipe_of
+from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
+from autotune.spec.study import RESULTS_FOLDER
+from autotune.spec.user_code import is_function_reference, read_reference
+from autotune.spec.user_paths import expanded, path_exists
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenExport:
+    """The files that were written, and what the trainer cannot express."""
+
+    target: str
+    target_version: str
+    record: TrialRecord
+    folder: Path
+    content: Export
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files, in the order in which a user should read them."""
+        return tuple(self.folder / name for name in self.content.files)
+
+    @property
+    def lacks_techniques(self) -> bool:
+        """Whether the trainer cannot express a technique, so that memory and speed differ."""
+        return any(entry.is_technique for entry in self.content.unsupported)
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield a title and its lines for each part of what a user should know."""
+        content = self.content
+        yield "Use it, in that folder:", content.command.splitlines()
+        techniques = [_line(entry) for entry in content.unsupported if entry.is_technique]
+        others = [_line(entry) for entry in content.unsupported if not entry.is_technique]
+        for title, lines in (
+            ("Not expressed", techniques),
+            ("Left to you", others),
+            ("Good to know", list(content.notes)),
+        ):
+            if lines:
+                yield title, lines
+
+    def __str__(self) -> str:
+        """Return the files and all sections as text."""
+        lines = [
+            f"#{self.record.number} {self.record.config.describe()}",
+            f"for {TARGETS[self.target].title}:",
+            *(f"  {file}" for file in self.files),
+        ]
+        for title, of_section in self.sections():
+            lines += ["", title, *(f"  {line}" for line in of_section)]
+        return "\n".join(lines)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text where IPython would show the fields."""
+        printer.text(str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object that `autotune export --json` prints."""
+        return {
+            "schema": JSON_SCHEMA,
+            "target": self.target,
+            "target_version": self.target_version,
+            "trial": self.record.number,
+            "files": [str(file) for file in self.files],
+            "command": self.content.command,
+            "refusals": [
+                {
+                    "setting": entry.setting,
+                    "value": entry.value,
+                    "instead": entry.instead,
+                    "why": entry.why,
+                    "is_technique": entry.is_technique,
+                }
+                for entry in self.content.unsupported
+            ],
+            "notes": list(self.content.notes),
+        }
+
+
+def target_of(name: str) -> Target:
+    """Return the trainer of that name. Raises InvalidInput."""
+    if name not in TARGETS:
+        raise InvalidInput(
+            f"there is no target {name!r}",
+            hint=suggestion(name, TARGETS, otherwise=f"use one of {', '.join(TARGETS)}"),
+        )
+    return TARGETS[name]
+
+
+def version_of(name: str, requested: str | None) -> str:
+    """Return the version to write for, by default the first supported one. Raises InvalidInput."""
+    versions = target_of(name).versions
+    if requested is not None and requested not in versions:
+        raise InvalidInput(
+            f"there is no export to version {requested!r} of {name}",
+            hint=f"use one of {', '.join(versions)}",
+        )
+    return requested or versions[0]
+
+
+def write_export(
+    result: StudyResult,
+    record: TrialRecord,
+    target: str,
+    *,
+    folder: Path | None = None,
+    target_version: str | None = None,
+    strict: bool = False,
+    overwrite: bool = False,
+) -> WrittenExport:
+    """Write the files of a trial for a trainer, and return what was written.
+
+    The default folder is of the export's own and is overwritten; files in another folder only with
+    `overwrite`. With `strict`, raises IllegalConfiguration and writes nothing if the trainer cannot
+    express the whole configuration. Raises InvalidInput and StorageUnavailable.
+    """
+    version = version_of(target, target_version)
+    recipe = recipe_of(result, record)
+    recipe = dataclasses.replace(recipe, workload=_with_absolute_paths(recipe.workload))
+    content = target_of(target).write(recipe, version)
+    if strict:
+        _check_complete(content, target)
+    default = RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
+    export = WrittenExport(
+        target=target,
+        target_version=version,
+        record=record,
+        folder=folder or default,
+        content=content,
+    )
+    _write(content, export.folder, overwrite=folder is None or overwrite)
+    return export
+
+
+def _with_absolute_paths(workload: Workload) -> Workload:
+    """Make the paths of the workload absolute: the export is used in another folder."""
+    paths = {
+        "dataset": workload.dataset,
+        "tokenizer": workload.tokenizer,
+        "script": workload.script,
+    }
+    found = {name: _absolute(path) for name, path in paths.items() if path not in _NOT_PATHS}
+    if is_function_reference(workload.model):
+        reference = read_reference(workload.model)
+        if reference.file is not None:
+            found["model"] = f"{_absolute(str(reference.file))}:{reference.function}"
+    return dataclasses.replace(workload, **found)  # type: ignore[arg-type]  # all are strings
+
+
+_NOT_PATHS = (None, STANDARD_LIBRARY_TEXT, "bytes", "bpe")
+
+
+def _absolute(path: str | None) -> str | None:
+    return str(expanded(path).absolute()) if path and path_exists(path) else path
+
+
+def _check_complete(written: Export, target: str) -> None:
+    """Raise IllegalConfiguration if the target cannot express the trial.
+
+    A setting that is left to the user's script does not count, unless it is a technique.
+    """
+    missing = [
+        entry for entry in written.unsupported if entry.is_technique or entry.instead is not None
+    ]
+    if not missing:
+        return
+    message = f"{target} cannot express {_setting(missing[0])}: {missing[0].why}"
+    if len(missing) > 1:
+        message += f" (and {len(missing) - 1} more)"
+    hint = "leave --strict out to write what it can"
+    if target != "pytorch":
+        hint += ", or export to pytorch"
+    raise IllegalConfiguration(message, hint=hint)
+
+
+def _write(written: Export, folder: Path, *, overwrite: bool) -> None:
+    """Write the files. Without `overwrite`, write nothing if a different file exists already."""
+    contents = {
+        folder / name: text.encode("utf-8", errors="backslashreplace")
+        for name, text in written.files.items()
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in contents.items():
+            if not overwrite and file.exists() and file.read_bytes() != content:
+                raise InvalidInput(
+                    f"{file} already exists, with other content",
+                    hint="name another folder with --out, or overwrite it with --force",
+                )
+        for file, content in contents.items():
+            file.write_bytes(content)
+        _warn_of_others(folder, set(written.files))
+    except OSError as error:
+        raise StorageUnavailable(
+            f"{folder} cannot be written to: {error.strerror or error}",
+            hint="name another folder with --out",
+        ) from None
+
+
+def _warn_of_others(folder: Path, written: set[str]) -> None:
+    """Warn about modules of an earlier export in the folder: Python would import them as well."""
+    others = sorted(file.name for file in folder.glob("autotune_*") if file.name not in written)
+    if others:
+        print(
+            f"note: {folder} also holds {', '.join(others)}, which is not part of this export",
+            file=sys.stderr,
+        )
+
+
+def _setting(entry: Unsupported) -> str:
+    return entry.setting if entry.value is None else f"{entry.setting} {entry.value}"
+
+
+def _line(entry: Unsupported) -> str:
+    instead = "" if entry.instead is None else f" ({entry.instead} instead)"
+    return f"{_setting(entry)}{instead}: {entry.why}"

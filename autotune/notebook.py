@@ -1,0 +1,200 @@
+"""Progress in a notebook: one output of the cell, replaced while a search runs.
+
+Jupyter, JupyterLab, VS Code and Colab show it: an output with an identity that later messages
+update needs no widgets, which Rich's live display would.
+"""
+
+import contextvars
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from typing import TYPE_CHECKING
+
+from autotune.units import format_duration
+
+if TYPE_CHECKING:
+    from autotune.analysis.pick import Preferences
+    from autotune.study.events import Event, Listener
+    from autotune.study.progress import Progress
+
+_ROWS_SHOWN = 8
+_NOTES_SHOWN = 6
+_SECONDS_BETWEEN_UPDATES = 0.5
+
+Show = Callable[[str, str], None]
+"""Shows HTML, and the text for what cannot show HTML, in place of what it showed before."""
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which can show HTML."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    if ipython is None:
+        return False
+    return getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+def cell_output() -> Show:
+    """Return a function that shows HTML in one output of the current cell."""
+    from IPython.display import DisplayHandle  # noqa: PLC0415  # only in a notebook
+
+    handle = DisplayHandle()
+    shown: list[str] = []
+
+    def show(html: str, text: str) -> None:
+        if shown == [html]:
+            return
+        bundle = {"text/html": html, "text/plain": text}
+        if shown:
+            handle.update(bundle, raw=True)
+        else:
+            handle.display(bundle, raw=True)
+        shown[:] = [html]
+
+    return show
+
+
+@contextmanager
+def status_line(doing: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows one line of progress, outside a notebook nowhere.
+
+    At the end the line says how long it took, what `doing` names.
+    """
+    if not is_notebook():
+        yield lambda _: None
+        return
+    show = cell_output()
+    begun = time.monotonic()
+
+    def say(line: str) -> None:
+        elapsed = format_duration(time.monotonic() - begun)
+        text = f"{doing}: {line}, {elapsed}"
+        show(f"<p>{escape(text)}</p>", text)
+
+    say("starting")
+    try:
+        yield say
+    except BaseException:
+        say("stopped")
+        raise
+    say("done")
+
+
+@contextmanager
+def live_progress(
+    *, preferences: "Preferences", time_budget_seconds: float | None, until_converged: bool
+) -> "Iterator[Listener]":
+    """Yield a listener that shows a running search in the output of the cell."""
+    # The search imports them in any case, a script that only trains does not.
+    from autotune.study.progress import Progress  # noqa: PLC0415
+
+    progress = Progress(
+        preferences=preferences,
+        time_budget_seconds=time_budget_seconds,
+        until_converged=until_converged,
+    )
+    with LiveOutput(progress, cell_output()) as display:
+        yield display
+
+
+class LiveOutput:
+    """Shows the latest trials, a progress bar, the time left and the best so far, twice a second.
+
+    A thread of its own shows the time that passes while a trial runs.
+    """
+
+    def __init__(self, progress: "Progress", show: Show) -> None:
+        # Both import the database's mapper and numpy by way of the events.
+        from autotune.study.event_text import EventText  # noqa: PLC0415
+
+        self._progress = progress
+        self._text = EventText(progress)
+        self._show = show
+        self._notes: list[str] = []
+        self._begun = self._since = time.monotonic()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        # In the context of the cell: outputs of a thread belong to no cell otherwise.
+        in_cell = contextvars.copy_context().run
+        self._thread = threading.Thread(target=in_cell, args=(self._refresh,), daemon=True)
+
+    def __call__(self, event: "Event") -> None:
+        from autotune.study.event_text import LASTING_EVENTS  # noqa: PLC0415  # as above
+
+        with self._lock:
+            before = self._doing()
+            self._progress.note(event)
+            if isinstance(event, LASTING_EVENTS):
+                self._notes += self._text(event)
+            if self._doing() != before:
+                self._since = time.monotonic()
+
+    def __enter__(self) -> "LiveOutput":
+        self._draw()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        if kind is None:
+            self._draw(ended="Done")
+        elif issubclass(kind, KeyboardInterrupt):
+            again = "run the cell again to continue"
+            self._draw(ended=f"Stopped; every finished trial is stored, {again}")
+        else:
+            self._draw(ended="Ended by an error; every finished trial is stored")
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_UPDATES):
+            self._draw()
+
+    def _draw(self, *, ended: str = "") -> None:
+        with self._lock:
+            html, text = self._html(ended), self._plain(ended)
+        self._show(html, text)
+
+    def _doing(self) -> str:
+        """Return what the search does at the moment."""
+        progress = self._progress
+        if progress.opened is None:
+            return progress.preparing or "starting"
+        doing = []
+        if progress.running is not None:
+            doing.append(f"#{progress.running.number} {progress.running.config.describe()}")
+        if progress.meanwhile:
+            doing.append(progress.meanwhile)
+        return "; ".join(doing)
+
+    def _plain(self, ended: str) -> str:
+        now = ended or self._doing()
+        if self._progress.opened is None:
+            return now
+        return f"{now}\n{self._progress.status()}\n{self._progress.best()}"
+
+    def _html(self, ended: str) -> str:
+        from autotune.reporting.outcomes import OUTCOME_LABELS  # noqa: PLC0415  # as above
+        from autotune.reporting.result_html import trials_table  # noqa: PLC0415
+
+        progress = self._progress
+        now = time.monotonic()
+        parts = [f"<div>{escape(note)}</div>" for note in self._notes[-_NOTES_SHOWN:]]
+        if ended:
+            parts.append(f"<p>{escape(ended)}. {format_duration(now - self._begun)}</p>")
+        elif doing := self._doing():
+            parts.append(f"<p>{escape(doing)}, {format_duration(now - self._since)}</p>")
+        if progress.opened is None:
+            return f"<div>{''.join(parts)}</div>"
+        done = len(progress.records)
+        parts.append(
+            f'<p><progress max="{max(1, progress.wanted)}" value="{done}"></progress> '
+            f"{escape(progress.status())}</p><p><b>{escape(progress.best())}</b></p>"
+        )
+        latest = progress.records[-_ROWS_SHOWN:]
+        if latest and not ended:
+            outcomes = [OUTCOME_LABELS[record.outcome] for record in latest]
+            is_cuda = progress.opened.definition.device.type == "cuda"
+            parts.append(trials_table(latest, outcomes, is_cuda=is_cuda))
+        return f"<div>{''.join(parts)}</div>"
