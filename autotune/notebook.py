@@ -5,9 +5,11 @@ update needs no widgets, which Rich's live display would.
 """
 
 import contextvars
+import importlib
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
@@ -87,9 +89,13 @@ def live_progress(
     *, preferences: "Preferences", time_budget_seconds: float | None, until_converged: bool
 ) -> "Iterator[Listener]":
     """Yield a listener that shows a running search in the output of the cell."""
-    # The search imports them in any case, a script that only trains does not.
+    # The search imports it in any case, a script that only trains does not.
     from autotune.study.progress import Progress  # noqa: PLC0415
 
+    with warnings.catch_warnings():
+        # Optuna imports it, and without widgets it warns into the cell.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        importlib.import_module("tqdm.auto")
     progress = Progress(
         preferences=preferences,
         time_budget_seconds=time_budget_seconds,

@@ -28,6 +28,10 @@ MOST_ROWS = 200
 _WIDTH, _HEIGHT = 680, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 14, 44
 _TICKS = 5
+_CONFIGURATION = 1
+"""Column of the configuration, which, like the last one, holds words that may be folded."""
+_LABELLED = 12
+"""Numbers at more marks than this would hide each other."""
 _ROOM = 1.06
 """The axes end this factor beyond the largest value."""
 
@@ -81,11 +85,12 @@ def _all_trials(result: StudyResult) -> str:
 
 
 def _row(cells: Iterable[str], *, tag: str = "td") -> str:
-    aligned = []
-    for place, cell in enumerate(cells):
-        side = "left" if place == 1 else "right"
-        aligned.append(f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>')
-    aligned[-1] = aligned[-1].replace("text-align: right", "text-align: left")
+    texts, aligned = list(cells), []
+    for place, text in enumerate(texts):
+        look = "text-align: right; white-space: nowrap"
+        if place in (_CONFIGURATION, len(texts) - 1):
+            look = "text-align: left"
+        aligned.append(f'<{tag} style="{look}">{escape(text)}</{tag}>')
     return f"<tr>{''.join(aligned)}</tr>"
 
 
@@ -149,7 +154,7 @@ def front_svg(result: StudyResult) -> str:
         f'height="{bottom - _TOP}" fill="{style.VERMILLION}" opacity="0.09"/>',
         f'<line x1="{at_x(cap):.1f}" x2="{at_x(cap):.1f}" y1="{_TOP}" y2="{bottom}" '
         f'stroke="{style.VERMILLION}" stroke-width="1.5" stroke-dasharray="6 4"/>',
-        _text(at_x(cap) - 5, _TOP + 11, f"cap {format_size(result.cap_bytes)}", anchor="end"),
+        _cap_label(at_x(cap), f"cap {format_size(result.cap_bytes)}"),
     ]
     # The front last, so that nothing hides it.
     points.sort(key=lambda point: point[2].number in result.front)
@@ -160,6 +165,12 @@ def front_svg(result: StudyResult) -> str:
         'role="img" font-family="sans-serif" font-size="11" xmlns="http://www.w3.org/2000/svg">'
         f"<title>Memory against speed</title>{''.join(shapes)}</svg>"
     )
+
+
+def _cap_label(x: float, text: str) -> str:
+    if x < _WIDTH / 3:
+        return _text(x + 5, _TOP + 11, text, anchor="start")
+    return _text(x - 5, _TOP + 11, text, anchor="end")
 
 
 def _vertical_lines(axis: Axis, largest: float, at: Callable[[float], float]) -> Iterator[str]:
@@ -229,5 +240,6 @@ def _mark(result: StudyResult, record: TrialRecord, x: float, y: float) -> Itera
         name += " pick"
     if record.number == result.baseline:
         name += " baseline"
-    if is_on_front or name.endswith("baseline"):
+    is_labelled = is_on_front and len(result.front) <= _LABELLED
+    if is_labelled or is_pick or record.number == result.baseline:
         yield _text(x, y - 11, name, anchor="middle")

@@ -7,6 +7,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, Measurement
 from autotune.study.fit.varying import Varying
+from autotune.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,35 @@ class FitResult:
         return max(
             (row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None
         )
+
+    def __str__(self) -> str:
+        """Return the rows and how the real trial of the best ended, as text."""
+        cap = format_size(self.cap_bytes)
+        lines = [f"What fits under {cap}, by prediction", ""]
+        lines += [f"  {self._line(row)}" for row in self.rows]
+        lines.append("")
+        if self.best is None:
+            lines.append(f"Nothing fits under {cap}.")
+        elif self.confirmed is None:
+            lines.append(f"Not confirmed by a trial: {self.not_confirmed}.")
+        elif self.confirmed.stayed_under:
+            lines.append(f"Confirmed under the cap on {self.confirmed.device.name}.")
+        else:
+            message = self.confirmed.measurement.message or self.confirmed.measurement.outcome
+            lines.append(f"Not confirmed on {self.confirmed.device.name}: {message}.")
+        return "\n".join(lines)
+
+    def _line(self, row: FitRow) -> str:
+        if row.prediction is None or row.value is None:
+            return f"{row.technique}: {row.message}"
+        peak = format_size(row.prediction.peak_memory_bytes)
+        bound = format_size(row.prediction.upper_bound_bytes)
+        fits = f"{self.varying.describe(row.value)}, {peak}, at most {bound}"
+        return f"{row.technique}: {fits}; one more: {row.message}"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text where IPython would show the fields."""
+        printer.text(str(self))
 
     def to_dict(self) -> dict[str, Any]:
         return {

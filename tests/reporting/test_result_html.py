@@ -1,0 +1,72 @@
+"""What a notebook shows of a result: the pick, the front as a figure and a table, every trial."""
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from autotune.reporting.result_html import MOST_ROWS, front_svg, result_html
+from autotune.spec.result import Pick
+from autotune.units import format_size
+from tests.building.results import MIB, out_of_memory, record, study_result
+from tests.building.views import HOSTILE, four_trials, many_trials
+
+PICK = Pick(number=3, criterion="the smallest")
+
+
+@pytest.fixture
+def result():
+    return study_result(four_trials(), front=(3, 1, 2), pick=PICK, baseline=0)
+
+
+def test_it_shows_the_pick_with_its_reason_and_a_row_for_every_trial(result):
+    html = result_html(result)
+    assert "Pick: #3" in html
+    assert "the smallest" in html
+    for trial in result.trials:
+        assert f"{trial.tokens_per_second:,.0f}" in html
+
+
+def test_it_is_well_formed(result):
+    ElementTree.fromstring(result_html(result))
+
+
+def test_the_figure_has_a_mark_and_its_numbers_for_every_trial_with_a_speed(result):
+    svg = front_svg(study_result([*result.trials, out_of_memory(4)], front=(3, 1, 2), pick=PICK))
+    titles = re.findall(r"<circle[^>]*><title>#(\d)", svg)
+    assert sorted(titles) == ["0", "1", "2", "3"]
+
+
+def test_the_figure_shows_the_cap(result):
+    assert f"cap {format_size(256 * MIB)}" in front_svg(result)
+
+
+def test_everything_in_the_figure_is_within_it(result):
+    root = ElementTree.fromstring(front_svg(result))
+    width, height = map(float, root.attrib["viewBox"].split()[2:])
+    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
+        assert 0 < float(circle.attrib["cx"]) < width
+        assert 0 < float(circle.attrib["cy"]) < height
+
+
+def test_a_study_without_a_speed_has_no_figure_and_says_why_there_is_no_pick():
+    html = result_html(study_result([out_of_memory(0)]))
+    assert "<svg" not in html
+    assert "Nothing that was tried trains under" in html
+
+
+def test_an_empty_study_is_shown():
+    assert "No trial has finished yet." in result_html(study_result())
+
+
+def test_names_of_users_are_escaped(result):
+    hostile = [record(0, name=HOSTILE, message=HOSTILE, memory=100 * MIB)]
+    html = result_html(study_result(hostile, study=HOSTILE, front=(0,), baseline=0))
+    assert "<script" not in html
+    assert "<img" not in html
+
+
+def test_a_table_of_thousands_of_trials_is_cut_and_says_so():
+    html = result_html(study_result(many_trials(MOST_ROWS + 800)))
+    assert html.count("<tr>") == MOST_ROWS + 1
+    assert "The first 200 of 1,000 trials" in html
