@@ -29,7 +29,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune search --max-mem 8GiB --dry-run", "what would be tried"),
         ("autotune search --max-mem 8GiB --space quick", "a first look"),
         ("autotune search --model config.json --dataset text/", "your model and text"),
-        ("autotune search --script train.py --global-batch 16", "your training script"),
+        ("autotune search --script train.py -- config.py", "your script"),
         ("autotune search --name my-study --trials 60", "continue a study"),
     ),
     "predict": (

@@ -31,8 +31,7 @@ def search(
         list[str] | None,
         typer.Argument(
             metavar="-- ARGUMENTS",
-            help="Arguments of --script, after a separate --.",
-            show_default=False,
+            hidden=True,  # the help of --script says it, so that no heading stands before the first
         ),
     ] = None,
     tolerance: options.ToleranceOption = None,

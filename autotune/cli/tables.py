@@ -69,7 +69,8 @@ def print_trials(
         if console.width < NARROW:
             remark_width = _NARROW_REMARK_WIDTH
             columns = list(_narrow_columns(result))
-            note = "\n".join(line for line in (note, _narrow_note(result)) if line)
+            lines = (note, *_reasons(records), _narrow_note(result))
+            note = "\n".join(line for line in lines if line)
         table = _folded(result, records, columns, title=title, note=note, remark_width=remark_width)
         console.print(table)
         return
@@ -116,6 +117,14 @@ def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
     yield _Column(
         title="", is_number=False, cell=lambda _, record: ", ".join(_marks(result, record))
     )
+
+
+def _reasons(records: Sequence[TrialRecord]) -> Iterator[str]:
+    """Yield why trials failed, for which a narrow row has no room."""
+    for record in records:
+        reason = outcome_reason(record)
+        if record.failed and reason:
+            yield f"#{record.number} {OUTCOME_LABELS[record.outcome]}: {reason}"
 
 
 def _narrow_note(result: StudyResult) -> str:

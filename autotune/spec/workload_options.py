@@ -38,7 +38,8 @@ _OPTIONS = (
         flag="--script",
         group=EVERYDAY,
         metavar="FILE",
-        help="Your own training script, instead of --model: train.py.",
+        help="Your own training script, instead of --model: train.py. Its arguments follow a "
+        "separate --.",
     ),
     Option(flag="--layers", group=THE_MODEL, kind=COUNT, help="Number of transformer blocks."),
     Option(flag="--width", group=THE_MODEL, kind=COUNT, help="Width of the residual stream."),

@@ -96,7 +96,7 @@ def test_a_dry_run_takes_the_settings_of_a_search():
     ("settings", "expected"),
     [
         ({"max_mem": "8 gigs"}, "'8 gigs' is not a memory size"),
-        ({"max_mem": 12}, "a memory cap of 12 bytes is too small"),
+        ({"max_mem": 12}, "a memory cap of 12 B is too small"),
         ({"trial_time_limit": None}, "'None' is not a duration"),
         ({"time_budget": 0}, "'0' is not a possible duration"),
         ({"perplexity_seeds": "two"}, "invalid number of seeds: 'two'"),

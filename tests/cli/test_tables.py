@@ -1,5 +1,6 @@
 """Tables of trials at the widths of terminals."""
 
+import dataclasses
 import io
 
 import pytest
@@ -31,3 +32,13 @@ def test_at_80_columns_a_configuration_takes_at_most_three_lines():
     rows = [line for line in printed(80).splitlines() if line[:2].strip().isdigit()]
     assert len(rows) == len(TRIALS)
     assert len(printed(80).splitlines()) <= 1 + 3 * len(TRIALS) + 3
+
+
+def test_a_narrow_terminal_says_below_the_rows_why_a_trial_failed():
+    crashed = dataclasses.replace(
+        TRIALS[0], number=7, outcome="crashed", message="RuntimeError: no kernel for this matrix"
+    )
+    file = io.StringIO()
+    print_trials(Console(file=file, width=80), plain_view().result, [crashed])
+    lines = " ".join(file.getvalue().split())
+    assert "#7 crashed: RuntimeError: no kernel for this matrix" in lines

@@ -119,7 +119,8 @@ def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
     assert told[of(result, "none").number].constraints["device_memory"] > 0
 
 
-def test_show_has_predicted_and_measured_peak_and_their_ratio(result, capsys):
+def test_show_has_predicted_and_measured_peak_and_their_ratio(result, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     from autotune.cli.show import show
 
     show("foreseen")
