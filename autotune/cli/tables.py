@@ -69,8 +69,8 @@ def print_trials(
         if console.width < NARROW:
             remark_width = _NARROW_REMARK_WIDTH
             columns = list(_narrow_columns(result))
-            lines = (note, *_reasons(records), _narrow_note(result))
-            note = "\n".join(line for line in lines if line)
+            notes = (note, *_reasons(records), _narrow_note(result))
+            note = "\n".join(line for line in notes if line)
         table = _folded(result, records, columns, title=title, note=note, remark_width=remark_width)
         console.print(table)
         return
