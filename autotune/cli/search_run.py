@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.cli import options
 from autotune.cli.live import make_display
 from autotune.cli.tables import make_console, print_result, print_trials
@@ -128,6 +129,10 @@ def print_summary(
         print_trials(console, result, result.trials, title="All trials")
         console.print()
     print_result(result, console)
+    baseline = None if result.baseline is None else result.trial(result.baseline)
+    if sentence := loose_cap_sentence(baseline, cap_bytes=result.cap_bytes):
+        console.print()
+        console.print(Text(f"Note: {sentence}."))
     study = [result.study]
     if request.storage != options.STORAGE:
         study += ["--storage", result.storage]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, TrialLost
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
@@ -26,6 +27,7 @@ from autotune.study.events import (
     Converged,
     Event,
     Listener,
+    Notice,
     Predicting,
     SameProgram,
     SpaceExhausted,
@@ -90,13 +92,14 @@ class StudySession:
         self.seconds_in_sampler = 0.0
         """Time spent in the sampler so far."""
         self._first = definition.first_configurations()
+        self._baseline = definition.baseline_config()
         self._trials_wanted = 0
         self._deadline: float | None = None
         self._ending: Event | None = None
         self._tell_sampler(shared.records.values(), notify=False)
         self._trial_runner = TrialRunner(
             definition,
-            baseline=definition.baseline_config(),
+            baseline=self._baseline,
             executor=executor,
             prediction_cache=prediction_cache,
             study_folder=study_folder,
@@ -159,6 +162,14 @@ class StudySession:
                     self._optuna.tell(record.config, values)
                 if notify:
                     self._listener(TrialEnded(record=record))
+                    self._say_if_cap_is_loose(record)
+
+    def _say_if_cap_is_loose(self, record: TrialRecord) -> None:
+        """Say it as soon as the baseline has ended: a smaller cap is another study."""
+        if record.config != self._baseline:
+            return
+        if sentence := loose_cap_sentence(record, cap_bytes=self._definition.cap_bytes):
+            self._listener(Notice(message=sentence))
 
     def _wait_for_others(self) -> None:
         self._listener(WaitingForOthers(numbers=tuple(sorted(self._shared.running))))
