@@ -104,6 +104,9 @@ def search(
     A new study reuses what earlier studies in `storage` measured for the same workload, device and
     versions, in addition to its `trials`; with `fresh` it measures everything again.
 
+    A new study without `trials`, `time_budget` and `until_converged` begins no trial after 10
+    minutes on a CPU and 30 on a GPU; `time_budget="none"` lifts that.
+
     A trial is stopped after `trial_time_limit`, or if a step takes longer than `step_time_limit`
     (by default a fifth of it); a step that compiles code may take `compile_time_limit` (by default
     half of it). With `memory_snapshot`, torch's allocation history of each trial is stored in the

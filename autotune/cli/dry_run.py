@@ -5,7 +5,7 @@ from rich.text import Text
 from autotune.cli.live import make_display
 from autotune.cli.tables import make_console
 from autotune.study.dry_run import plan
-from autotune.study.event_text import reused_line
+from autotune.study.event_text import reused_line, time_budget_line
 from autotune.study.request import SearchRequest
 from autotune.units import format_duration, format_size
 
@@ -37,6 +37,8 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
     say(f"First     {planned.trials_wanted} trials wanted; the first are")
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}")
+    if line := time_budget_line(request.default_time_budget_seconds(device.type)):
+        say(line)
     if planned.seconds is None:
         say("Time      unknown: no short training finished")
         return

@@ -8,6 +8,7 @@ user's defaults (`cli/defaults.py`) then have it.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,23 @@ SIZE = Kind(typed=str, read=_read_size, write=exact_size)
 """Bytes, written as 8GiB; in Python also a number."""
 DURATION = Kind(typed=str, read=_read_duration, write=exact_duration)
 """Seconds, written as 90s or 1h30m; in Python also a number."""
+
+NO_LIMIT = "none"
+"""How a duration without an end is written; its value is an infinite number of seconds."""
+
+
+def _read_duration_or_none(given: str | float) -> float:
+    if given in (NO_LIMIT, math.inf):
+        return math.inf
+    return _read_duration(given)
+
+
+def _write_duration_or_none(seconds: float) -> str:
+    return NO_LIMIT if seconds == math.inf else exact_duration(seconds)
+
+
+DURATION_OR_NONE = Kind(typed=str, read=_read_duration_or_none, write=_write_duration_or_none)
+"""Like DURATION, or `none` for no limit."""
 
 
 EVERYDAY = "Everyday options"

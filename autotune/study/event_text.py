@@ -62,6 +62,16 @@ def excluded_line(opened: StudyOpened) -> str:
     return f"Excluded: {'; '.join(opened.legal.excluded)}"
 
 
+def time_budget_line(seconds: float | None) -> str:
+    """Return what a time budget that nobody has given means; empty without one."""
+    if seconds is None:
+        return ""
+    return (
+        f"Time      no trial begins after {format_duration(seconds)}; --time-budget 1h sets "
+        "another limit, --time-budget none lifts it, and so does --trials"
+    )
+
+
 def reused_line(counts: Mapping[str, int]) -> str:
     """Return which studies results are reused from, or an empty text if none are.
 
@@ -94,6 +104,8 @@ class EventText:
                 yield f"Note: {message}."
             case StudyOpened():
                 yield headline(event)
+                if line := time_budget_line(event.default_time_budget_seconds):
+                    yield line
                 if line := excluded_line(event):
                     yield line
                 if line := reused_line(event.reused):

@@ -36,6 +36,8 @@ class StudyOpened:
     is_new: bool
     reused: Mapping[str, int] = field(default_factory=dict)
     """For a new study: the number of records reused from each earlier study, newest first."""
+    default_time_budget_seconds: float | None = None
+    """The time budget that applies because the request does not say when to end."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,8 @@ class Progress:
                 self.preparing = what
             case StudyOpened():
                 self.opened = event
+                if event.default_time_budget_seconds is not None:
+                    self._budget_seconds = event.default_time_budget_seconds
                 self.records = [record for record in event.records if record.is_finished]
                 self._ended_at = [time.monotonic()]
             case Predicting(config=config):

@@ -14,6 +14,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.spec.option import (
     COUNT,
     DURATION,
+    DURATION_OR_NONE,
     EVERYDAY,
     LIMITS,
     RESULTS,
@@ -39,6 +40,11 @@ from autotune.units import LARGEST_SIZE_BYTES, format_size
 
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
+DEFAULT_TIME_BUDGET_SECONDS: Mapping[str, float] = {"cpu": 600.0, "cuda": 1800.0}
+"""Time budget by type of device, for a new search that is given no end.
+
+About what the trials of the default workload take on two cores, and on a GPU of 8 GiB.
+"""
 LEAST_CAP_BYTES = 65536
 """A smaller cap is rejected: most likely its unit was forgotten."""
 LARGEST_NUMBER_OF_TRIALS = 1_000_000
@@ -122,12 +128,14 @@ class SearchRequest:
         Option(
             flag="--time-budget",
             group=EVERYDAY,
-            kind=DURATION,
+            kind=DURATION_OR_NONE,
             metavar="TIME",
-            help="Start no new trial after this time: 30m, 2h.",
+            help="Start no new trial after this time: 30m, 2h, or none for no limit. [default: 10m "
+            "on a CPU and 30m on a GPU, without --trials and --until-converged]",
             is_repeated=False,
         )
     )
+    """Infinite for no limit."""
     until_converged: bool = setting(
         Option(
             flag="--until-converged",
@@ -320,6 +328,13 @@ class SearchRequest:
         if self.trials:
             return self.trials
         return MOST_TRIALS_UNTIL_CONVERGED if self.until_converged else DEFAULT_TRIALS
+
+    def default_time_budget_seconds(self, device_type: str) -> float | None:
+        """Return the time budget of a new study; None if the request says when to end."""
+        is_specified = self.time_budget_seconds is not None
+        if self.trials or is_specified or self.until_converged:
+            return None
+        return DEFAULT_TIME_BUDGET_SECONDS[device_type]
 
     def specified_workload(self) -> dict[str, Any]:
         """Return the fields of `Workload` that are specified, with the seed."""

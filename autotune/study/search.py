@@ -4,6 +4,7 @@
 main loop is `loop.py`, and one trial of it `trial_runner.py`.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -89,6 +90,12 @@ def search(
                     opened = open_study(
                         store, name, new, request, executor=executor, work=work, joins=joins
                     )
+                default_budget = None
+                if stored is None:
+                    device_type = opened.definition.device.type
+                    default_budget = request.default_time_budget_seconds(device_type)
+                if default_budget is not None:
+                    request = dataclasses.replace(request, time_budget_seconds=default_budget)
                 with Workers(
                     request,
                     name=name,
@@ -105,6 +112,7 @@ def search(
                         work / name,
                         listener,
                         should_stop,
+                        default_time_budget_seconds=default_budget,
                     )
                 return result_of(store, name, request.preferences)
         finally:
@@ -120,6 +128,8 @@ def _run(
     folder: Path,
     listener: Listener,
     should_stop: Callable[[], bool],
+    *,
+    default_time_budget_seconds: float | None,
 ) -> None:
     # Optuna, half a second that the commands which only read studies (`result_of`) do not need.
     from autotune.study.loop import StudySession  # noqa: PLC0415
@@ -146,6 +156,7 @@ def _run(
                 records=tuple(sorted(shared.records.values(), key=lambda record: record.number)),
                 is_new=opened.reused is not None,
                 reused={} if opened.reused is None else opened.reused.counts,
+                default_time_budget_seconds=default_time_budget_seconds,
             )
         )
         session = StudySession(

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import shlex
 
 import pytest
@@ -150,6 +151,33 @@ def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
 def test_a_password_is_not_repeated():
     request = SearchRequest(storage="postgresql+psycopg://me:secret@there/studies")
     assert "secret" not in continue_command("mine", request)
+
+
+# -- the time budget that nobody has given --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds"),
+    [
+        ({}, {"cpu": 600.0, "cuda": 1800.0}),
+        ({"trials": 4}, {"cpu": None, "cuda": None}),
+        ({"until_converged": True}, {"cpu": None, "cuda": None}),
+        ({"time_budget": "2h"}, {"cpu": None, "cuda": None}),
+        ({"time_budget": "none"}, {"cpu": None, "cuda": None}),
+    ],
+    ids=str,
+)
+def test_a_search_that_is_given_no_end_has_a_time_budget(settings, seconds):
+    request = request_of(settings, workload={})
+    assert {kind: request.default_time_budget_seconds(kind) for kind in seconds} == seconds
+
+
+@pytest.mark.parametrize("given", ["none", math.inf])
+def test_a_time_budget_can_be_lifted(given):
+    request = request_of({"time_budget": given}, workload={})
+    assert request.time_budget_seconds == math.inf
+    assert SEARCH_OPTIONS["time_budget_seconds"].arguments(math.inf) == ["--time-budget", "none"]
+    assert SearchRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
 
 
 # -- one option ------------------------------------------------------------------------------------

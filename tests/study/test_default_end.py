@@ -1,0 +1,81 @@
+"""A search that is given no end ends by a time budget, which its first lines say and can lift."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+import autotune
+from autotune.analysis.pick import Preferences
+from autotune.cli.live import LiveDisplay, PlainDisplay
+from autotune.study.events import Notice, StudyOpened
+from autotune.study.progress import Progress
+from tests.building.studies import definition
+
+SPACE = """
+[techniques]
+checkpointing = ["none", "block"]
+
+[workload]
+layers = 2
+width = 32
+heads = 2
+sequence_length = 32
+global_batch = 4
+steps = 9
+warmup_steps = 2
+evaluation_sequences = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Search a space of two configurations with these settings; return the events."""
+    folder = tmp_path_factory.mktemp("default_end")
+    space = folder / "two.toml"
+    space.write_text(SPACE)
+
+    def search(**settings):
+        events = []
+        autotune.search(
+            space=str(space),
+            storage=f"sqlite:///{folder}/autotune.db",
+            max_mem="8GiB",
+            listener=events.append,
+            **settings,
+        )
+        (opened,) = (event for event in events if isinstance(event, StudyOpened))
+        notes = [event.message for event in events if isinstance(event, Notice)]
+        return opened.default_time_budget_seconds, notes
+
+    return search
+
+
+def test_a_new_search_says_its_time_budget_and_that_its_cap_is_loose(searched):
+    seconds, notes = searched(name="one")
+    assert seconds == 600.0
+    assert any("the cap of 8.00 GiB rules nothing out" in note for note in notes)
+
+
+def test_a_study_that_is_continued_by_its_name_has_no_default_time_budget(searched):
+    assert searched(name="again", trials=1)[0] is None
+    assert searched(name="again")[0] is None
+
+
+@pytest.mark.parametrize("display", [LiveDisplay, PlainDisplay])
+def test_a_display_says_when_the_search_ends_and_how_to_lift_it(display):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=160)
+    study = definition("new")
+    opened = StudyOpened(
+        definition=study,
+        legal=study.legal_space(),
+        trials_wanted=30,
+        records=(),
+        is_new=True,
+        default_time_budget_seconds=600.0,
+    )
+    with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
+        shown(opened)
+    assert "no trial begins after 10 m 00 s" in written.getvalue()
+    assert "--time-budget none" in written.getvalue()
