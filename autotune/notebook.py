@@ -119,7 +119,7 @@ class LiveOutput:
         self._text = EventText(progress)
         self._show = show
         self._notes: list[str] = []
-        self._begun = self._since = time.monotonic()
+        self._begun = time.monotonic()
         self._lock = threading.Lock()
         self._ended = threading.Event()
         # In the context of the cell: outputs of a thread belong to no cell otherwise.
@@ -130,12 +130,9 @@ class LiveOutput:
         from autotune.study.event_text import LASTING_EVENTS  # noqa: PLC0415  # as above
 
         with self._lock:
-            before = self._doing()
             self._progress.note(event)
             if isinstance(event, LASTING_EVENTS):
                 self._notes += self._text(event)
-            if self._doing() != before:
-                self._since = time.monotonic()
 
     def __enter__(self) -> "LiveOutput":
         self._draw()
@@ -162,20 +159,8 @@ class LiveOutput:
             html, text = self._html(ended), self._plain(ended)
         self._show(html, text)
 
-    def _doing(self) -> str:
-        """Return what the search does at the moment."""
-        progress = self._progress
-        if progress.opened is None:
-            return progress.preparing or "starting"
-        doing = []
-        if progress.running is not None:
-            doing.append(f"#{progress.running.number} {progress.running.config.describe()}")
-        if progress.meanwhile:
-            doing.append(progress.meanwhile)
-        return "; ".join(doing)
-
     def _plain(self, ended: str) -> str:
-        now = ended or self._doing()
+        now = ended or "\n".join(self._progress.doing())
         if self._progress.opened is None:
             return now
         return f"{now}\n{self._progress.status()}\n{self._progress.best()}"
@@ -189,8 +174,8 @@ class LiveOutput:
         parts = [f"<div>{escape(note)}</div>" for note in self._notes[-_NOTES_SHOWN:]]
         if ended:
             parts.append(f"<p>{escape(ended)}. {format_duration(now - self._begun)}</p>")
-        elif doing := self._doing():
-            parts.append(f"<p>{escape(doing)}, {format_duration(now - self._since)}</p>")
+        elif doing := progress.doing():
+            parts.append(f"<p>{'<br>'.join(map(escape, doing))}</p>")
         if progress.opened is None:
             return f"<div>{''.join(parts)}</div>"
         done = len(progress.records)

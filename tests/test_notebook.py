@@ -110,7 +110,7 @@ def test_running_trials_results_and_notes_are_shown(live, shown):
         live(Notice(message="the disk is slow"))
         live(TrialBegan(number=0, config=config(0), name="baseline"))
         live._draw()
-        assert f"#0 {config(0).describe()}" in shown[-1][0]
+        assert f"#0 baseline: {config(0).describe()}" in shown[-1][0]
         live(TrialEnded(record=record(0, config=config(0), speed=1234.0)))
         live._draw()
     html, _ = shown[-2]

@@ -75,19 +75,13 @@ class LiveDisplay:
     def _draw(self) -> Group:
         progress = self._progress
         if progress.opened is None:
-            return Group(Spinner("dots", text=Text(progress.preparing or "starting")))
+            return Group(Spinner("dots", text=Text(progress.doing()[0])))
         table = Table(box=None, pad_edge=False, expand=True)
         for column, options in _COLUMNS.items():
             table.add_column(column, **options)
         for record in progress.records[-_ROWS_SHOWN:]:
             table.add_row(*_live_row(record), style="" if record.feasible else "dim")
-        running: list[Spinner] = []
-        if progress.running is not None:
-            name = f"{progress.running.name}: " if progress.running.name else ""
-            text = f" #{progress.running.number} {name}{progress.running.config.describe()}"
-            running.append(Spinner("dots", text=Text(text)))
-        if progress.meanwhile:
-            running.append(Spinner("dots", text=Text(f" {progress.meanwhile}")))
+        running = [Spinner("dots", text=Text(f" {line}")) for line in progress.doing()]
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, Text(progress.status()))

@@ -214,6 +214,14 @@ class LocalExecutor(ServerTasks):
             self.wait_for(reply)
         return future.result()
 
+    def phase(self, future: "Future[FinishedTrial]") -> str:
+        """Returns what the trial does: start, step, compile, parity or evaluation.
+
+        Empty where it is not known, as before its process has reported anything.
+        """
+        reply = self._replies.get(future)
+        return "" if reply is None else self._server.phase(reply)
+
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         """Ends the trial; within seconds its future has the outcome `interrupted`."""
         reply = self._replies.get(future)

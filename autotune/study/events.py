@@ -67,6 +67,14 @@ class Comparing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrialPhase:
+    """Another phase of the running trial begins."""
+
+    doing: str
+    """In a word: starting, training, compiling or evaluating."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SameProgram:
     """A suggestion compiles to the program of an earlier trial, so it is not run."""
 
@@ -169,6 +177,7 @@ Event = (
     | TrialEnded
     | Predicting
     | Comparing
+    | TrialPhase
     | SameProgram
     | SpaceExhausted
     | Converged

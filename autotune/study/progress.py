@@ -21,6 +21,7 @@ from autotune.study.events import (
     StudyOpened,
     TrialBegan,
     TrialEnded,
+    TrialPhase,
     WaitingForDevice,
     WaitingForOthers,
     WaitingForStorage,
@@ -47,10 +48,46 @@ class Progress:
         self.running: TrialBegan | None = None
         self.preparing = ""
         self.meanwhile = ""
-        """What the search does between two trials, such as predicting or waiting."""
+        """What the search does in or between trials, such as predicting, compiling or waiting."""
+        self._phase_began = self._trial_began = time.monotonic()
 
     def note(self, event: Event) -> None:
         """Update the state with an event."""
+        phase, running = self._phase(), self.running
+        self._take(event)
+        now = time.monotonic()
+        if self._phase() != phase:
+            self._phase_began = now
+        if self.running is not running:
+            self._trial_began = now
+
+    def _phase(self) -> tuple[bool, str, str]:
+        return self.opened is None, self.preparing, self.meanwhile
+
+    @property
+    def phase_seconds(self) -> float:
+        """How long the search does what `preparing`, or once it is open `meanwhile`, says."""
+        return time.monotonic() - self._phase_began
+
+    @property
+    def trial_seconds(self) -> float:
+        """How long the trial in `running` has been running."""
+        return time.monotonic() - self._trial_began
+
+    def doing(self) -> list[str]:
+        """Return in lines what the search does now, each with how long it has been doing it."""
+        if self.opened is None:
+            return [f"{self.preparing or 'starting'}, {format_duration(self.phase_seconds)}"]
+        doing = []
+        if self.running is not None:
+            name = f"{self.running.name}: " if self.running.name else ""
+            trial = f"#{self.running.number} {name}{self.running.config.describe()}"
+            doing.append(f"{trial}, {format_duration(self.trial_seconds)}")
+        if self.meanwhile:
+            doing.append(f"{self.meanwhile}, {format_duration(self.phase_seconds)}")
+        return doing
+
+    def _take(self, event: Event) -> None:
         match event:
             case Preparing(what=what):
                 self.preparing = what
@@ -64,6 +101,8 @@ class Progress:
                 self.meanwhile = f"predicting {config.describe()}"
             case Comparing(config=config):
                 self.meanwhile = f"comparing the first steps of {config.describe()}"
+            case TrialPhase(doing=doing):
+                self.meanwhile = doing
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):

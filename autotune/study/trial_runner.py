@@ -32,12 +32,20 @@ from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
-from autotune.study.events import Comparing, Listener, Notice
+from autotune.study.events import Comparing, Listener, Notice, TrialPhase
 from autotune.study.parity_gate import ParityGate, Verdict
 from autotune.study.prediction_cache import PredictionCache
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 """How long to wait for a cancelled trial to end."""
+_DOING: Mapping[str, str] = {
+    "start": "starting",
+    "parity": "comparing its first steps",
+    "compile": "compiling",
+    "step": "training",
+    "evaluation": "evaluating",
+}
+"""What a user is told of each phase that the process of a trial reports."""
 
 
 class TrialRunner:
@@ -275,12 +283,18 @@ class TrialRunner:
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """Return the trial's result; an exception during the wait cancels the trial."""
+        doing = "starting"
+        self._listener(TrialPhase(doing=doing))
         try:
             while True:
                 try:
                     return future.result(timeout=POLL_SECONDS)
                 except NotYet:
                     self._check_stop()
+                    now = _DOING.get(self._executor.phase(future), doing)
+                    if now != doing:
+                        doing = now
+                        self._listener(TrialPhase(doing=doing))
         except BaseException:
             self._executor.cancel(future)
             wait([future], timeout=_SECONDS_TO_END_A_TRIAL)

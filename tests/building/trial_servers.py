@@ -78,6 +78,9 @@ class BorrowedServer:
         self._futures.append(future)
         return future
 
+    def phase(self, future: Future) -> str:
+        return self._server.phase(future)
+
     def cancel(self, future: Future) -> None:
         self._server.cancel(future)
 

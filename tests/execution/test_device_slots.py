@@ -313,6 +313,18 @@ def test_a_search_that_waits_in_the_queue_learns_whom_it_waits_for(our):
     os.close(line)
 
 
+def test_a_search_that_waits_learns_since_when_the_other_runs(our):
+    device = our()
+    line = socket_lock.acquire(f"autotune/{device.uuid}/line")
+    waiting = DeviceSlots(device)
+    with pytest.raises(Waited), waiting.slot(give_up):
+        pass
+    _, _, since = waiting.holder().partition(", which runs since ")
+    began = time.mktime(time.strptime(since, "%Y-%m-%d %H:%M"))
+    assert 0 <= time.time() - began < 3600
+    os.close(line)
+
+
 def test_the_owner_of_a_trial_that_still_runs_is_reported(sockets_of):
     slot = sockets_of().slot(give_up)
     held = slot.__enter__()

@@ -50,6 +50,8 @@ class TrialServer:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
+        self._phases: dict[int, str] = {}
+        """What each running process does, by the id of its request."""
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
@@ -125,6 +127,14 @@ class TrialServer:
         for request_id in ids:
             self._send({"cancel": request_id})
 
+    def phase(self, future: "Future[Reply]") -> str:
+        """Returns what the process of `future` does, as `compile`; empty where it is not known."""
+        with self._lock:
+            for request_id, known in self._futures.items():
+                if known is future:
+                    return self._phases.get(request_id, "")
+        return ""
+
     def close(self) -> None:
         """Ends the server and everything it runs."""
         assert self._process.stdin is not None
@@ -169,9 +179,13 @@ class TrialServer:
                     self._why_lost = f": {reply['failed']}"
                     continue
                 self._is_ready = True
-                if "id" in reply:
+                if "phase" in reply:
+                    with self._lock:
+                        self._phases[reply["id"]] = reply["phase"]
+                elif "id" in reply:
                     with self._lock:
                         future = self._futures.pop(reply["id"])
+                        self._phases.pop(reply["id"], None)
                     _resolve(future, reply)
             kill_all(
                 lambda: started_under(self._mark),

@@ -6,9 +6,12 @@ namespace, and a lock does not work across namespaces.
 """
 
 import errno
+import os
 import pwd
 import socket
 import struct
+import time
+from pathlib import Path
 
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group, as SO_PEERCRED returns them."""
@@ -34,7 +37,10 @@ def acquire(name: str) -> int | None:
 
 
 def lock_holder(name: str) -> str:
-    """Returns who has the lock, as `process 17 of user ada`; empty if free or not known."""
+    """Returns who has the lock, as `process 17 of user ada, which runs since 2026-01-31 14:05`.
+
+    Empty if the lock is free or the holder is not known.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)
         try:
@@ -47,7 +53,21 @@ def lock_holder(name: str) -> str:
     pid, user, _ = _CREDENTIALS.unpack(credentials)
     # A process of another pid namespace has the number 0 here.
     process = f"process {pid}" if pid else "a process"
-    return f"{process} of user {_user_name(user)}"
+    return f"{process} of user {_user_name(user)}{_since(pid)}"
+
+
+def _since(pid: int) -> str:
+    """Returns when a process began, in local time; empty where it is not known."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        kernel = Path("/proc/stat").read_text(encoding="utf-8")
+        # The name of the program, in parentheses, may hold anything; the begin is field 22 of all.
+        ticks = int(status.rpartition(")")[2].split()[19])
+        booted = int(kernel.partition("\nbtime ")[2].split()[0])
+    except (OSError, ValueError, IndexError):
+        return ""  # no /proc, or a process that has ended or is not visible here
+    began = time.localtime(booted + ticks / os.sysconf("SC_CLK_TCK"))
+    return f", which runs since {time.strftime('%Y-%m-%d %H:%M', began)}"
 
 
 def _user_name(user: int) -> str:

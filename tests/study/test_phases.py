@@ -1,0 +1,129 @@
+"""What a search does, and for how long, in every phase."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+import autotune
+from autotune.analysis.pick import Preferences
+from autotune.cli.live import LiveDisplay
+from autotune.study.events import (
+    Preparing,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+    TrialPhase,
+    WaitingForDevice,
+)
+from autotune.study.progress import Progress
+from tests.building.results import record
+from tests.building.studies import config, definition
+
+SPACE = """
+[techniques]
+compile = ["none", "block"]
+
+[workload]
+layers = 2
+width = 32
+heads = 2
+sequence_length = 32
+global_batch = 4
+steps = 9
+warmup_steps = 2
+evaluation_sequences = 4
+"""
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def pass_by(seconds):
+        now[0] += seconds
+
+    return pass_by
+
+
+@pytest.fixture
+def progress(clock):
+    return Progress(preferences=Preferences(), time_budget_seconds=None)
+
+
+@pytest.fixture
+def opened():
+    study = definition("new")
+    return StudyOpened(
+        definition=study, legal=study.legal_space(), trials_wanted=2, records=(), is_new=True
+    )
+
+
+def test_each_step_of_the_preparation_counts_from_its_own_begin(progress, clock):
+    progress.note(Preparing(what="finding out what this device can do"))
+    clock(12.0)
+    assert progress.doing() == ["finding out what this device can do, 12.0 s"]
+    progress.note(Preparing(what="reading the text"))
+    clock(2.0)
+    assert progress.doing() == ["reading the text, 2.0 s"]
+
+
+def test_a_trial_and_its_phase_have_their_own_times(progress, clock, opened):
+    progress.note(opened)
+    progress.note(TrialBegan(number=3, config=config(0), name="baseline"))
+    progress.note(TrialPhase(doing="compiling"))
+    clock(30.0)
+    progress.note(TrialPhase(doing="training"))
+    clock(5.0)
+    trial, phase = progress.doing()
+    assert trial == f"#3 baseline: {config(0).describe()}, 35.0 s"
+    assert phase == "training, 5.0 s"
+
+
+def test_a_trial_that_has_ended_leaves_no_phase(progress, opened):
+    progress.note(opened)
+    progress.note(TrialBegan(number=0, config=config(0), name=None))
+    progress.note(TrialPhase(doing="evaluating"))
+    progress.note(TrialEnded(record=record(0, config=config(0))))
+    assert progress.doing() == []
+
+
+def test_a_wait_for_the_device_says_for_whom_and_how_long(progress, clock, opened):
+    progress.note(opened)
+    progress.note(WaitingForDevice(device="cpu", holder="process 17 of user ada"))
+    clock(61.0)
+    (line,) = progress.doing()
+    assert line.endswith("(process 17 of user ada), 1 m 01 s")
+
+
+def test_the_live_table_shows_the_time_of_a_phase(opened):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=160)
+    progress = Progress(preferences=Preferences(), time_budget_seconds=None)
+    with LiveDisplay(progress, console) as shown:
+        shown(Preparing(what="reading the text"))
+        time.sleep(0.6)
+    assert "reading the text, 0." in written.getvalue()
+
+
+def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
+    space = tmp_path / "compiled.toml"
+    space.write_text(SPACE)
+    phases = []
+
+    def listen(event):
+        if isinstance(event, TrialPhase):
+            phases.append(event.doing)
+
+    autotune.search(
+        space=str(space),
+        storage=f"sqlite:///{tmp_path}/autotune.db",
+        name="phases",
+        trials=2,
+        listener=listen,
+    )
+    assert phases.count("starting") == 2
+    assert {"training", "compiling"} <= set(phases)
