@@ -165,5 +165,6 @@ def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(
     executor = partial(LocalExecutor, server_command=STAND_IN_COMMAND)
     result = search(request, listener=events.append, make_executor=executor)
     assert result.trials[0].is_finished
-    assert len([event for event in events if isinstance(event, Notice)]) == 1
+    notes = [event.message for event in events if isinstance(event, Notice)]
+    assert len([note for note in notes if "the cache of compiled code" in note]) == 1
     assert os.listdir(cache_home / "autotune") == []
