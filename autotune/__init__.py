@@ -6,8 +6,12 @@ result = autotune.search(max_mem="8GiB")
 print(result.pick.reason)
 result.export("pytorch")
 
-`report`, `apply`, `current_config` and `load_config` are for training scripts.
+`report`, `apply`, `current_config` and `load_config` are for training scripts, `TrainerCallback`
+for those with transformers' Trainer.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
@@ -30,6 +34,9 @@ from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.workload import Workload
 from autotune.training.script.interface import apply, current_config, load_config, report
+
+if TYPE_CHECKING:
+    from autotune.training.script.hugging_face import TrainerCallback as TrainerCallback
 
 __version__ = "0.1.0"
 
@@ -60,6 +67,21 @@ __all__ = [
 ]
 
 
+_CALLBACKS = {"TrainerCallback": "hugging_face"}
+"""Modules that import the library of their trainer, which takes seconds or is not installed.
+
+So they are imported when they are used, and `from autotune import *` leaves them out.
+"""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CALLBACKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(f"autotune.training.script.{_CALLBACKS[name]}")
+    return getattr(module, name)
+
+
 def __dir__() -> list[str]:
     """Return what is public, without the modules that Python binds here when they are imported."""
-    return sorted([*__all__, "__version__", "__doc__", "__name__", "__file__", "__path__"])
+    attributes = ("__version__", "__doc__", "__name__", "__file__", "__path__")
+    return sorted([*__all__, *_CALLBACKS, *attributes])

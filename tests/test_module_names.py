@@ -62,7 +62,12 @@ def definitions(path: Path) -> set[str]:
     if path.is_dir():
         return set()
     found: set[str] = set()
+    statements = list(tree_of(path).body)
     for statement in tree_of(path).body:
+        match statement:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING"), body=for_type_checkers):
+                statements += for_type_checkers  # names that a module imports when they are used
+    for statement in statements:
         match statement:
             case (
                 ast.FunctionDef(name=name)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
+from autotune.spec.workload import Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,6 +37,9 @@ class Run(Protocol):
 
     @property
     def config(self) -> TrainingConfig: ...
+
+    @property
+    def workload(self) -> Workload: ...
 
     def apply(
         self, model: "nn.Module", optimizer: "Optimizer"
@@ -51,6 +55,16 @@ _running: list[Run] = []
 def begin(run: Run) -> None:
     """Starts a trial in this process: from now on the script's calls are delegated to `run`."""
     _running[:] = [run]
+
+
+def current_run() -> Run | None:
+    """Returns the trial that runs in this process, if there is one."""
+    return _running[0] if _running else None
+
+
+def has_configuration() -> bool:
+    """Returns whether there is a configuration to apply: a trial's, or that of a named file."""
+    return bool(_running or os.environ.get(CONFIG_VARIABLE))
 
 
 def current_config(*, global_batch: int = 1) -> TrainingConfig:
@@ -100,7 +114,7 @@ def apply(
         return _apply_to_model(config, model)
     if config is None and _running:
         return _running[0].apply(model, optimizer)
-    if config is None and not os.environ.get(CONFIG_VARIABLE):
+    if config is None and not has_configuration():
         return model, optimizer
     # torch: scripts that only read their configuration do without it.
     from autotune.techniques.user_training import apply_to_user_training  # noqa: PLC0415

@@ -100,6 +100,7 @@ class _Rehearsal:
 
     def __init__(self, workload: Workload) -> None:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
+        self.workload = workload
         self.reason = ""
         self.has_freed_gradients = False
         self._is_second_step = False

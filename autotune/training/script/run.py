@@ -133,7 +133,7 @@ class WatchedRun:
         self.config = request.config
         self._progress = progress
         self._request = request
-        self._workload = request.workload
+        self.workload = request.workload
         self._device = torch.device(request.device)
         self.parity: ParityWatch | None = None
         self._watched_step = ExitStack()
@@ -148,7 +148,7 @@ class WatchedRun:
         Raises ScriptEnd with StudyMismatch where the script has read other files than its study.
         """
         try:
-            check_files_of_trial(self._workload, files_until_apply())
+            check_files_of_trial(self.workload, files_until_apply())
         except StudyMismatch as error:
             raise ScriptEnd(error) from None
         # Before techniques wrap the model's parts.

@@ -149,6 +149,7 @@ class _Examination:
 
     def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
+        self.workload = workload
         self.missing: dict[str, dict[str, str]] | None = None
         self._choices = choices
 
@@ -252,7 +253,7 @@ class _ScriptTrial(WatchedRun):
             if self._is_dominated():
                 self._end()
         done = self._reports
-        steady_from = self._workload.warmup_steps
+        steady_from = self.workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
         if done == steady_from:
@@ -274,7 +275,7 @@ class _ScriptTrial(WatchedRun):
         activations every step is waited for nevertheless: running a step ahead would pin their
         host memory again.
         """
-        is_timed = self._workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
+        is_timed = self.workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
         is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
         if is_timed and not is_waited_for:
             return 1
@@ -354,7 +355,7 @@ class _ScriptTrial(WatchedRun):
 
     def measurement_of_early_end(self) -> Measurement:
         """Returns the measurement of a script that ended before its last step."""
-        ended = f"the script ended after {self._reports} of {self._workload.steps} steps"
+        ended = f"the script ended after {self._reports} of {self.workload.steps} steps"
         if self._reports == 0:
             return Measurement(outcome="crashed", message=f"{ended}; {_HOW_TO_REPORT}")
         message = f"{ended}: let it go on, or use fewer --steps"
@@ -408,7 +409,7 @@ class _ScriptTrial(WatchedRun):
 
         Steps with an evaluation are left out, if at least two others remain.
         """
-        timed = self._steps[self._workload.warmup_steps + MEMORY_STEPS :]
+        timed = self._steps[self.workload.warmup_steps + MEMORY_STEPS :]
         plain = [step for step in timed if step.evaluation_loss is None]
         return plain if len(plain) > 1 else timed
 
@@ -416,7 +417,7 @@ class _ScriptTrial(WatchedRun):
         """Returns the fields for speed, empty where the script was ended for exceeding the cap."""
         if len(self._steps) < self._last_step and self._dominating is None:
             return {}
-        warmup = self._steps[: self._workload.warmup_steps]
+        warmup = self._steps[: self.workload.warmup_steps]
         return measured_speed(warmup, self._timed_steps(), compiled=self.config.compile != "none")
 
     def _perplexity(self) -> dict[str, Any]:
@@ -425,7 +426,7 @@ class _ScriptTrial(WatchedRun):
         Empty where perplexity is reused from another trial, or the script was ended early. Raises
         Diverged for a loss that is too large.
         """
-        if self._request.shares_perplexity or len(self._steps) < self._workload.steps:
+        if self._request.shares_perplexity or len(self._steps) < self.workload.steps:
             return {}
         last = self._steps[-1]
         last_quarter = self._steps[-max(1, len(self._steps) // 4) :]
@@ -441,7 +442,7 @@ class _ScriptTrial(WatchedRun):
                 unused_evaluation="unseen" if has_evaluation else None,
             )
         if not loss < LARGEST_LOSS:
-            raise Diverged(f"the loss is {loss} after {self._workload.steps} steps")
+            raise Diverged(f"the loss is {loss} after {self.workload.steps} steps")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}
 
 

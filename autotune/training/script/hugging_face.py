@@ -1,0 +1,253 @@
+"""A callback by which a script with transformers' Trainer is searched.
+
+    trainer = Trainer(model=model, args=args, callbacks=[autotune.TrainerCallback(args)], ...)
+
+The callback exists before the Trainer and changes its arguments: what the configuration decides
+must not be decided a second time. The model and the optimizer are replaced where the Trainer has
+made the optimizer, and neither a scheduler nor a wrapper of accelerate. The events of a callback
+come too late for that, and they tell neither the loss of a step nor its batches. So the callback
+also wraps `create_optimizer` and `training_step` of the Trainer that it is passed to.
+
+Without a configuration nothing is changed. Imports transformers.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import Trainer
+from transformers import TrainerCallback as TransformersCallback
+
+from autotune.errors import InvalidInput
+from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
+from autotune.training.script.batch_tokens import count_tokens
+from autotune.training.script.below_schedulers import apply_below_schedulers
+from autotune.training.script.interface import (
+    Run,
+    current_config,
+    current_run,
+    has_configuration,
+    report,
+)
+
+_HOW_TO_PASS = "write Trainer(..., args=args, callbacks=[autotune.TrainerCallback(args)])"
+
+
+class TrainerCallback(TransformersCallback):
+    """Lets `autotune search --script` run a script with transformers' Trainer, as its trials.
+
+    Applies the configuration of the trial, or of the file that AUTOTUNE_CONFIG names, and reports
+    each optimizer step. Without either it does nothing.
+    """
+
+    def __init__(self, args: Any) -> None:
+        """Changes `args`, the TrainingArguments, which must then be passed to the Trainer.
+
+        The configuration decides the micro batch, precision, checkpointing and compilation; what
+        `args` say about these is ignored. The sequences in an optimizer step stay the same. In a
+        trial nothing is saved or sent, and the model is evaluated once, after the last step.
+
+        Raises InvalidInput for what cannot be searched, and IllegalConfiguration for a
+        configuration that cannot be used with `args`.
+        """
+        self._args = args
+        self._run = current_run()
+        self._is_active = has_configuration()
+        self._is_in_trainer = False
+        self._has_applied = False
+        self._losses: list[Tensor] = []
+        self._tokens = 0
+        self._reports = 0
+        if not self._is_active:
+            return
+        _reject_several_parts(args)
+        if self._run is not None:
+            _set_for_trial(args)
+        global_batch = _global_batch(args, self._run)
+        config = current_config(global_batch=global_batch)
+        _check_batches(config, args, global_batch=global_batch, is_trial=self._run is not None)
+        args.per_device_train_batch_size = config.micro_batch_size
+        args.gradient_accumulation_steps = global_batch // config.micro_batch_size
+        args.per_device_eval_batch_size = min(
+            args.per_device_eval_batch_size, config.micro_batch_size
+        )
+        _leave_to_configuration(args)
+        _follow_trainers()
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Checks that the Trainer was made with the arguments that this callback has changed."""
+        if self._is_active and args is not self._args:
+            raise InvalidInput(
+                "autotune.TrainerCallback was made from other arguments than its Trainer has",
+                hint=_HOW_TO_PASS,
+            )
+        self._is_in_trainer = True
+        return control
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Reports the step, or lets the Trainer evaluate if it is the trial's last one."""
+        if self._run is None:
+            return control
+        is_last = self._reports + 1 == self._run.workload.steps
+        control.should_save = False
+        control.should_evaluate = is_last and args.eval_strategy != "no"
+        if not control.should_evaluate:
+            self._report(None)
+        return control
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> Any:
+        """Reports the last step with its evaluation loss: of several datasets, the first one's."""
+        if self._run is not None and self._losses:
+            self._report(_evaluation_loss(others["metrics"]))
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """Prevents what a Trainer does at the end of an epoch, which is no part of a trial."""
+        if self._run is not None:
+            control.should_save = control.should_evaluate = False
+        return control
+
+    def _report(self, evaluation_loss: float | None) -> None:
+        loss = torch.stack(self._losses).sum()
+        tokens = self._tokens
+        self._losses, self._tokens = [], 0
+        self._reports += 1
+        report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+
+    # -- inside the Trainer ------------------------------------------------------------------------
+
+    def follow(self, trainer: Trainer) -> None:
+        """Applies the configuration once `trainer` has its optimizer, and notes its losses.
+
+        Raises InvalidInput if the Trainer was made before this callback.
+        """
+        if not self._is_in_trainer:
+            raise InvalidInput(
+                "autotune.TrainerCallback was added to a Trainer that was made without it",
+                hint=_HOW_TO_PASS,
+            )
+        if self._has_applied:  # a second call of trainer.train()
+            return
+        trainer.create_optimizer = self._applying(trainer, trainer.create_optimizer)
+        if self._run is not None:
+            trainer.training_step = self._noting(trainer.training_step)
+
+    def _applying(
+        self, trainer: Trainer, create_optimizer: Callable[..., Optimizer]
+    ) -> Callable[..., Optimizer]:
+        @functools.wraps(create_optimizer)
+        def create(*args: Any, **kwargs: Any) -> Optimizer:
+            create_optimizer(*args, **kwargs)
+            if not self._has_applied:
+                self._has_applied = True
+                model = trainer.model
+                schedulers = [] if trainer.lr_scheduler is None else [trainer.lr_scheduler]
+                trainer.optimizer = apply_below_schedulers(model, trainer.optimizer, schedulers)
+            optimizer: Optimizer = trainer.optimizer
+            return optimizer
+
+        return create
+
+    def _noting(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(training_step)
+        def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+            tokens = count_tokens(inputs)  # before the loss takes something out of the inputs
+            # The Trainer divides each loss, so that their sum is the mean over the step.
+            loss = training_step(model, inputs, *args, **kwargs)
+            self._losses.append(loss.detach())
+            self._tokens += int(tokens)  # Trainer waits for the device here, too
+            return loss
+
+        return step
+
+
+def _reject_several_parts(args: Any) -> None:
+    """Raises InvalidInput if the model is split, so that its parts belong to another library."""
+    for name in ("deepspeed", "fsdp"):
+        if getattr(args, name, None):
+            raise InvalidInput(
+                f"autotune.TrainerCallback cannot be combined with {name}, which splits the model",
+                hint=f"train without {name}, on one device or with one copy of the model on each",
+            )
+
+
+def _set_for_trial(args: Any) -> None:
+    """Leaves out of a trial what saves, sends or evaluates, and every device but one."""
+    args._n_gpu = 1
+    args.report_to = []
+    args.push_to_hub = False
+    args.eval_on_start = False
+
+
+def _global_batch(args: Any, run: Run | None) -> int:
+    """Returns the sequences of one device in an optimizer step; checks those of a search."""
+    global_batch: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    if run is not None and run.workload.global_batch != global_batch:
+        raise InvalidInput(
+            f"the script trains on {global_batch} sequences in an optimizer step "
+            f"(per_device_train_batch_size {args.per_device_train_batch_size}, "
+            f"gradient_accumulation_steps {args.gradient_accumulation_steps}), "
+            f"and its search on {run.workload.global_batch}",
+            hint=f"search with --global-batch {global_batch}",
+        )
+    return global_batch
+
+
+def _check_batches(config: TrainingConfig, args: Any, *, global_batch: int, is_trial: bool) -> None:
+    """Raises an error for a configuration that does not go with the batches of the script."""
+    if global_batch % config.micro_batch_size:
+        raise InvalidInput(
+            f"the configuration has a micro batch of {config.micro_batch_size}, which does not "
+            f"divide the {global_batch} sequences of an optimizer step",
+            hint="choose per_device_train_batch_size x gradient_accumulation_steps as in the study",
+        )
+    if not is_trial:  # a search has these rules, and sees by a rehearsal whether gradients change
+        clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
+        check_legal(config, LegalityContext(global_batch=global_batch, clips_gradients=clips))
+
+
+def _leave_to_configuration(args: Any) -> None:
+    """Turns off what the techniques of a configuration do instead."""
+    args.auto_find_batch_size = False
+    args.bf16 = args.fp16 = False
+    args.mixed_precision = "no"
+    args.tf32 = None
+    for name in ("activation_checkpointing", "gradient_checkpointing"):
+        if hasattr(args, name):
+            setattr(args, name, False)
+    args.torch_compile = False
+    args.torch_compile_backend = args.torch_compile_mode = None
+    # accelerate reads these where its arguments say nothing.
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
+    os.environ["ACCELERATE_DYNAMO_BACKEND"] = "no"
+
+
+def _evaluation_loss(metrics: Mapping[str, float]) -> float | None:
+    for name, value in metrics.items():
+        if name.endswith("_loss"):
+            return value
+    return None
+
+
+@functools.cache
+def _follow_trainers() -> None:
+    """From now on, tells each such callback when training begins, and in which Trainer.
+
+    Does so once in a process.
+    """
+    train = Trainer.train
+
+    @functools.wraps(train)
+    def followed(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, TrainerCallback):
+                callback.follow(self)
+        return train(self, *args, **kwargs)
+
+    Trainer.train = followed
