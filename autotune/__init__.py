@@ -7,7 +7,7 @@ print(result.pick.reason)
 result.export("pytorch")
 
 `report`, `apply`, `current_config` and `load_config` are for training scripts, `TrainerCallback`
-for those with transformers' Trainer.
+for those with transformers' Trainer and `LightningCallback` for those with Lightning's.
 """
 
 from importlib import import_module
@@ -37,6 +37,7 @@ from autotune.training.script.interface import apply, current_config, load_confi
 
 if TYPE_CHECKING:
     from autotune.training.script.hugging_face import TrainerCallback as TrainerCallback
+    from autotune.training.script.lightning import LightningCallback as LightningCallback
 
 __version__ = "0.1.0"
 
@@ -67,7 +68,7 @@ __all__ = [
 ]
 
 
-_CALLBACKS = {"TrainerCallback": "hugging_face"}
+_CALLBACKS = {"TrainerCallback": "hugging_face", "LightningCallback": "lightning"}
 """Modules that import the library of their trainer, which takes seconds or is not installed.
 
 So they are imported when they are used, and `from autotune import *` leaves them out.

@@ -235,7 +235,7 @@ def test_a_fit_needs_a_cap():
 # -- the package -----------------------------------------------------------------------------------
 
 
-CALLBACKS = ("TrainerCallback",)
+CALLBACKS = ("LightningCallback", "TrainerCallback")
 """Each imports the library of its trainer, so that `from autotune import *` leaves it out."""
 
 

@@ -1,8 +1,10 @@
 """The callback for transformers' Trainer: its arguments, its optimizer, its reports."""
 
+import dataclasses
 import json
 import textwrap
 import time
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,8 +20,10 @@ from autotune.training.script.below_schedulers import apply_below_schedulers
 from autotune.training.script.run import ScriptEnd
 from autotune.training.script.trainer import _Examination
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")  # which its Trainer needs
+transformers = pytest.importorskip("transformers")  # imports nothing until it is used
+pytestmark = pytest.mark.skipif(
+    find_spec("accelerate") is None, reason="accelerate is missing, which Trainer needs"
+)
 
 VOCABULARY, LENGTH = 64, 16
 
@@ -236,6 +240,54 @@ def test_the_optimizer_that_trainer_makes_is_examined(arguments, examined):
     assert examined.missing["optimizer_fusion"] == {"kernel": "Adafactor has no fused"}
 
 
+class Recorder:
+    """A run that notes what is reported and ends with the workload's last step."""
+
+    def __init__(self, workload, config):
+        self.workload, self.config = workload, config
+        self.reports = []
+
+    def apply(self, model, optimizer):
+        return model, optimizer
+
+    def report(self, **values):
+        self.reports.append(values)
+        if len(self.reports) == self.workload.steps:
+            raise ScriptEnd
+
+
+def test_a_trial_reports_steps_without_padding_and_evaluates_after_the_last(
+    arguments, examined, tmp_path
+):
+    workload = dataclasses.replace(examined.workload, steps=8, warmup_steps=1)
+    recorder = Recorder(workload, TrainingConfig(micro_batch_size=2))
+    interface.begin(recorder)
+    rows = make_rows()
+    for row in rows:
+        row["attention_mask"] = torch.ones(LENGTH, dtype=torch.long)
+        row["attention_mask"][-3:] = 0
+        row["labels"] = row["labels"].masked_fill(row["attention_mask"] == 0, -100)
+    args = arguments(max_steps=20, eval_strategy="steps", eval_steps=1, save_strategy="steps")
+    model = make_model()
+    trainer = transformers.Trainer(
+        model=model,
+        args=args,
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        callbacks=[autotune.TrainerCallback(args)],
+    )
+    with pytest.raises(ScriptEnd):
+        trainer.train()
+    assert [report["tokens"] for report in recorder.reports] == [8 * (LENGTH - 3)] * 8
+    # The logged loss of Trainer is the mean over the steps since the last log: the first eight.
+    total = sum(report["loss"].item() for report in recorder.reports)
+    assert total == pytest.approx(trainer._tr_loss.item(), rel=1e-5)
+    *earlier, last = [report["evaluation_loss"] for report in recorder.reports]
+    assert earlier == [None] * 7
+    assert last == pytest.approx(trainer.evaluate()["eval_loss"], rel=1e-5)
+    assert not list(tmp_path.glob("**/checkpoint-*"))
+
+
 SCRIPT = textwrap.dedent("""
     import pathlib, runpy, sys
     import torch, transformers, autotune
@@ -274,6 +326,7 @@ args = dict(
 """
 
 
+@pytest.mark.slow
 def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measured(tmp_path):
     script, settings = tmp_path / "train.py", tmp_path / "settings.py"
     script.write_text(SCRIPT)

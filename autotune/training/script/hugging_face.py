@@ -23,12 +23,11 @@ from transformers import Trainer
 from transformers import TrainerCallback as TransformersCallback
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
+from autotune.spec.config import LegalityContext, check_legal
 from autotune.training.script.batch_tokens import count_tokens
 from autotune.training.script.below_schedulers import apply_below_schedulers
+from autotune.training.script.global_batch import config_for
 from autotune.training.script.interface import (
-    Run,
-    current_config,
     current_run,
     has_configuration,
     report,
@@ -67,9 +66,15 @@ class TrainerCallback(TransformersCallback):
         _reject_several_parts(args)
         if self._run is not None:
             _set_for_trial(args)
-        global_batch = _global_batch(args, self._run)
-        config = current_config(global_batch=global_batch)
-        _check_batches(config, args, global_batch=global_batch, is_trial=self._run is not None)
+        global_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        set_by = (
+            f"per_device_train_batch_size {args.per_device_train_batch_size}, "
+            f"gradient_accumulation_steps {args.gradient_accumulation_steps}"
+        )
+        config = config_for(global_batch, set_by=set_by)
+        if self._run is None:  # a search has these rules, and sees whether gradients change
+            clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
+            check_legal(config, LegalityContext(global_batch=global_batch, clips_gradients=clips))
         args.per_device_train_batch_size = config.micro_batch_size
         args.gradient_accumulation_steps = global_batch // config.micro_batch_size
         args.per_device_eval_batch_size = min(
@@ -183,33 +188,6 @@ def _set_for_trial(args: Any) -> None:
     args.report_to = []
     args.push_to_hub = False
     args.eval_on_start = False
-
-
-def _global_batch(args: Any, run: Run | None) -> int:
-    """Returns the sequences of one device in an optimizer step; checks those of a search."""
-    global_batch: int = args.per_device_train_batch_size * args.gradient_accumulation_steps
-    if run is not None and run.workload.global_batch != global_batch:
-        raise InvalidInput(
-            f"the script trains on {global_batch} sequences in an optimizer step "
-            f"(per_device_train_batch_size {args.per_device_train_batch_size}, "
-            f"gradient_accumulation_steps {args.gradient_accumulation_steps}), "
-            f"and its search on {run.workload.global_batch}",
-            hint=f"search with --global-batch {global_batch}",
-        )
-    return global_batch
-
-
-def _check_batches(config: TrainingConfig, args: Any, *, global_batch: int, is_trial: bool) -> None:
-    """Raises an error for a configuration that does not go with the batches of the script."""
-    if global_batch % config.micro_batch_size:
-        raise InvalidInput(
-            f"the configuration has a micro batch of {config.micro_batch_size}, which does not "
-            f"divide the {global_batch} sequences of an optimizer step",
-            hint="choose per_device_train_batch_size x gradient_accumulation_steps as in the study",
-        )
-    if not is_trial:  # a search has these rules, and sees by a rehearsal whether gradients change
-        clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
-        check_legal(config, LegalityContext(global_batch=global_batch, clips_gradients=clips))
 
 
 def _leave_to_configuration(args: Any) -> None:

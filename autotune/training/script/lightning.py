@@ -1,0 +1,240 @@
+"""A callback by which a script with Lightning's Trainer is searched.
+
+    tuning = autotune.LightningCallback(global_batch=16)
+    loader = DataLoader(rows, batch_size=tuning.micro_batch_size)
+    trainer = Trainer(
+        accumulate_grad_batches=tuning.accumulate_grad_batches, callbacks=[tuning], ...
+    )
+
+The configuration is applied when fitting starts: the model is on its device then, and optimizer and
+schedulers exist, but nothing of a checkpoint has been loaded into them. Lightning passes the whole
+forward and backward pass to the optimizer's `step`, as its closure. Here the closure runs before
+that step, as in every other trial, so that what watches a step sees the gradients that it uses.
+
+Without a configuration the callback does nothing. Imports the Lightning that the script has loaded.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotune.errors import InvalidInput
+from autotune.spec.config import LegalityContext, check_legal
+from autotune.training.script.batch_tokens import count_tokens
+from autotune.training.script.below_schedulers import apply_below_schedulers
+from autotune.training.script.global_batch import config_for
+from autotune.training.script.interface import current_run, has_configuration, report
+
+
+def _loaded_package() -> Any:
+    """Returns `lightning.pytorch`, or `pytorch_lightning` if only that was imported.
+
+    They are the same code twice, and the classes of one do not accept those of the other.
+    """
+    other = "pytorch_lightning"
+    if other in sys.modules and "lightning.pytorch" not in sys.modules:
+        return import_module(other)
+    return import_module("lightning.pytorch")
+
+
+_package = _loaded_package()
+_Callback: Any = _package.Callback
+
+_NEVER = 2**62
+"""A number of batches after which no training validates."""
+
+
+class LightningCallback(_Callback):
+    """Lets `autotune search --script` run a script with Lightning's Trainer, as its trials.
+
+    Applies the configuration of the trial, or of the file that AUTOTUNE_CONFIG names, and reports
+    each optimizer step. Without either it does nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch: int,
+        micro_batch_size: int | None = None,
+        monitor: str = "val_loss",
+        network: str | None = None,
+        count_tokens: Callable[[Any], int] | None = None,
+    ) -> None:
+        """Reads the configuration; see `micro_batch_size` and `accumulate_grad_batches`.
+
+        Args:
+            global_batch: Sequences in an optimizer step.
+            micro_batch_size: Sequences in a forward pass without a configuration; by default all.
+            monitor: The mean token loss on held-out text, as validation_step logs it.
+            network: Attribute of the LightningModule with the model that training_step calls. By
+                default it is the only submodule with parameters, or else the whole module.
+            count_tokens: Returns the tokens of a batch. By default they are the ones of its
+                `attention_mask`, the elements of its `input_ids` or of its first tensor.
+
+        Raises InvalidInput for a configuration or a search with another global batch.
+        """
+        super().__init__()
+        self._run = current_run()
+        self._is_active = has_configuration()
+        self._global_batch = global_batch
+        self.micro_batch_size = micro_batch_size or global_batch
+        """Sequences in a forward pass: the batch size of the loader of training data."""
+        if self._is_active:
+            self._config = config_for(global_batch, set_by="global_batch of LightningCallback")
+            self.micro_batch_size = self._config.micro_batch_size
+        self.accumulate_grad_batches = global_batch // self.micro_batch_size
+        """Forward passes in an optimizer step, which must be passed to the Trainer."""
+        self._monitor = monitor
+        self._network_name = network
+        self._count_tokens = count_tokens or _default_count
+        self._losses: list[Tensor] = []
+        self._tokens = 0
+        self._optimizer_steps = 0
+        self._reports = 0
+        self._is_called = True
+
+    # -- before training ---------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leaves precision to the configuration, and checks that the Trainer goes with it."""
+        if not self._is_active or stage != "fit":
+            return
+        self._check(trainer, pl_module)
+        trainer.strategy.precision_plugin = _package.plugins.Precision()
+        if self._run is not None:
+            _set_for_trial(trainer)
+
+    def _check(self, trainer: Any, pl_module: Any) -> None:
+        if not isinstance(trainer, _package.Trainer):
+            raise InvalidInput(
+                "the Trainer is not of the package that autotune.LightningCallback uses, "
+                f"{_package.__name__}",
+                hint="import only one of lightning and pytorch_lightning",
+            )
+        if trainer.world_size > 1 or not pl_module.automatic_optimization:
+            raise InvalidInput(
+                "autotune.LightningCallback needs one device and automatic optimization",
+                hint="write Trainer(devices=1), or call autotune.apply and report yourself",
+            )
+        if trainer.accumulate_grad_batches != self.accumulate_grad_batches:
+            raise InvalidInput(
+                f"the Trainer accumulates {trainer.accumulate_grad_batches} batches, and the "
+                f"configuration {self.accumulate_grad_batches}",
+                hint="write Trainer(accumulate_grad_batches=callback.accumulate_grad_batches)",
+            )
+        if self._run is None:  # a search has these rules, and sees whether gradients change
+            clips = bool(trainer.gradient_clip_val)
+            at = LegalityContext(global_batch=self._global_batch, clips_gradients=clips)
+            check_legal(self._config, at)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Applies the configuration. Raises InvalidInput unless there is one optimizer."""
+        if not self._is_active:
+            return
+        if len(trainer.optimizers) != 1:
+            raise InvalidInput(
+                f"autotune.LightningCallback needs one optimizer, not {len(trainer.optimizers)}",
+                hint="return one optimizer from configure_optimizers",
+            )
+        network = self._network_of(pl_module)
+        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+        if self._run is not None:
+            for config in trainer.lr_scheduler_configs:
+                config.strict = False  # it may wait for a validation that a trial does not make
+        optimizer = apply_below_schedulers(network, trainer.optimizers[0], schedulers)
+        _run_closure_before_step(optimizer)
+        trainer.strategy.optimizers = [optimizer]
+        if self._config.compile == "none":  # a hook would be compiled
+            self._is_called = False
+            network.register_forward_pre_hook(self._note_call)
+
+    def _network_of(self, pl_module: nn.Module) -> nn.Module:
+        if self._network_name is not None:
+            return pl_module.get_submodule(self._network_name)
+        trained = [child for child in pl_module.children() if any(True for _ in child.parameters())]
+        own = next(pl_module.parameters(recurse=False), None)
+        return trained[0] if len(trained) == 1 and own is None else pl_module
+
+    def _note_call(self, *_: Any) -> None:
+        self._is_called = True
+
+    # -- during training ---------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Remembers where a training that was resumed begins."""
+        self._optimizer_steps = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Prevents validation before the last step of a trial."""
+        if self._run is not None:
+            trainer.check_val_every_n_epoch = None
+            trainer.val_check_batch = _NEVER
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Reports the optimizer step if this batch ended one, unless validation follows."""
+        if not self._is_called:
+            raise InvalidInput(
+                "training_step does not call the model as a whole, so that no configuration can "
+                "be applied to it",
+                hint="name the attribute with the model that it calls: "
+                'LightningCallback(..., network="model")',
+            )
+        if self._run is None:
+            return
+        if outputs:  # none if training_step has returned None
+            self._losses.append(outputs["loss"].detach())  # divided by the accumulated batches
+            self._tokens += self._count_tokens(batch)
+        if trainer.global_step == self._optimizer_steps or not self._losses:
+            return
+        self._optimizer_steps = trainer.global_step
+        if self._reports + 1 == self._run.workload.steps and trainer.enable_validation:
+            trainer.val_check_batch = 1  # now
+        else:
+            self._report(None)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Reports the last step of a trial with its validation loss."""
+        if self._run is not None and self._losses:
+            self._report(trainer.callback_metrics.get(self._monitor))
+
+    def _report(self, evaluation_loss: Any) -> None:
+        loss = torch.stack(self._losses).sum()
+        tokens = self._tokens
+        self._losses, self._tokens = [], 0
+        self._reports += 1
+        report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+
+
+def _default_count(batch: Any) -> int:
+    return int(count_tokens(batch))
+
+
+def _set_for_trial(trainer: Any) -> None:
+    """Leaves out of a trial what saves or logs, and what needs validations before its last step."""
+    unwanted = (_package.callbacks.Checkpoint, _package.callbacks.EarlyStopping)
+    trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, unwanted)]
+    trainer.loggers = [_package.loggers.logger.DummyLogger() for _ in trainer.loggers]
+    trainer.num_sanity_val_steps = 0
+
+
+def _run_closure_before_step(optimizer: Optimizer) -> None:
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def step_after_closure(closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        step()
+        return loss
+
+    optimizer.step = step_after_closure  # type: ignore[method-assign]
