@@ -78,7 +78,10 @@ So they are imported when they are used, and `from autotune import *` leaves the
 def __getattr__(name: str) -> Any:
     if name not in _CALLBACKS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f"autotune.training.script.{_CALLBACKS[name]}")
+    try:
+        module = import_module(f"autotune.training.script.{_CALLBACKS[name]}")
+    except ModuleNotFoundError as error:  # what looks at all attributes expects an AttributeError
+        raise AttributeError(f"autotune.{name} needs {error.name}: install it") from error
     return getattr(module, name)
 
 

@@ -253,5 +253,20 @@ def test_everything_that_is_listed_is_there_and_says_what_it_is():
         assert getattr(autotune, name).__doc__
 
 
+@pytest.mark.parametrize(
+    ("callback", "library"),
+    [("TrainerCallback", "transformers"), ("LightningCallback", "lightning")],
+)
+def test_a_callback_of_a_trainer_that_is_not_installed_names_it(callback, library):
+    code = (
+        f"import sys, autotune; sys.modules[{library!r}] = None\n"
+        f"print(hasattr(autotune, {callback!r}))\n"
+        f"autotune.{callback}"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout.strip() == "False"
+    assert f"AttributeError: autotune.{callback} needs {library}" in ran.stderr
+
+
 def test_type_checkers_find_the_annotations():
     assert (Path(autotune.__file__).parent / "py.typed").exists()

@@ -416,6 +416,14 @@ def test_a_script_that_fails_before_its_training_is_rejected(source, named, scri
         examine(file)
 
 
+def test_a_script_that_a_callback_rejects_is_told_what_to_change(script, examine):
+    file = script()
+    file.write_text("from autotune.errors import InvalidInput as E; raise E('is 8', hint='say 8')")
+    with pytest.raises(InvalidInput) as found:
+        examine(file)
+    assert (found.value.message, found.value.hint) == ("is 8", "say 8")
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
