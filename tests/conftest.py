@@ -30,6 +30,20 @@ def _compiler_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _user_cache(tmp_path_factory):
+    """Use one cache of probes for all processes of the session, separate from the user's.
+
+    Models and datasets of the internet stay where the user has them.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    user_cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ.setdefault("HF_HOME", str(Path(user_cache) / "huggingface"))
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _vector_instructions():
     """Spare the C++ programs by which every new cache tries the vector instructions of this CPU."""
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")

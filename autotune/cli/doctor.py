@@ -32,7 +32,8 @@ def doctor(
 ) -> None:
     """Check this machine: versions, devices, and which techniques work on them.
 
-    Gives the reason for every technique that does not work, and says who else uses a device.
+    Gives the reason for every technique that does not work, and says who else uses a device. Tries
+    everything anew; a search does not try again what worked before with the same versions.
     """
     check_device(device)
     console = make_console()
@@ -66,7 +67,7 @@ def doctor(
             names = [device]
         for name in names:
             try:
-                info, unavailable = executor.probe(name, CHOICES)
+                info, unavailable = executor.probe(name, CHOICES, anew=True)
             except (InvalidInput, TrialLost) as error:
                 if device is not None:
                     raise

@@ -13,6 +13,7 @@ These are all locations outside the study's folder that this package or a trial'
   here. Otherwise the cache is in the study's folder. The trial server also gets its own cache:
   torch creates one when it is imported, and uses its default, `/tmp/torchinductor_<user>`,
   regardless of who created it.
+- what a probe has seen to work on a device (`probe_cache.py`): created here.
 - lock files of device slots, where abstract sockets are not available (`device_slots.py`): created
   here, or in the folder that `AUTOTUNE_LOCK_FOLDER` names, for which the user is responsible.
 - `tempfile.TemporaryDirectory` in `api.predict` and in the commands doctor, explain, fit, plot and
@@ -118,6 +119,20 @@ def private_folder(
     return PrivateFolder(
         path=path, note=f"{purpose} is in the temporary folder {path} this time: {why}"
     )
+
+
+def safe_cache_folder(name: str) -> Path:
+    """Returns the folder `autotune/<name>` in the user's cache folder, created where it is missing.
+
+    For files that can be done without: raises OSError where that folder is not safe.
+    """
+    for base in cache_bases():
+        try:
+            _create(base, (_PARENT_NAME, name))
+        except _Unsafe as error:
+            raise PermissionError(str(error)) from None
+        return base / _PARENT_NAME / name
+    raise FileNotFoundError("this user has no home")
 
 
 class _Unsafe(Exception):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.execution import probe_cache
 from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
 from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
@@ -172,23 +173,37 @@ class ServerTasks:
         return DeviceInfo(**self._call("identify", {"device": device}))
 
     def probe(
-        self, device: str | None, choices: Mapping[str, Sequence[Any]]
+        self,
+        device: str | None,
+        choices: Mapping[str, Sequence[Any]],
+        *,
+        anew: bool = False,
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
         """Returns what `device` is, and which of `choices` do not work on it and why.
 
         `choices` are {technique: values}; the second result is {technique: {value: reason}}. None
         as a device is the first CUDA device, else the CPU. A CUDA device is probed while this
-        search has a slot on it; the first probe measures the size of a new context in bytes. Raises
-        InvalidInput.
+        search has a slot on it; the first probe measures the size of a new context in bytes. What
+        worked for an earlier probe on the same device with the same versions is not tried again,
+        unless `anew` is true. Raises InvalidInput.
         """
         info = self.identify(device)
+        working = {} if anew or not choices else probe_cache.read_working(info)
+        untried = probe_cache.without(choices, working)
         if info.type == "cpu":
-            return self._probe(info, choices)
-        if not choices and info.device in self._probed:
+            found, unavailable = self._probe(info, untried)
+        elif not untried and info.device in self._probed:
             return self._probed[info.device], {}
-        with self.slot_on(info):
-            found, unavailable = self._probe(info, choices)
-        return self._probed.setdefault(found.device, found), unavailable
+        else:
+            with self.slot_on(info):
+                found, unavailable = self._probe(info, untried)
+            found = self._probed.setdefault(found.device, found)
+        newly_working = probe_cache.without(untried, unavailable)
+        for technique, values in newly_working.items():
+            working[technique] = [*working.get(technique, ()), *values]
+        if newly_working:
+            probe_cache.write_working(info, working)
+        return found, unavailable
 
     def _probe(
         self, info: DeviceInfo, choices: Mapping[str, Sequence[Any]]
