@@ -36,6 +36,7 @@ from autotune.errors import StorageUnavailable
 from autotune.execution.private_folder import private_folder, runtime_bases
 from autotune.execution.server import socket_lock
 from autotune.execution.server.child import MAX_SLOT_HOLDERS
+from autotune.lock_holders import describe_process
 from autotune.spec.result import DeviceInfo
 
 LOCK_FOLDER_VARIABLE = "AUTOTUNE_LOCK_FOLDER"
@@ -81,10 +82,11 @@ class DeviceSlots:
         return len(self._numbers)
 
     @contextmanager
-    def slot(self, pause: Callable[[], None]) -> Iterator[str]:
+    def slot(self, pause: Callable[[], None], *, study: str = "") -> Iterator[str]:
         """Waits for a slot, calling `pause` between two attempts, and holds it during the block.
 
-        Yields the lock that the trials of the slot must hold, as `TrialServer.submit` takes it.
+        Searches that wait for it learn the name of the `study`. Yields the lock that the trials of
+        the slot must hold, as `TrialServer.submit` takes it.
         """
         with ExitStack() as held:
             slot_names = [f"{number}.turn" for number in self._numbers]
@@ -97,6 +99,8 @@ class DeviceSlots:
             number, slot = _wait_for(self._acquire_slot, pause)
             held.callback(slot.release)
             self._awaited = []
+            if study:
+                self._locks.name_study(f"{number}.turn", slot, study, held)
             if self._node is not None:
                 self._lock_node(self._node, held, pause)
             queue.release()
@@ -107,7 +111,10 @@ class DeviceSlots:
             yield self._locks.trial_lock(trials)
 
     def holder(self) -> str:
-        """Returns who is waited for, as `process 17 of user ada`; empty where it is not known."""
+        """Returns who is waited for; empty where it is not known.
+
+        `process 17 of user ada, which runs since 2026-01-31 14:05, for study quick-gpt`.
+        """
         for name in self._awaited:
             holder = self._locks.lock_holder(name)
             if holder:
@@ -225,6 +232,10 @@ def _verify_node(node: Path, minor: int) -> Path | None:
 # -- the locks -------------------------------------------------------------------------------------
 
 
+_FOR_STUDY = ".for."
+"""Between the name of a lock and the study for which it is held."""
+
+
 class _HeldLock:
     """A lock held through an open descriptor, until it is released or the process has ended.
 
@@ -234,6 +245,11 @@ class _HeldLock:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _all_held.append(self)
+
+    def write(self, text: str) -> None:
+        """Replaces what stands in the lock file."""
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text.encode("ascii"), 0)
 
     def release(self) -> None:
         """Releases the lock; does nothing the second time, and in a forked process."""
@@ -276,8 +292,11 @@ class _Locks(Protocol):
     def trial_lock_names(self, name: str) -> list[str]:
         """Returns the names of the trials' locks, for `lock_holder`."""
 
+    def name_study(self, name: str, lock: _HeldLock, study: str, held: ExitStack) -> None:
+        """Lets others know the study for which the held lock is held, until `held` is closed."""
+
     def lock_holder(self, name: str) -> str:
-        """Returns who holds the lock; empty where it is not known."""
+        """Returns who holds the lock and for which study; empty where it is not known."""
 
     def close(self) -> None:
         """Removes a temporary folder of locks."""
@@ -307,8 +326,19 @@ class _SocketLocks:
     def trial_lock_names(self, name: str) -> list[str]:
         return [f"{name}.{number}" for number in range(MAX_SLOT_HOLDERS)]
 
+    def name_study(self, name: str, lock: _HeldLock, study: str, held: ExitStack) -> None:
+        # A second socket, whose own name has that of the study: all users can list the names.
+        label = f"{self._prefix}{name}{_FOR_STUDY}{study}"
+        descriptor = socket_lock.acquire(label[: socket_lock.LONGEST_NAME])
+        if descriptor is not None:
+            held.callback(_HeldLock(descriptor).release)
+
     def lock_holder(self, name: str) -> str:
-        return socket_lock.lock_holder(self._prefix + name)
+        holder = socket_lock.lock_holder(self._prefix + name)
+        studies = socket_lock.names_after(f"{self._prefix}{name}{_FOR_STUDY}")
+        if holder and studies:
+            return f"{holder}, for study {studies[0]}"
+        return holder
 
     def close(self) -> None:
         pass
@@ -325,6 +355,7 @@ class _FileLocks:
     def acquire(self, name: str) -> _HeldLock | None:
         descriptor = self._open(name)
         if files.try_acquire(descriptor):
+            os.ftruncate(descriptor, 0)  # what an earlier holder has written
             return _HeldLock(descriptor)
         os.close(descriptor)
         return None
@@ -342,8 +373,15 @@ class _FileLocks:
     def trial_lock_names(self, name: str) -> list[str]:
         return [name]
 
+    def name_study(self, name: str, lock: _HeldLock, study: str, held: ExitStack) -> None:
+        lock.write(f"{os.getpid()} {os.getuid()} {study}")
+
     def lock_holder(self, name: str) -> str:
-        return ""
+        try:
+            pid, user, study = self._file(name).read_text(encoding="ascii").split()
+            return f"{describe_process(int(pid), int(user))}, for study {study}"
+        except (OSError, ValueError):
+            return ""  # no process has said so
 
     def close(self) -> None:
         if self._is_temporary:

@@ -108,11 +108,14 @@ class ServerTasks:
     # -- device slots ------------------------------------------------------------------------------
 
     @contextmanager
-    def slot(self, slots: DeviceSlots, *, on_wait: Callable[[str], None]) -> Iterator[None]:
+    def slot(
+        self, slots: DeviceSlots, *, on_wait: Callable[[str], None], study: str = ""
+    ) -> Iterator[None]:
         """Waits for a slot on the device; processes started in the block hold it.
 
-        Calls `on_wait` once where it has to wait, with the holder of the slot, or "" where that is
-        not known. Raises Stopped where the search is stopped while waiting.
+        Others that wait learn the name of the `study`. Calls `on_wait` once where it has to wait,
+        with the holder of the slot, or "" where that is not known. Raises Stopped where the search
+        is stopped while waiting.
         """
         was_reported = False
 
@@ -123,7 +126,7 @@ class ServerTasks:
                 on_wait(slots.holder())
             self._pause()
 
-        with slots.slot(pause) as self._slot:
+        with slots.slot(pause, study=study) as self._slot:
             self._shares_device = slots.places > 1
             try:
                 yield

@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import URL
 from sqlalchemy.engine import make_url
@@ -22,6 +23,7 @@ from sqlalchemy.exc import (
 )
 
 from autotune.errors import StorageUnavailable, StorageUnreachable
+from autotune.lock_holders import holder_of
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.tables import SCHEMA_VERSION
 
@@ -78,9 +80,12 @@ def storage_errors(url: str) -> Iterator[None]:
             hint=f'install it with: pip install "{package}"',
         ) from None
     except DBAPIError as error:
-        message, hint = _message_and_hint(url, error)
         if _is_busy(error):
-            raise StorageBusy(message, hint=hint) from None
+            raise StorageBusy(
+                f"the studies database {redacted_url(url)} is locked by {_lock_holder(url)}",
+                hint="wait until it has stored its results, or name another with --storage",
+            ) from None
+        message, hint = _message_and_hint(url, error)
         if _is_away(error):
             raise StorageUnreachable(message, hint=hint) from None
         raise StorageUnavailable(message, hint=hint) from None
@@ -117,6 +122,14 @@ def check_schema_version(study: str, found: int, *, url: str) -> None:
 def _is_busy(error: DBAPIError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
     return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _lock_holder(url: str) -> str:
+    """Returns which process of which user has the lock of an SQLite database."""
+    database = make_url(url).database
+    if database is None:
+        return "another process"
+    return holder_of([Path(database), Path(f"{database}-shm")]) or "another process"
 
 
 def _is_away(error: DBAPIError) -> bool:

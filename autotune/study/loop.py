@@ -142,7 +142,8 @@ class StudySession:
         def report_wait(holder: str) -> None:
             self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
 
-        with self._executor.slot(self._slots, on_wait=report_wait):
+        study = self._definition.name
+        with self._executor.slot(self._slots, on_wait=report_wait, study=study):
             failpoint("device taken")
             yield
 

@@ -303,6 +303,27 @@ def test_a_waiting_search_learns_once_whom_it_waits_for(sockets_of, tmp_path):
     assert holder.startswith(f"process {os.getpid()} of user ")
 
 
+def test_a_search_that_waits_learns_the_study_of_the_other(slots_on):
+    waiting = slots_on()
+    with slots_on().slot(give_up, study="quick-gpt-48MiB-1f3c5a"):
+        with pytest.raises(Waited), waiting.slot(give_up):
+            pass
+        assert waiting.holder().startswith(f"process {os.getpid()} of user ")
+        assert waiting.holder().endswith(", for study quick-gpt-48MiB-1f3c5a")
+    with slots_on().slot(give_up):
+        with pytest.raises(Waited), waiting.slot(give_up):
+            pass
+        assert "for study" not in waiting.holder()
+
+
+def test_the_name_of_a_long_study_is_cut(sockets_of):
+    waiting = sockets_of()
+    with sockets_of().slot(give_up, study="s" * 100):
+        with pytest.raises(Waited), waiting.slot(give_up):
+            pass
+        assert ", for study sss" in waiting.holder()
+
+
 def test_a_search_that_waits_in_the_queue_learns_whom_it_waits_for(our):
     device = our()
     line = socket_lock.acquire(f"autotune/{device.uuid}/line")

@@ -6,15 +6,16 @@ namespace, and a lock does not work across namespaces.
 """
 
 import errno
-import os
-import pwd
 import socket
 import struct
-import time
 from pathlib import Path
+
+from autotune.lock_holders import describe_process
 
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group, as SO_PEERCRED returns them."""
+LONGEST_NAME = 107
+"""Most bytes of a name, which begins with a zero byte in the kernel's 108."""
 _CONNECTIONS = 64
 """How many processes can find out the holder; their connections are never accepted."""
 
@@ -51,27 +52,13 @@ def lock_holder(name: str) -> str:
         except OSError:
             return ""
     pid, user, _ = _CREDENTIALS.unpack(credentials)
-    # A process of another pid namespace has the number 0 here.
-    process = f"process {pid}" if pid else "a process"
-    return f"{process} of user {_user_name(user)}{_since(pid)}"
+    return describe_process(pid, user)
 
 
-def _since(pid: int) -> str:
-    """Returns when a process began, in local time; empty where it is not known."""
+def names_after(prefix: str) -> list[str]:
+    """Returns what follows `prefix` in the names of all abstract sockets; empty without a list."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        kernel = Path("/proc/stat").read_text(encoding="utf-8")
-        # The name of the program, in parentheses, may hold anything; the begin is field 22 of all.
-        ticks = int(status.rpartition(")")[2].split()[19])
-        booted = int(kernel.partition("\nbtime ")[2].split()[0])
-    except (OSError, ValueError, IndexError):
-        return ""  # no /proc, or a process that has ended or is not visible here
-    began = time.localtime(booted + ticks / os.sysconf("SC_CLK_TCK"))
-    return f", which runs since {time.strftime('%Y-%m-%d %H:%M', began)}"
-
-
-def _user_name(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
+        lines = Path("/proc/net/unix").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.partition(f"@{prefix}")[2] for line in lines if f" @{prefix}" in line]

@@ -322,7 +322,7 @@ def test_where_the_disk_has_space_again_the_result_waits_there_for_the_database(
     outbox = machines.folder() / OUTBOX_FOLDER
     outbox.write_text("a file where the folder would be")
     waits.append(outbox.unlink)
-    with pytest.raises(StorageUnreachable, match=r"database is locked; waited \S+ s for it$"):
+    with pytest.raises(StorageUnreachable, match=r"locked by another process; waited \S+ s"):
         worker.store_result(attempt, finished())
     assert [one.number for one in Outbox(outbox).waiting()] == [0]
 
