@@ -1,6 +1,7 @@
 """What `autotune explain` does: find the configuration, explain its memory peak and print that."""
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.question import Question
 from autotune.study.predictions import workload_of
+from autotune.units import format_duration
 
 
 def requested(
@@ -46,18 +48,48 @@ def _named_configuration(space: Any, name: str | None, *, workload: Workload) ->
     return named[name]
 
 
+def say_beginning(*, quiet: bool) -> None:
+    """Say on stderr what takes the first seconds, once the request has been checked."""
+    if not quiet:
+        print("Starting torch ...", file=sys.stderr, flush=True)
+
+
 def explain_question(question: Question, *, quiet: bool) -> Explanation:
+    """Return the explanation; stderr shows its progress, in a file or pipe as lines."""
+    if quiet or not sys.stderr.isatty():
+        return question.explain(progress=_ignore if quiet else _Lines())
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
         *columns,
         console=make_console(sys.stderr),
         transient=True,
-        disable=quiet or not sys.stderr.isatty(),
     ) as progress:
         task = progress.add_task("", total=None)
         return question.explain(
             progress=lambda made, wanted: progress.update(task, completed=made, total=wanted),
         )
+
+
+def _ignore(_made: int, _wanted: int) -> None:
+    """Show no progress."""
+
+
+class _Lines:
+    """Prints a line where a set of predictions begins, with the time since the first one."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._wanted = 0
+
+    def __call__(self, made: int, wanted: int) -> None:
+        if wanted <= self._wanted:
+            return
+        line = "Predicting the configuration ..."
+        if self._wanted:
+            elapsed = format_duration(time.monotonic() - self._began)
+            line = f"Predicting {wanted - made} more configurations, after {elapsed} ..."
+        self._wanted = wanted
+        print(line, file=sys.stderr, flush=True)
 
 
 def print_explanation(question: Question, explanation: Explanation) -> None:

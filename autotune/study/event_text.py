@@ -18,6 +18,7 @@ from autotune.study.events import (
     SpaceExhausted,
     StorageBack,
     StudyOpened,
+    TrialBegan,
     TrialEnded,
     WaitingForDevice,
     WaitingForOthers,
@@ -99,7 +100,7 @@ class EventText:
         """Yield the lines of an event, after `progress` has noted it."""
         match event:
             case Preparing(what=what):
-                yield f"{what[0].upper()}{what[1:]} ..."
+                yield f"{self._elapsed()}  {what[0].upper()}{what[1:]} ..."
             case Notice(message=message):
                 yield f"Note: {message}."
             case StudyOpened():
@@ -115,8 +116,14 @@ class EventText:
                     yield f"Warning: {device.device}: {device.others}"
                 for note in event.definition.device.notes:
                     yield f"Note: {note}."
+            case TrialBegan(number=number, config=config, name=name):
+                named = f"{name}: " if name else ""
+                yield f"{self._elapsed()}  #{number} {named}{config.describe()} ..."
             case TrialEnded(record=record):
-                yield f"[{self._progress.status()}]  {_one_line(record)}"
+                took = ""
+                if record.seconds is not None:
+                    took = f", in {format_duration(record.seconds)}"
+                yield f"[{self._progress.status()}]  {_one_line(record)}{took}"
             case SameProgram(config=config, number=number):
                 yield (
                     f"{config.describe()}: not run, it compiles to the same program as #{number}"
@@ -168,6 +175,10 @@ class EventText:
                 )
             case WorkerEnded(number=number, exit_code=code, log_file=log_file):
                 yield f"Worker {number} ended with exit code {code}; see {log_file}."
+
+    def _elapsed(self) -> str:
+        """Return how long the search has been running, to stand before a line."""
+        return f"[{format_duration(self._progress.seconds)}]"
 
 
 def _one_line(record: TrialRecord) -> str:

@@ -49,7 +49,7 @@ class Progress:
         self.preparing = ""
         self.meanwhile = ""
         """What the search does in or between trials, such as predicting, compiling or waiting."""
-        self._phase_began = self._trial_began = time.monotonic()
+        self._began = self._phase_began = self._trial_began = time.monotonic()
 
     def note(self, event: Event) -> None:
         """Update the state with an event."""
@@ -63,6 +63,11 @@ class Progress:
 
     def _phase(self) -> tuple[bool, str, str]:
         return self.opened is None, self.preparing, self.meanwhile
+
+    @property
+    def seconds(self) -> float:
+        """How long the search has been running."""
+        return time.monotonic() - self._began
 
     @property
     def phase_seconds(self) -> float:

@@ -129,6 +129,7 @@ COMMAND_LINES = {
         --script train.py --schedule cosine | --script train.py --eval-sequences 5
         --script binary.py
         --memory-snapshot --device cpu | --memory-snapshot=x | --dry-run --json
+        --time-trials
         --dry-run --max-mem x
         --json --trials 0 | --quiet --trials 0 | -q --trials 0 | --verbose --trials 0
         -v --trials 0
@@ -204,7 +205,7 @@ COMMAND_LINES = {
         nope | nope 0 | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
         real 0 --layers 3 IN_REAL
         real 0 --space quick IN_REAL | real 0 --device cpu IN_REAL | real 0 --storage nonsense
-        real 0 1 IN_REAL
+        real 0 1 IN_REAL | --storage sqlite:///garbage.db | --json --quiet
         real 0 --precision fp32 IN_REAL | real 0 --name x IN_REAL
         real 0 --storage sqlite:///garbage.db
         --device tpu | --space quick | --name x | --space quick --name x | --space nope --name x

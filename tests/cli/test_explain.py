@@ -77,8 +77,15 @@ def output(*arguments, folder):
 
 
 @pytest.fixture(scope="module")
-def of_a_trial(folder, one_trial_server):
-    return output("by-hand", "0", folder=folder)
+def ended(folder, one_trial_server):
+    """The explanation of a trial, as the command that has ended."""
+    return run("by-hand", "0", folder=folder)
+
+
+@pytest.fixture(scope="module")
+def of_a_trial(ended):
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def test_explain_says_where_the_peak_of_a_trial_is(of_a_trial):
@@ -196,8 +203,16 @@ def test_a_model_that_cannot_be_predicted_is_one_sentence(folder):
     ended = run(*FLAGS, "--width", str(2**30), "--layers", "4096", folder=folder)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert [line.partition(":")[0] for line in lines] == ["error", "hint"]
-    assert "the prediction failed: RuntimeError: Storage size calculation overflowed" in lines[0]
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["error", "hint"]
+    assert "the prediction failed: RuntimeError: Storage size calculation overflowed" in lines[-2]
+
+
+def test_in_a_pipe_the_phases_are_lines(ended):
+    starting, first, *others = ended.stderr.splitlines()
+    assert starting == "Starting torch ..."
+    assert first == "Predicting the configuration ..."
+    assert others
+    assert all(re.match(r"Predicting \d+ more configurations, after \d", line) for line in others)
 
 
 def test_no_study_is_left_behind(folder, of_a_trial):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import autotune
 from autotune.analysis.pick import Preferences
-from autotune.cli.live import LiveDisplay
+from autotune.cli.live import LiveDisplay, PlainDisplay
 from autotune.study.events import (
     Preparing,
     StudyOpened,
@@ -107,6 +107,23 @@ def test_the_live_table_shows_the_time_of_a_phase(opened):
         shown(Preparing(what="reading the text"))
         time.sleep(0.6)
     assert "reading the text, 0." in written.getvalue()
+
+
+def test_in_a_file_each_step_says_when_it_began_and_each_trial_how_long_it_took(
+    progress, clock, opened
+):
+    written = io.StringIO()
+    shown = PlainDisplay(progress, Console(file=written, width=160))
+    clock(1.5)
+    shown(Preparing(what="reading the text"))
+    shown(opened)
+    clock(80.0)
+    shown(TrialBegan(number=0, config=config(0), name="baseline"))
+    shown(TrialEnded(record=record(0, config=config(0), seconds=42.0)))
+    preparing, *_, begun, ended = written.getvalue().splitlines()
+    assert preparing == "[1.5 s]  Reading the text ..."
+    assert begun == f"[1 m 22 s]  #0 baseline: {config(0).describe()} ..."
+    assert ended.endswith(", in 42.0 s")
 
 
 def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
