@@ -44,12 +44,20 @@ Returned = TypeVar("Returned")
 def _takes_parameters_of(
     function: Callable[Parameters, object],
 ) -> Callable[[Callable[..., Returned]], Callable[Parameters, Returned]]:
-    """Give a function the signature of another one, for type checkers, editors and `help`."""
+    """Give a function the signature of another one, for type checkers, editors and `help`.
+
+    Keywords that only the function itself has are added to it.
+    """
 
     def with_signature(decorated: Callable[..., Returned]) -> Callable[Parameters, Returned]:
-        signature = inspect.signature(function)
-        returned = inspect.signature(decorated).return_annotation
-        decorated.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        given, own = inspect.signature(function), inspect.signature(decorated)
+        *parameters, others = given.parameters.values()  # the last one is **workload
+        for name, parameter in own.parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in given.parameters:
+                parameters.append(parameter)
+        decorated.__signature__ = given.replace(  # type: ignore[attr-defined]
+            parameters=[*parameters, others], return_annotation=own.return_annotation
+        )
         return decorated
 
     return with_signature
@@ -156,15 +164,17 @@ def _progress_of(request: SearchRequest) -> "AbstractContextManager[Listener]":
 @_takes_parameters_of(search)
 def dry_run(
     *,
+    time_trials: bool = False,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
     should_stop: Callable[[], bool] | None = None,
     **settings: Any,
 ) -> "Plan":
-    """Return what a search with these settings would do and how long it would take.
+    """Return what a search with these settings would do, with predicted peaks of its first trials.
 
-    Takes the parameters of `search`. Creates no study: it checks the request, prepares the files of
-    the workload, and times a few short trainings. Raises AutotuneError for a request that cannot be
+    Takes the parameters of `search`. Creates no study and trains nothing: it checks the request and
+    prepares the files of the workload. With `time_trials`, it times a few short trainings and
+    estimates how long the search would take. Raises AutotuneError for a request that cannot be
     carried out.
     """
     from autotune.study.dry_run import plan
@@ -174,7 +184,9 @@ def dry_run(
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))
-        return plan(request, listener=listen, should_stop=should_stop or _never)
+        return plan(
+            request, time_trials=time_trials, listener=listen, should_stop=should_stop or _never
+        )
 
 
 def predict(

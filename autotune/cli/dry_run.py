@@ -1,19 +1,25 @@
 """`autotune search --dry-run`: print what would be tried, what is excluded, and the time."""
 
+from collections.abc import Callable
+
 from rich.text import Text
 
 from autotune.cli.live import make_display
 from autotune.cli.tables import make_console
-from autotune.study.dry_run import plan
+from autotune.spec.config import TrainingConfig
+from autotune.spec.search_space import SearchSpace
+from autotune.study.dry_run import Plan, plan
 from autotune.study.event_text import reused_line, time_budget_line
 from autotune.study.request import SearchRequest
 from autotune.units import format_duration, format_size
 
 
-def print_plan(request: SearchRequest, *, quiet: bool) -> None:
+def print_plan(
+    request: SearchRequest, *, space: SearchSpace | None, time_trials: bool, quiet: bool
+) -> None:
     display = make_display(quiet=quiet, preferences=request.preferences, time_budget_seconds=None)
     with display:
-        planned = plan(request, listener=display)
+        planned = plan(request, space=space, time_trials=time_trials, listener=display)
     console = make_console()
 
     def say(line: str) -> None:
@@ -36,9 +42,36 @@ def print_plan(request: SearchRequest, *, quiet: bool) -> None:
         say(line)
     say(f"First     {planned.trials_wanted} trials wanted; the first are")
     for name, config in planned.first[: planned.trials_wanted]:
-        say(f"  {name}: {config.describe()}")
+        say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
     if line := time_budget_line(request.default_time_budget_seconds(device.type)):
         say(line)
+    _say_time(planned, say)
+
+
+def _predicted(planned: Plan, config: TrainingConfig) -> str:
+    """Return the predicted peak of a configuration, to stand behind it; empty if there is none."""
+    forecast = planned.forecasts.get(config.fingerprint)
+    if forecast is None:
+        return ""
+    prediction = forecast.prediction
+    if prediction is None:
+        return " (not predicted)"
+    text = f"about {format_size(prediction.peak_memory_bytes)}"
+    if prediction.lower_bound_bytes > planned.definition.cap_bytes:
+        text += ", over the cap"
+    return f" ({text})"
+
+
+def _say_time(planned: Plan, say: Callable[[str], None]) -> None:
+    if not planned.is_timed:
+        if planned.seconds is None:
+            say("Time      not measured; --time-trials times a few short trainings")
+        else:
+            say(
+                f"Time      about {format_duration(planned.seconds)}, if each takes what a trial "
+                "of those studies took on average; --time-trials times a few short trainings"
+            )
+        return
     if planned.seconds is None:
         say("Time      unknown: no short training finished")
         return

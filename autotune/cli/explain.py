@@ -80,10 +80,10 @@ def explain(
     )
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
-        on_some_device,
         predicted_device_of,
         requested_device,
     )
+    from autotune.study.requested_space import on_some_device  # noqa: PLC0415
 
     given = options_given(
         workload,
@@ -117,7 +117,9 @@ def explain(
             question = question_of_trial(
                 executor, study, trial, storage=storage, torch_version=torch_version
             )
+            explanations.say_beginning(quiet=quiet)
         else:
+            explanations.say_beginning(quiet=quiet)
             device_type, capability = predicted_device_of(
                 device, compute_capability=compute_capability, executor=executor
             )
@@ -150,6 +152,12 @@ def _check_together(
     given: list[str],
     configuration: Mapping[str, Any],
 ) -> None:
+    if study is None and not given:
+        raise InvalidInput(
+            "there is nothing to explain: no trial and no configuration is given",
+            hint="autotune explain STUDY TRIAL explains a trial (autotune studies lists the "
+            "studies); options such as --precision bf16-mixed describe a configuration",
+        )
     if study is not None and trial is None:
         raise InvalidInput(
             f"no trial of study {study!r} is given",

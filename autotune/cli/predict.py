@@ -94,10 +94,10 @@ def predict(
     from autotune.study.predictions import (  # noqa: PLC0415
         Forecaster,
         forecaster_of,
-        on_some_device,
         predicted_device_of,
         requested_device,
     )
+    from autotune.study.requested_space import on_some_device  # noqa: PLC0415
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
     check_device(device)

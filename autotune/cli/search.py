@@ -1,5 +1,6 @@
 """`autotune search`: the options of the command; `search_run.py` runs it."""
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,7 +10,8 @@ from autotune.cli import options
 from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.option import EVERYDAY, RESULTS
+from autotune.spec.option import EVERYDAY, RESULTS, THE_SEARCH
+from autotune.spec.study import DEFAULT_STORAGE
 from autotune.study.request import request_of
 
 
@@ -23,7 +25,16 @@ def search(
         typer.Option(
             "--dry-run",
             rich_help_panel=EVERYDAY,
-            help="Print what the search would do and how long it would take, without running it.",
+            help="Print what the search would do, with predicted peaks, without training anything.",
+        ),
+    ] = False,
+    time_trials: Annotated[
+        bool,
+        typer.Option(
+            "--time-trials",
+            rich_help_panel=THE_SEARCH,
+            help="With --dry-run: time a few short trainings and estimate how long the search "
+            "would take.",
         ),
     ] = False,
     workload: Mapping[str, Any],
@@ -60,11 +71,24 @@ def search(
     )
     if dry_run and as_json:
         raise InvalidInput("--dry-run has no JSON output", hint="leave --json out")
-    # These import the database and numpy, which the help of this command does without.
+    if time_trials and not dry_run:
+        raise InvalidInput(
+            "--time-trials belongs to --dry-run", hint="add --dry-run, or leave --time-trials out"
+        )
+    # These import numpy, which the help of this command does without.
+    from autotune.study.requested_space import beginning_line, space_of  # noqa: PLC0415
+
+    space = None
+    if request.name is None and request.storage == DEFAULT_STORAGE:
+        # A new study as far as is known here; a name or another database is looked up first.
+        space = space_of(request)
+        if not quiet:
+            print(beginning_line(request, space), file=sys.stderr, flush=True)
+    # These import the database, half a second in which the line above is read.
     from autotune.cli.dry_run import print_plan  # noqa: PLC0415
     from autotune.cli.search_run import run_with_display  # noqa: PLC0415
 
     if dry_run:
-        print_plan(request, quiet=quiet)
+        print_plan(request, space=space, time_trials=time_trials, quiet=quiet)
     else:
-        run_with_display(request, as_json=as_json, quiet=quiet, verbose=verbose)
+        run_with_display(request, space=space, as_json=as_json, quiet=quiet, verbose=verbose)

@@ -21,6 +21,7 @@ from autotune.errors import Stopped, StorageUnreachable, TrialLost
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
+from autotune.spec.search_space import SearchSpace
 from autotune.storage.error_translation import redacted_url
 from autotune.study.events import Event, StudyOpened
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest
@@ -28,8 +29,15 @@ from autotune.study.search import search
 from autotune.units import format_duration
 
 
-def run_with_display(request: SearchRequest, *, as_json: bool, quiet: bool, verbose: bool) -> None:
-    """Run the search, show its progress and print its result."""
+def run_with_display(
+    request: SearchRequest,
+    *,
+    space: SearchSpace | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Run the search, show its progress and print its result; `space` as in `search`."""
     display = make_display(
         quiet=quiet,
         preferences=request.preferences,
@@ -46,7 +54,12 @@ def run_with_display(request: SearchRequest, *, as_json: bool, quiet: bool, verb
     with _stop_on_signals() as signals:
         try:
             with display:
-                result = search(request, listener=listener, should_stop=lambda: bool(signals))
+                result = search(
+                    request,
+                    space=space,
+                    listener=listener,
+                    should_stop=lambda: bool(signals),
+                )
         except Stopped:
             if opened:
                 command = continue_command(opened[0].definition.name, request)

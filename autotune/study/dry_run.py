@@ -1,6 +1,7 @@
-"""Dry run: what a search would do and how long it would take, by a few short trainings.
+"""Dry run: what a search would do, with predicted peaks; how long it would take on request.
 
-One short training is run for each precision, and one that compiles.
+Nothing is trained unless the time is asked for. Then one short training is run for each precision,
+and one that compiles.
 """
 
 import shutil
@@ -11,19 +12,23 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from autotune.errors import UnknownStudy
 from autotune.execution.local import LocalExecutor
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
-from autotune.spec.search_space import LegalSpace
+from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, Preparing
-from autotune.study.new_study import new_definition, space_of
+from autotune.study.new_study import new_definition
+from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest
+from autotune.study.requested_space import space_of
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.trial_runner import representative
 from autotune.study.work_folder import work_folder
@@ -45,9 +50,16 @@ class Plan:
     """Number of results that would be reused from each earlier study."""
     first: tuple[tuple[str, TrainingConfig], ...]
     """The baseline and the named configurations that are not reused, each with its name."""
+    forecasts: Mapping[str, Forecast]
+    """Predictions of the first trials that do not compile, by the fingerprint of the configuration;
+    empty for a script and for a search without predictions."""
+    is_timed: bool
+    """Whether short trainings were run to time the trials."""
+    earlier_seconds: tuple[float, ...]
+    """Wall-clock seconds of the trials of the studies that results are reused from."""
     seconds_by_precision: Mapping[str, float]
     """Wall-clock seconds of an eager trial to the end; without the precisions whose short training
-    did not finish."""
+    did not finish, and empty unless timed, as all times below."""
     shared_seconds_by_precision: Mapping[str, float]
     """Wall-clock seconds of an eager trial that measures memory and speed only."""
     full_trainings: int
@@ -62,10 +74,13 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the whole search, if its trials were drawn evenly from the space.
+        """Seconds of the whole search; None when nothing is known of them.
 
-        None when nothing could be timed.
+        Timed, they are those of trials drawn evenly from the space; otherwise each trial takes the
+        mean of the earlier studies' trials.
         """
+        if not self.is_timed and self.earlier_seconds:
+            return self.trials_wanted * fmean(self.earlier_seconds)
         full = self._mean(self.seconds_by_precision)
         shared = self._mean(self.shared_seconds_by_precision)
         if full is None or shared is None:
@@ -87,15 +102,21 @@ class Plan:
 def plan(
     request: SearchRequest,
     *,
+    time_trials: bool = False,
+    space: SearchSpace | None = None,
     listener: Listener = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
     """Return what a new study of this request would do; no study is created.
 
+    With `time_trials`, runs short trainings to estimate the time; otherwise trains nothing.
+    `space` is what `space_of(request)` has returned, where that was called already.
+
     Raises InvalidInput for any invalid part of the request, and Stopped once `should_stop` returns
     True.
     """
-    space = space_of(request)
+    if space is None:
+        space = space_of(request)
     with suppress(UnknownStudy):  # no database yet
         StudyStore(request.storage).close()
     with (
@@ -109,22 +130,38 @@ def plan(
         folder = work / new.definition.name
         try:
             new.settle(folder)
-            reused = _would_be_reused(new.definition, request)
+            reused, earlier_seconds = _would_be_reused(new.definition, request)
             return _plan(
-                new.definition, request, reused, executor=executor, folder=folder, listener=listener
+                new.definition,
+                request,
+                reused,
+                earlier_seconds=earlier_seconds,
+                executor=executor,
+                folder=folder,
+                listener=listener,
+                time_trials=time_trials,
             )
         finally:
             new.discard()
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _would_be_reused(definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
+def _would_be_reused(
+    definition: StudyDefinition, request: SearchRequest
+) -> tuple[ReusedResults, tuple[float, ...]]:
+    """Return the results to reuse, and the seconds of the trials of the studies they are from."""
     try:
         store = StudyStore(request.storage)
     except UnknownStudy:  # no database yet
-        return ReusedResults()
+        return ReusedResults(), ()
     try:
-        return reuse(store, definition, request)
+        reused = reuse(store, definition, request)
+        seconds = []
+        for study in reused.counts:
+            for record in store.trials(study):
+                if record.seconds is not None:
+                    seconds.append(record.seconds)
+        return reused, tuple(seconds)
     finally:
         store.close()
 
@@ -134,9 +171,11 @@ def _plan(
     request: SearchRequest,
     reused: ReusedResults,
     *,
+    earlier_seconds: tuple[float, ...],
     executor: LocalExecutor,
     folder: Path,
     listener: Listener,
+    time_trials: bool,
 ) -> Plan:
     legal = definition.legal_space()
     configurations = {c.fingerprint: c for c in [*legal.configurations(), *legal.named.values()]}
@@ -165,15 +204,15 @@ def _plan(
             ),
         )
 
-    timed = {
-        precision: short_training(replace(baseline, precision=precision))
-        for precision in precisions
-    }
-    finished = {
-        precision: measurement
-        for precision, measurement in timed.items()
-        if measurement.tokens_per_second is not None
-    }
+    finished: dict[str, Measurement] = {}
+    compile_seconds = None
+    if time_trials:
+        for precision in precisions:
+            measurement = short_training(replace(baseline, precision=precision))
+            if measurement.tokens_per_second is not None:
+                finished[precision] = measurement
+        if compiled:
+            compile_seconds = short_training(compiled[0]).compile_seconds
     known = {record.config.fingerprint for record in reused.records}
     remaining = {
         c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known
@@ -188,6 +227,17 @@ def _plan(
     classes = len({config.numerics_class for config in remaining.values()} - represented)
     named = [("baseline", baseline), *legal.named.items()]
     first = {c.fingerprint: (name, c) for name, c in named if c.fingerprint not in known}
+    forecasts: dict[str, Forecast] = {}
+    if request.predict and definition.workload.script is None:
+        listener(Preparing(what="predicting the peak memory of the first trials"))
+        forecaster = Forecaster.of_device(
+            definition.device, executor=executor, workload=definition.workload
+        )
+        # A compiled one takes as long as all others together.
+        eager = [config for _, config in list(first.values())[:wanted] if config.compile == "none"]
+        forecasts = {
+            forecast.config.fingerprint: forecast for forecast in forecaster.forecast_all(eager)
+        }
     return Plan(
         definition=definition,
         legal=legal,
@@ -195,6 +245,9 @@ def _plan(
         trials_wanted=wanted,
         reused=reused.counts,
         first=tuple(first.values()),
+        forecasts=forecasts,
+        is_timed=time_trials,
+        earlier_seconds=earlier_seconds,
         seconds_by_precision={
             precision: _full_seconds(definition, measurement)
             for precision, measurement in finished.items()
@@ -204,7 +257,7 @@ def _plan(
             for precision, measurement in finished.items()
         },
         full_trainings=wanted if request.full_trainings else min(wanted, classes),
-        compile_seconds=short_training(compiled[0]).compile_seconds if compiled else None,
+        compile_seconds=compile_seconds,
         share_by_precision={
             precision: count / len(configurations) for precision, count in precisions.items()
         },

@@ -7,50 +7,16 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.data.sources import check_there
-from autotune.data.validation import check_data
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import FIELD_ORDER
-from autotune.spec.search_space import SearchSpace, bind_space
-from autotune.spec.space_file import load_space
+from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
-from autotune.spec.workload import Workload, make_workload
+from autotune.spec.workload import make_workload
 from autotune.study.events import Listener, Preparing
-from autotune.study.predictions import on_some_device
 from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER
-
-DEFAULT_SPACE = "default"
-
-
-def space_of(request: SearchRequest) -> SearchSpace:
-    """Return the request's search space, after all checks that need no device.
-
-    Raises InvalidInput for any invalid part of the request.
-    """
-    space = load_space(DEFAULT_SPACE if request.space is None else request.space)
-    space = space.at_scale(request.scale)
-    workload = _workload_on_some_device(request, space)
-    check_there(workload)
-    check_data(workload)
-    return space
-
-
-def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
-    """Return the workload on the first kind of device where it is valid.
-
-    Its dataset is the same on all of them.
-    """
-    specified = request.specified_workload()
-
-    def make(device_type: str) -> Workload:
-        workload = make_workload(device_type, space.workload, specified)
-        bind_space(space, workload.legality_context, unavailable={})
-        return workload
-
-    return on_some_device(request.device, make)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
@@ -15,7 +15,7 @@ from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast, Prediction, check_release, parse_compute_capability
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
+from autotune.spec.workload import Workload, make_workload
 
 
 @dataclass(kw_only=True)
@@ -135,25 +135,6 @@ def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forec
         return Forecast(config=config, prediction=predict())
     except (PredictionImpossible, PreparationFailed) as error:
         return Forecast(config=config, error=error.message)
-
-
-Made = TypeVar("Made")
-
-
-def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
-    """Return what `make` returns for the first kind of device that it accepts.
-
-    Which devices this machine has is not known yet. Raises the first InvalidInput if `make` accepts
-    no kind.
-    """
-    device_types = list(DEFAULTS_BY_DEVICE) if device is None else [device.partition(":")[0]]
-    errors = []
-    for device_type in device_types:
-        try:
-            return make(device_type)
-        except InvalidInput as error:
-            errors.append(error)
-    raise errors[0]
 
 
 def requested_device(device: str | None, compute_capability: str | None) -> str | None:

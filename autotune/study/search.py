@@ -17,10 +17,11 @@ from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.reporting.study_view import StudyView
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, StudyOpened
-from autotune.study.new_study import new_definition, space_of
+from autotune.study.new_study import new_definition
 from autotune.study.open_study import (
     OpenedStudy,
     open_study,
@@ -31,6 +32,7 @@ from autotune.study.open_study import (
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler
+from autotune.study.requested_space import space_of
 from autotune.study.resume import check_same_study
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import Coordinator
@@ -47,10 +49,12 @@ def search(
     listener: Listener = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
+    space: SearchSpace | None = None,
     joins: bool = False,
 ) -> StudyResult:
     """Start, resume or join the study of `request`, and return its result once it is done.
 
+    `space` is what `space_of(request)` has returned, where that was called already.
     With `joins`, as a worker of another search, it leaves the study's number of trials as it is.
 
     Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
@@ -69,7 +73,10 @@ def search(
     if stored is not None:
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
-    space = space_of(request) if stored is None else None
+    if stored is not None:
+        space = None
+    elif space is None:
+        space = space_of(request)
     with (
         work_folder(request.storage) as work,
         make_executor(

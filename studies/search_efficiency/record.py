@@ -30,9 +30,10 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.study import StudyDefinition
-from autotune.study.new_study import new_definition, space_of
+from autotune.study.new_study import new_definition
 from autotune.study.parity_gate import ParityGate
 from autotune.study.request import SearchRequest
+from autotune.study.requested_space import space_of
 from autotune.study.work_folder import work_folder
 from studies.compressed import append_row, read_rows, write_rows
 

@@ -19,6 +19,8 @@ import autotune
 from autotune.errors import InvalidDataset, InvalidInput, Stopped, StudyMismatch
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
+from autotune.study.request import request_of
+from autotune.study.requested_space import beginning_line, space_of
 from tests.building.commands import run_here
 
 TRIALS = 9
@@ -236,17 +238,37 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     )
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
-    assert "about" in planned.stdout
+    assert re.search(r"Time +about .* a trial of those studies", planned.stdout)
     assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
     assert "planned" not in run_here("studies", folder=folder).stdout
 
 
 def test_a_dry_run_from_python_returns_the_plan(folder):
-    plan = autotune.dry_run(name="planned", space="tiny.toml", trials=2, fresh=True, seed=5)
+    plan = autotune.dry_run(
+        name="planned", space="tiny.toml", trials=2, fresh=True, seed=5, time_trials=True
+    )
     assert (plan.trials_wanted, plan.definition.seed) == (2, 5)
     assert plan.seconds > 0
     with pytest.raises(autotune.AutotuneError):
         autotune.show("planned")
+
+
+def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
+    events = []
+    plan = autotune.dry_run(space="tiny.toml", trials=2, fresh=True, listener=events.append)
+    assert events
+    assert not [event for event in events if "timing" in event.what]
+    assert (plan.seconds, plan.seconds_by_precision) == (None, {})
+    assert all(forecast.prediction for forecast in plan.forecasts.values())
+    assert plan.forecasts
+
+
+def test_a_search_names_what_it_prepares_before_it_knows_the_device():
+    request = request_of({"max_mem": "8GiB", "space": "quick"}, workload={"model": "deep-one"})
+    assert beginning_line(request, space_of(request)) == (
+        "Preparing a search: model deep-one, search space quick, under 8.00 GiB, "
+        "on the first GPU, or else the CPU ..."
+    )
 
 
 def test_a_dry_run_from_python_can_be_stopped(folder):

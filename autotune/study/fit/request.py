@@ -12,8 +12,9 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import check_device
 from autotune.study.fit.ablation import AblationStep, ablation_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.predictions import on_some_device, requested_device, workload_of
+from autotune.study.predictions import requested_device, workload_of
 from autotune.study.request import check_cap
+from autotune.study.requested_space import on_some_device
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 """Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""

@@ -1,0 +1,81 @@
+"""The search space of a request, after all checks that need no device and no database.
+
+Imports neither, so that a search can say within a second what it begins with.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from autotune.data.sources import check_there
+from autotune.data.validation import check_data
+from autotune.errors import InvalidInput
+from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.space_file import load_space
+from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
+from autotune.study.request import SearchRequest
+from autotune.units import format_size
+
+DEFAULT_SPACE = "default"
+
+
+def space_of(request: SearchRequest) -> SearchSpace:
+    """Return the request's search space, after all checks that need no device.
+
+    Raises InvalidInput for any invalid part of the request.
+    """
+    space = load_space(DEFAULT_SPACE if request.space is None else request.space)
+    space = space.at_scale(request.scale)
+    workload = _workload_on_some_device(request, space)
+    check_there(workload)
+    check_data(workload)
+    return space
+
+
+def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
+    """Return the workload on the first kind of device where it is valid.
+
+    Its dataset is the same on all of them.
+    """
+    specified = request.specified_workload()
+
+    def make(device_type: str) -> Workload:
+        workload = make_workload(device_type, space.workload, specified)
+        bind_space(space, workload.legality_context, unavailable={})
+        return workload
+
+    return on_some_device(request.device, make)
+
+
+Made = TypeVar("Made")
+
+
+def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
+    """Return what `make` returns for the first kind of device that it accepts.
+
+    Which devices this machine has is not known yet. Raises the first InvalidInput if `make` accepts
+    no kind.
+    """
+    device_types = list(DEFAULTS_BY_DEVICE) if device is None else [device.partition(":")[0]]
+    errors = []
+    for device_type in device_types:
+        try:
+            return make(device_type)
+        except InvalidInput as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
+    """Return what a search is about to prepare, as far as it is known without the device."""
+    script = request.workload.get("script")
+    model = request.workload.get("model")
+    trained = "the default model"
+    if script is not None:
+        trained = str(script)
+    elif model is not None:
+        trained = f"model {model}"
+    cap = "under all memory of the device"
+    if request.cap_bytes is not None:
+        cap = f"under {format_size(request.cap_bytes)}"
+    device = request.device or "the first GPU, or else the CPU"
+    return f"Preparing a search: {trained}, search space {space.name}, {cap}, on {device} ..."
