@@ -44,7 +44,7 @@ def print_plan(
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
     if line := time_budget_line(request.default_time_budget_seconds(device.type)):
-        say(line)
+        say(f"Time      {line}")
     _say_time(planned, say)
 
 

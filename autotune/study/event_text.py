@@ -68,7 +68,7 @@ def time_budget_line(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return (
-        f"Time      no trial begins after {format_duration(seconds)}; --time-budget 1h sets "
+        f"no trial begins after {format_duration(seconds)}; --time-budget 1h sets "
         "another limit, --time-budget none lifts it, and so does --trials"
     )
 
@@ -106,7 +106,7 @@ class EventText:
             case StudyOpened():
                 yield headline(event)
                 if line := time_budget_line(event.default_time_budget_seconds):
-                    yield line
+                    yield f"Time: {line}"
                 if line := excluded_line(event):
                     yield line
                 if line := reused_line(event.reused):

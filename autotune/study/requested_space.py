@@ -67,15 +67,10 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
 
 def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
     """Return what a search is about to prepare, as far as it is known without the device."""
-    script = request.workload.get("script")
-    model = request.workload.get("model")
-    trained = "the default model"
-    if script is not None:
-        trained = str(script)
-    elif model is not None:
-        trained = f"model {model}"
-    cap = "under all memory of the device"
+    specified = {**space.workload, **request.specified_workload()}
+    trained = specified.get("script") or specified.get("model") or "gpt"
+    cap = ""
     if request.cap_bytes is not None:
-        cap = f"under {format_size(request.cap_bytes)}"
-    device = request.device or "the first GPU, or else the CPU"
-    return f"Preparing a search: {trained}, search space {space.name}, {cap}, on {device} ..."
+        cap = f"under {format_size(request.cap_bytes)}, "
+    device = request.device or "a GPU or the CPU"
+    return f"Preparing a search: {trained}, space {space.name}, {cap}on {device} ..."

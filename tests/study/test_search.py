@@ -266,8 +266,7 @@ def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
 def test_a_search_names_what_it_prepares_before_it_knows_the_device():
     request = request_of({"max_mem": "8GiB", "space": "quick"}, workload={"model": "deep-one"})
     assert beginning_line(request, space_of(request)) == (
-        "Preparing a search: model deep-one, search space quick, under 8.00 GiB, "
-        "on the first GPU, or else the CPU ..."
+        "Preparing a search: deep-one, space quick, under 8.00 GiB, on a GPU or the CPU ..."
     )
 
 
