@@ -87,7 +87,9 @@ class _Lines:
         line = "Predicting the configuration ..."
         if self._wanted:
             elapsed = format_duration(time.monotonic() - self._began)
-            line = f"Predicting {wanted - made} more configurations, after {elapsed} ..."
+            more = wanted - made
+            configurations = "configuration" if more == 1 else "configurations"
+            line = f"Predicting {more} more {configurations}, after {elapsed} ..."
         self._wanted = wanted
         print(line, file=sys.stderr, flush=True)
 
