@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.pick import closest_miss
 from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
+    advice_without_pick,
     format_perplexity,
     format_speed,
     no_pick_reason,
@@ -250,15 +249,8 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
         console.print(no_pick_reason(result))
         return
     console.print(Text(no_pick_reason(result), style="bold red"))
-    closest = closest_miss(result.trials)
-    if closest is not None:
-        needed = format_size(least_needed_bytes(closest))
-        start = f"  The closest miss needs {needed}: #{closest.number} "
-        console.print(Text.assemble(start, describe(closest)))
-    console.print(
-        "  Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch "
-        "or a smaller model."
-    )
+    for sentence in advice_without_pick(result):
+        console.print(Text(f"  {sentence}"))
 
 
 def _is_pick(result: StudyResult, record: TrialRecord) -> bool:

@@ -1,10 +1,14 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
-from autotune.analysis.pick import savings
+from pathlib import Path
+
+from autotune.analysis.feasibility import least_needed_bytes
+from autotune.analysis.pick import closest_miss, savings
 from autotune.reporting import style
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts, outcome_reason
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_percent, format_size
 
 
@@ -97,9 +101,58 @@ def no_pick_reason(result: StudyResult) -> str:
     """Return why there is no pick, or an empty text if there is one."""
     if result.pick is not None:
         return ""
-    if not any(record.is_finished for record in result.trials):
+    finished = [record for record in result.trials if record.is_finished]
+    if not finished:
         return "No trial has finished yet."
+    if all(record.failed for record in finished):
+        return f"Nothing could be trained to its end: {outcome_counts(finished)}."
     return f"Nothing that was tried trains under {format_size(result.cap_bytes)}."
+
+
+def advice_without_pick(result: StudyResult) -> list[str]:
+    """Return what came closest and what to do, a sentence each, where there is no pick.
+
+    It follows from how the trials ended: a larger cap does not help where trials crashed.
+    """
+    sentences = []
+    closest = closest_miss(result.trials)
+    if closest is not None:
+        needed = format_size(least_needed_bytes(closest))
+        outcome = OUTCOME_LABELS[closest.outcome]
+        sentences.append(
+            f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."
+        )
+    if any(record.was_rejected for record in result.trials):
+        sentences.append(_LESS_MEMORY if result.workload.script is None else _LESS_MEMORY_OF_SCRIPT)
+    first_failed = next((record for record in result.trials if record.failed), None)
+    if first_failed is not None:
+        sentences.append(f"{outcome_line(first_failed)}.")
+        sentences.append(f"Its whole output is in {_log_file(result, first_failed)}.")
+        if result.workload.script is not None:
+            sentences.append(
+                "If the script is wrong, correct it and begin another study with another --name."
+            )
+    return sentences
+
+
+_LESS_MEMORY = (
+    "Try a larger --max-mem, more --trials, a shorter --seq-len, a smaller --global-batch or a "
+    "smaller model."
+)
+_LESS_MEMORY_OF_SCRIPT = (
+    "Try a larger --max-mem, more --trials, or a smaller model or shorter sequences in the script."
+)
+
+
+def _log_file(result: StudyResult, record: TrialRecord) -> Path:
+    """Return the file with the output of the trial's process."""
+    # It imports SQLAlchemy, 0.3 s that texts for the help of commands do without.
+    from autotune.storage.database import sqlite_file, work_folder_path  # noqa: PLC0415
+
+    folder = RESULTS_FOLDER / "work" / "*"  # the name comes from the URL with its password
+    if sqlite_file(result.storage) is not None:
+        folder = work_folder_path(result.storage)
+    return folder / result.study / "logs" / f"trial-{record.number}.log"
 
 
 def answer_of(result: StudyResult) -> str:

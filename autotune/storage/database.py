@@ -1,5 +1,6 @@
 """Opens the database behind a URL and hands out its connections."""
 
+import hashlib
 import os
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 from sqlalchemy.engine import make_url
 
 from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
+from autotune.spec.study import RESULTS_FOLDER
 from autotune.storage.error_translation import StorageBusy, parse_url, redacted_url, storage_errors
 from autotune.storage.file_systems import check_journal_mode, reject_network_file_system
 from autotune.storage.integrity.sqlite_file import (
@@ -169,6 +171,18 @@ def sqlite_file(url: str) -> Path | None:
     if os.path.islink(file):
         return file.resolve()  # SQLite's log is next to the file that the link points to
     return file
+
+
+def work_folder_path(storage: str) -> Path:
+    """Return the path of the work folder: next to a SQLite database, else in `studies/`.
+
+    Each database has a folder of its own, because studies of the same name in two databases are
+    different studies.
+    """
+    file = sqlite_file(storage)
+    if file is None:
+        return RESULTS_FOLDER / "work" / hashlib.sha256(storage.encode()).hexdigest()[:12]
+    return file.parent / "work" / file.name.removesuffix(".db")
 
 
 def _check_file(file: Path, url: str, *, create: bool) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.study import check_study_name
-from autotune.storage.database import Database
+from autotune.storage.database import Database, work_folder_path
 from autotune.storage.integrity.check import check_database
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
-from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import is_dead
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result

@@ -1,6 +1,5 @@
 """The work folder of a database: logs, prepared files and compiler caches of its studies."""
 
-import hashlib
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -9,8 +8,7 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.execution.compile_cache import CACHE
-from autotune.spec.study import RESULTS_FOLDER
-from autotune.storage.database import sqlite_file
+from autotune.storage.database import work_folder_path
 
 
 @contextmanager
@@ -33,18 +31,6 @@ def work_folder(storage: str) -> Iterator[Path]:
             with suppress(OSError):  # not empty: another search uses it
                 path.rmdir()
         raise
-
-
-def work_folder_path(storage: str) -> Path:
-    """Return the path of the work folder: next to a SQLite database, else in `studies/`.
-
-    Each database has a folder of its own, because studies of the same name in two databases are
-    different studies.
-    """
-    file = sqlite_file(storage)
-    if file is None:
-        return RESULTS_FOLDER / "work" / hashlib.sha256(storage.encode()).hexdigest()[:12]
-    return file.parent / "work" / file.name.removesuffix(".db")
 
 
 def _make(folder: Path) -> None:

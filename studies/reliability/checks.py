@@ -11,9 +11,8 @@ from pathlib import Path
 from sqlalchemy import select
 
 from autotune.spec.result import Measurement, TrialRecord
-from autotune.storage.database import Database, sqlite_file
+from autotune.storage.database import Database, sqlite_file, work_folder_path
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from studies.reliability.stand_in import measurement_of
 

@@ -15,9 +15,8 @@ from sqlalchemy.engine import make_url
 
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
-from autotune.storage.database import Database, sqlite_file
+from autotune.storage.database import Database, sqlite_file, work_folder_path
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from autotune.study.work_folder import work_folder_path
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from studies.reliability.stand_in import measurement_of

@@ -25,7 +25,7 @@ from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
-from autotune.study.work_folder import work_folder_path
+from autotune.storage.database import work_folder_path
 from autotune.training.trainer import Trainer
 from studies.compressed import append_row, read_rows, write_rows
 from studies.search_efficiency.record import Only

@@ -116,6 +116,17 @@ def test_where_nothing_fits_the_answer_is_what_came_closest():
     assert "larger --max-mem" in answer.reason
 
 
+def test_where_all_trials_failed_the_advice_names_the_first_error_and_no_larger_cap():
+    crashed = record(
+        0, outcome="crashed", memory=None, speed=None, perplexity=None, message="KeyError: 'x'"
+    )
+    answer = answer_of(plain_view(trials=(crashed,), front=(), pick=None, baseline=None))
+    assert answer.headline == "Nothing could be trained to its end: 1 trial: 1 crashed."
+    assert answer.sentence == "#0 fp32, micro-batch 1: crashed (KeyError: 'x')."
+    assert "studies/work/autotune/a-study/logs/trial-0.log" in answer.reason
+    assert "--max-mem" not in answer.reason
+
+
 @pytest.mark.parametrize(
     "trials", [(), (record(0, outcome="interrupted"),)], ids=["no trial", "one that runs"]
 )

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.pick import closest_miss, savings
-from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.analysis.pick import savings
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
+    advice_without_pick,
     format_speed,
     no_pick_reason,
     trial_label,
@@ -149,19 +148,10 @@ def _percent(value: float, before: float) -> str:
 def _nothing(result: StudyResult) -> Answer:
     if not any(record.is_finished for record in result.trials):
         return Answer(found=False, headline=no_pick_reason(result), sentence="", reason="")
-    closest = closest_miss(result.trials)
-    if closest is None:
-        sentence = "No trial got far enough to measure how much memory it needs."
-    else:
-        needed = format_size(least_needed_bytes(closest))
-        outcome = OUTCOME_LABELS[closest.outcome]
-        sentence = (
-            f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."
-        )
+    advice = advice_without_pick(result)
     return Answer(
         found=False,
         headline=no_pick_reason(result),
-        sentence=sentence,
-        reason="Try a larger --max-mem, more --trials, a shorter --seq-len, "
-        "a smaller --global-batch or a smaller model.",
+        sentence=advice[0] if advice else "",
+        reason=" ".join(advice[1:]),
     )

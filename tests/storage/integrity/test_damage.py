@@ -14,11 +14,10 @@ import pytest
 
 import autotune
 from autotune.errors import AutotuneError, StorageUnavailable, StorageUnreachable, UnknownStudy
-from autotune.storage.database import Database
+from autotune.storage.database import Database, work_folder_path
 from autotune.storage.error_translation import StorageBusy
 from autotune.storage.store import StudyStore
 from autotune.study.check import check_studies
-from autotune.study.work_folder import work_folder_path
 from tests.building.studies import CAP_BYTES, config, definition, keep, measured, open_store
 from tests.building.whole_study import run_command, write_whole_study
 
