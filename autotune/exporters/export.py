@@ -41,6 +41,8 @@ class Export:
     """{file name: text}, in the order in which a user should read them."""
     command: str
     """Command line that uses the files, to be typed in their folder."""
+    is_for_any_folder: bool = False
+    """Whether the command works wherever it is typed, because its paths are absolute."""
     unsupported: tuple[Unsupported, ...] = ()
     """Settings that the files do not express."""
     notes: tuple[str, ...] = ()

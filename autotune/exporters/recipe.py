@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
@@ -36,6 +37,16 @@ WORKLOAD_SETTINGS = (
 )
 """Settings of a workload that change the computed numbers. A trainer may have no key for some."""
 
+DECIDED_BY_SCRIPT = (
+    "learning_rate",
+    "weight_decay",
+    "schedule",
+    "learning_rate_warmup_steps",
+    "sequence_length",
+    "gradient_clipping",
+)
+"""Settings that a user's script makes itself, so that a study of it does not know their values."""
+
 SETTINGS = (*FIELD_ORDER, *WORKLOAD_SETTINGS)
 """Every setting that an export must either express or list as not expressed."""
 
@@ -57,6 +68,10 @@ class Recipe:
     device_bytes: int | None = None
     tokens_per_second: float | None = None
     perplexity: float | None = None
+    folder: Path = Path()
+    """Folder that the files are written to."""
+    search_folder: Path | None = None
+    """Folder in which the user's script runs as it did in the search; None: not known."""
 
     def __post_init__(self) -> None:
         # The text goes into comments: a line break would end the comment, and control characters

@@ -112,7 +112,8 @@ def user_script_note(workload: Workload) -> list[str]:
         return []
     return [
         f"the trial ran {workload.describe_model()}, which defines model, optimizer, learning "
-        "rate, loss and data itself: put them in place of those in these files"
+        "rate, sequence length, loss and data itself: put them in place of those in these files, "
+        "which are defaults"
     ]
 
 

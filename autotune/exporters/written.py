@@ -10,11 +10,11 @@ from typing import Any
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
-from autotune.exporters.recipe import recipe_of
+from autotune.exporters.recipe import DECIDED_BY_SCRIPT, recipe_of
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.spec.user_code import is_function_reference, read_reference
-from autotune.spec.user_paths import expanded, path_exists
+from autotune.spec.user_code import is_function_reference, read_reference, script_file
+from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 
@@ -41,7 +41,8 @@ class WrittenExport:
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         """Yield a title and its lines for each part of what a user should know."""
         content = self.content
-        yield "Use it, in that folder:", content.command.splitlines()
+        where = "" if content.is_for_any_folder else ", in that folder"
+        yield f"Use it{where}:", content.command.splitlines()
         techniques = [_line(entry) for entry in content.unsupported if entry.is_technique]
         others = [_line(entry) for entry in content.unsupported if not entry.is_technique]
         for title, lines in (
@@ -129,20 +130,49 @@ def write_export(
     """
     version = version_of(target, target_version)
     recipe = recipe_of(result, record)
-    recipe = dataclasses.replace(recipe, workload=_with_absolute_paths(recipe.workload))
-    content = target_of(target).write(recipe, version)
+    folder_of_files = folder or RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
+    recipe = dataclasses.replace(
+        recipe,
+        workload=_with_absolute_paths(recipe.workload),
+        folder=folder_of_files.absolute(),
+        search_folder=_search_folder(recipe.workload),
+    )
+    content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
     if strict:
         _check_complete(content, target)
-    default = RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
     export = WrittenExport(
         target=target,
         target_version=version,
         record=record,
-        folder=folder or default,
+        folder=folder_of_files,
         content=content,
     )
     _write(content, export.folder, overwrite=folder is None or overwrite)
     return export
+
+
+def _search_folder(workload: Workload) -> Path | None:
+    """Return the current folder if the script of a study is found from it, as in the search."""
+    if workload.script is None:
+        return None
+    try:
+        is_here = is_plain_file(script_file(workload.script))
+    except InvalidInput:  # a module that is not there
+        is_here = False
+    return Path.cwd() if is_here else None
+
+
+def _without_guesses(content: Export, workload: Workload) -> Export:
+    """Leave out the values of settings that a user's script makes itself, which nobody knows."""
+    if workload.script is None:
+        return content
+    unsupported = tuple(
+        dataclasses.replace(entry, value=None, instead=None, why=f"{workload.script} decides it")
+        if entry.setting in DECIDED_BY_SCRIPT
+        else entry
+        for entry in content.unsupported
+    )
+    return dataclasses.replace(content, unsupported=unsupported)
 
 
 def _with_absolute_paths(workload: Workload) -> Workload:

@@ -1,11 +1,15 @@
 """Notes on what a trainer's files cannot express of a workload."""
 
+import dataclasses
 import shlex
+from pathlib import Path
 
 import pytest
 
 from autotune.exporters import TARGETS
+from autotune.exporters.written import write_export
 from autotune.spec.config import TrainingConfig
+from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
 
 READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers")
@@ -34,7 +38,7 @@ def script(tmp_path):
 
 @pytest.mark.parametrize("target", sorted(set(TARGETS) - {"pytorch"}))
 def test_a_users_script_has_its_optimizer_and_data(target, script):
-    assert "own.py, which defines model, optimizer, learning rate, loss and data itself" in said(
+    assert "own.py, which defines model, optimizer, learning rate, sequence length, loss" in said(
         target, **script
     )
     assert "which defines model, optimizer" not in said(target)
@@ -61,6 +65,34 @@ def test_a_script_is_launched_with_its_allocator_which_apply_could_not_set(
     assert (environment, python) == ("AUTOTUNE_CONFIG=autotune_config.json", "python")
     assert started == [*launcher, script["script"]]
     assert set(launcher) <= set(export.files)
+
+
+@pytest.mark.parametrize("found_here", [True, False])
+def test_the_command_runs_a_script_where_the_search_ran_it(found_here, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/own.py").write_text("import autotune\n")
+    monkeypatch.chdir(tmp_path / "here")
+    arguments = {"script": "own.py", "script_arguments": ("a/b.py",)}
+    workload = recipe(model="script", **arguments).workload
+    if not found_here:
+        monkeypatch.chdir(tmp_path)
+    result = dataclasses.replace(study_result([record(0)]), workload=workload)
+    written = write_export(result, result.trial(0), "pytorch", folder=Path("out"))
+    starts = f"cd {tmp_path / 'here'} && " if found_here else ""
+    file = f"AUTOTUNE_CONFIG={Path.cwd() / 'out/autotune_config.json'}"
+    script = tmp_path / "here/own.py" if found_here else "own.py"
+    assert written.content.command == f"{starts}{file} python {script} a/b.py"
+    assert ("Use it:" in str(written)) == found_here
+    assert ("in the folder of the search" in str(written)) != found_here
+
+
+@pytest.mark.parametrize("target", ["transformers", "accelerate", "deepspeed", "lightning"])
+def test_no_file_asks_for_what_only_the_script_has(target, script, tmp_path):
+    workload = recipe(**script).workload
+    result = dataclasses.replace(study_result([record(0)]), workload=workload)
+    written = write_export(result, result.trial(0), target, folder=tmp_path / "out")
+    assert "sequence_length 128" not in str(written)
+    assert "MODEL>" not in "".join(written.content.files.values())
 
 
 @pytest.mark.parametrize("target", USER_LOOPS)

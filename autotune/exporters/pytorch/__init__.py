@@ -13,7 +13,7 @@ from autotune.exporters import launch
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
-from autotune.exporters.recipe import Recipe
+from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe
 from autotune.spec.model_file import with_layers
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -60,21 +60,28 @@ def _launcher(recipe: Recipe) -> dict[str, str]:
 
 
 def _for_a_script(recipe: Recipe) -> Export:
+    """Return the export for the user's script, which finds its own files by relative paths."""
     user_script = recipe.workload.script
     assert user_script is not None
     # The allocator reads its setting once, before autotune.apply could make it.
-    launcher = [launch.FILE] if recipe.config.allocator != "default" else []
+    launcher = [] if recipe.config.allocator == "default" else [str(recipe.folder / launch.FILE)]
     python = ["torchrun", "--standalone"] if recipe.workload.one_rank else ["python"]
     command = shlex.join([*python, *launcher, *recipe.workload.script_command()])
+    command = f"AUTOTUNE_CONFIG={shlex.quote(str(recipe.folder / CONFIG_FILE))} {command}"
+    notes = [
+        f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the variable "
+        "names"
+    ]
+    if recipe.search_folder is None:
+        notes.append(f"{user_script} is not found from here: start it in the folder of the search")
+    else:
+        command = f"cd {shlex.quote(str(recipe.search_folder))} && {command}"
     return Export(
         files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
-        command=f"AUTOTUNE_CONFIG={CONFIG_FILE} {command}",
+        command=command,
+        is_for_any_folder=recipe.search_folder is not None,
         unsupported=tuple(_decided_by_script(recipe)),
-        notes=(
-            f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the "
-            "variable names; if the script reads other files, start it in the folder of the search "
-            "and give these files by their paths",
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -83,19 +90,11 @@ def _decided_by_script(recipe: Recipe) -> list[Unsupported]:
 
     The search knows values only of those that it passed to the script, which may use them.
     """
-    unknown = (
-        "learning_rate",
-        "weight_decay",
-        "schedule",
-        "learning_rate_warmup_steps",
-        "sequence_length",
-        "gradient_clipping",
-    )
     known = {name: recipe.settings()[name] for name in ("steps", "seed", "global_batch")}
     why = f"{recipe.workload.script} decides it"
     return [
         Unsupported(setting=name, value=known.get(name), instead=None, why=why)
-        for name in (*unknown, *known)
+        for name in (*DECIDED_BY_SCRIPT, *known)
     ]
 
 

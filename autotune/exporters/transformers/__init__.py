@@ -37,9 +37,10 @@ def write(recipe: Recipe, version: str) -> Export:
     closest, changes = closest_config(recipe, has_every_n_layers=version != "4.57")
     changes += _beyond_json(config)
     keys = training_keys(recipe, closest, new_names=version == "5.23")
+    is_script = recipe.workload.script is not None
     files = {
         FILE: trainer_code(recipe, _keys_of_code(recipe, keys, version), version=version),
-        **training_script(recipe),
+        **({} if is_script else training_script(recipe)),
         ARGUMENTS_FILE: json.dumps(keys, indent=2) + "\n",
         MODEL_FILE: json.dumps(model_keys(closest), indent=2) + "\n",
     }
@@ -47,7 +48,10 @@ def write(recipe: Recipe, version: str) -> Export:
         files[launch.FILE] = launch.launcher(recipe)
     notes = tuple(_notes(recipe, version, changes))
     return Export(
-        files=files, command="python train.py", unsupported=_unsupported(recipe), notes=notes
+        files=files,
+        command=_IN_A_SCRIPT if is_script else "python train.py",
+        unsupported=_unsupported(recipe),
+        notes=notes,
     )
 
 
@@ -59,6 +63,12 @@ def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
             setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU
         ),
     )
+
+
+_IN_A_SCRIPT = """\
+# in your script, whose model and data autotune does not know:
+from autotune_trainer import AutotuneTrainer, training_arguments  # first
+AutotuneTrainer(model=model, args=training_arguments("output"), train_dataset=data).train()"""
 
 
 def _beyond_json(config: TrainingConfig) -> list[Change]:
@@ -100,11 +110,10 @@ def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
         f"{change.setting} {settings[change.setting]} ({change.instead} instead)"
         for change in changes
     ]
-    lacking.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
-    notes = [
-        f"{ARGUMENTS_FILE} and {MODEL_FILE} alone lack: {', '.join(lacking)}; "
-        + "; ".join(KEY_NOTES)
-    ]
+    if recipe.workload.script is None:
+        lacking.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
+    lacks = "; ".join([", ".join(lacking), *KEY_NOTES] if lacking else KEY_NOTES)
+    notes = [f"{ARGUMENTS_FILE} and {MODEL_FILE} alone lack: {lacks}"]
     if launch.is_needed(config):
         notes.append(
             f"with {ARGUMENTS_FILE} alone, start your script with `python {launch.FILE} "

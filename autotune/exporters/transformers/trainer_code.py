@@ -59,7 +59,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
     body = "\n\n\n".join(
         [
             *definitions(recipe, by_keys=by_keys, version=version),
-            _sequences(recipe),
+            *([_sequences(recipe)] if recipe.workload.script is None else []),
             _arguments(),
             _prepare_model(config, by_keys=by_keys, version=version),
             _make_optimizer(recipe),
@@ -72,6 +72,21 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
 
 
 def _docstring(recipe: Recipe) -> str:
+    if recipe.workload.script is not None:
+        return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
+
+    {recipe.config.describe()}
+
+Import it first in your training script, because the import makes settings of the process:
+
+    from autotune_trainer import AutotuneTrainer, training_arguments
+
+    arguments = training_arguments("trainer_output")
+    AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
+
+Measured on one device. On N devices the global batch is N times as large, unless
+gradient_accumulation_steps is divided by N.
+"""'''
     length = recipe.workload.sequence_length
     return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
 
@@ -122,8 +137,10 @@ def _constants(recipe: Recipe, keys: Mapping[str, Any]) -> str:
     settings = "\n".join(
         f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items()
     )
-    return f"""
-SEQUENCE_LENGTH = {recipe.workload.sequence_length}
+    length = ""
+    if recipe.workload.script is None:
+        length = f"\nSEQUENCE_LENGTH = {recipe.workload.sequence_length}"
+    return f"""{length}
 WEIGHTS_DTYPE = torch.{weights_dtype(recipe.config)}
 SCHEDULE = {_literal(recipe.workload.schedule)}
 SETTINGS = {{
