@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.api import (
+    compare,
     dry_run,
     explain,
     export,
@@ -25,6 +26,7 @@ from autotune.api import (
     predict,
     search,
     show,
+    studies,
     write_report,
 )
 from autotune.errors import AutotuneError
@@ -52,6 +54,7 @@ __all__ = [
     "TrialRecord",
     "Workload",
     "apply",
+    "compare",
     "current_config",
     "dry_run",
     "explain",
@@ -64,6 +67,7 @@ __all__ = [
     "report",
     "search",
     "show",
+    "studies",
     "write_report",
 ]
 

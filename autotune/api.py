@@ -6,6 +6,7 @@ Importing it takes a fraction of a second and does not import torch, because tra
 
 # ruff: noqa: PLC0415
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
@@ -13,16 +14,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
-from autotune.errors import InvalidInput, Stopped
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences, chosen_trial
+from autotune.errors import InvalidInput, Stopped, suggestion
 from autotune.interrupt import noted_interrupt
 from autotune.notebook import is_notebook, live_progress, status_line
 from autotune.result import Result, report_file
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Prediction
 from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
+from autotune.spec.workload import Workload
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
 from autotune.units import parse_size
 
@@ -33,8 +36,10 @@ if TYPE_CHECKING:
     from autotune.analysis.explanation import Explanation
     from autotune.exporters.written import WrittenExport
     from autotune.reporting.study_view import StudyView
+    from autotune.storage.store import StudySummary
     from autotune.study.dry_run import Plan
     from autotune.study.events import Listener
+    from autotune.study.fit.request import FitRequest
     from autotune.study.fit.result import FitResult
 
 Parameters = ParamSpec("Parameters")
@@ -131,6 +136,7 @@ def search(
     and the same call resumes the study. A second Ctrl-C interrupts at once.
     """
     settings = dict(locals())  # a test compares the parameters with the fields of the request
+    _check_names(workload, of=search)
     from autotune.study.search import search as run
 
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
@@ -181,6 +187,7 @@ def dry_run(
 
     known = {option.keyword for option in SEARCH_OPTIONS.values()}
     workload = {name: value for name, value in settings.items() if name not in known}
+    _check_names(workload, of=search)
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))
@@ -219,6 +226,7 @@ def predict(
         workload_of,
     )
 
+    _check_names(workload, of=predict)
     given = {"device": device, "configuration": configuration, **workload}
     result = _result_of(study, trial=trial, given=given, storage=storage)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
@@ -243,7 +251,7 @@ def predict(
             torch_version=torch_version,
         )
         choices = {"micro_batch_size": complete_workload.global_batch, **(configuration or {})}
-        config = TrainingConfig(**choices)
+        config = configuration_of(choices)
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
@@ -275,11 +283,54 @@ def fit(
     `confirm`, one short real trial follows if this machine has the device. Raises InvalidInput.
     """
     from autotune.study.fit.fit import fit as run
+
+    request = fit_request(
+        study,
+        trial=trial,
+        max_mem=max_mem,
+        vary=vary,
+        space=space,
+        scale=scale,
+        device=device,
+        configuration=configuration,
+        compute_capability=compute_capability,
+        torch_version=torch_version,
+        context=context,
+        confirm=confirm,
+        storage=storage,
+        workload=workload,
+    )
+    with status_line("fit") as say:
+        return run(request, listener=lambda progress: say(progress.what))
+
+
+def fit_request(
+    study: str | None,
+    *,
+    trial: int | None,
+    max_mem: str | int | None,
+    vary: str,
+    space: str | None,
+    scale: str | None,
+    device: str | None,
+    configuration: Mapping[str, Any] | None,
+    compute_capability: str | None,
+    torch_version: str | None,
+    context: str | int | None,
+    confirm: bool,
+    storage: str,
+    workload: Mapping[str, Any],
+) -> "FitRequest":
+    """Return the request of `fit`, which has the same parameters. The command makes it, too.
+
+    Raises InvalidInput and UnknownStudy.
+    """
     from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest
 
+    _check_names(workload, of=fit)
     if scale is not None and space is None:
         raise InvalidInput(f"scale {scale!r} needs a search space", hint="give a space, too")
-    given = {"device": device, "configuration": configuration, "space": space, **workload}
+    given = {"device": device, "configuration": configuration or None, "space": space, **workload}
     result = _result_of(study, trial=trial, given=given, storage=storage)
     if result is not None:
         if result.workload.script is not None:
@@ -294,8 +345,8 @@ def fit(
         if trial is not None or result.pick is not None:
             configuration = chosen_trial(result, trial).config.to_dict()
     if max_mem is None:
-        raise InvalidInput("there is no memory cap", hint='give max_mem="8GiB", or a study')
-    request = FitRequest(
+        raise InvalidInput("there is no memory cap", hint='give a cap such as "8GiB", or a study')
+    return FitRequest(
         cap_bytes=_bytes_of(max_mem),
         vary=vary,  # type: ignore[arg-type]  # FitRequest rejects unknown values
         device=device,
@@ -307,8 +358,30 @@ def fit(
         context_bytes=CUDA_CONTEXT_BYTES if context is None else _bytes_of(context),
         confirms=confirm,
     )
-    with status_line("fit") as say:
-        return run(request, listener=lambda progress: say(progress.what))
+
+
+_SETTABLE = (*WORKLOAD_OPTIONS, "model_config", "seed", "script_arguments", "warmup_steps")
+"""The fields of `Workload` that a user sets; autotune fills in the others."""
+
+
+def _check_names(workload: Mapping[str, Any], *, of: Callable[..., object]) -> None:
+    """Raise InvalidInput for a keyword that is neither a parameter of `of` nor of the workload."""
+    parameters = [
+        parameter.name
+        for parameter in inspect.signature(of).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    fields = {field.name for field in dataclasses.fields(Workload)}
+    for name in workload:
+        if name not in fields:
+            raise InvalidInput(
+                f"autotune.{of.__name__} has no setting {name!r}",
+                hint=suggestion(
+                    name,
+                    (*parameters, *_SETTABLE),
+                    otherwise=f"help(autotune.{of.__name__}) explains its settings",
+                ),
+            )
 
 
 def _bytes_of(size: str | int) -> int:
@@ -342,9 +415,36 @@ def show(
     from autotune.storage.store import StudyStore
     from autotune.study.search import result_of
 
+    check_preferences(preferences)
     with closing(StudyStore(storage)) as store:
         found = result_of(store, study, preferences)
     return Result.of(found, url=storage, preferences=preferences)
+
+
+def studies(*, storage: str = DEFAULT_STORAGE) -> "list[StudySummary]":
+    """Return the studies of a database, oldest first: name, when it was begun, and its trials.
+
+    Raises UnknownStudy if there is no such database.
+    """
+    from autotune.storage.store import StudyStore
+
+    with closing(StudyStore(storage)) as store:
+        return store.studies()
+
+
+def compare(
+    *studies: str,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "go.Figure":
+    """Return a figure with the fronts of several studies, as `autotune compare` draws it.
+
+    Raises InvalidInput for fewer than two studies, and UnknownStudy.
+    """
+    from autotune.reporting.figures import comparison
+
+    views = [view(study, storage=storage, preferences=preferences) for study in studies]
+    return comparison.draw(comparison.compute(views))
 
 
 def plot(

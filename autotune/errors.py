@@ -39,6 +39,8 @@ class AutotuneError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # Python prints it below the message of a traceback
 
 
 class InvalidInput(AutotuneError):

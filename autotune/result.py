@@ -89,6 +89,10 @@ class Result(StudyResult):
         from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH
         from autotune.reporting.style import with_heading
 
+        if isinstance(trials, int):
+            raise InvalidInput(
+                f"trials = {trials} is no list of trial numbers", hint=f"write trials=[{trials}]"
+            )
         options = FigureOptions(
             x=x,
             y=y,

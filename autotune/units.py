@@ -26,15 +26,23 @@ def parse_size(text: str) -> int:
     """Return the bytes of `8GiB`, `8GB`, `8192MiB` or `8e9`. Raises InvalidSize for other text."""
     match = re.fullmatch(rf"({_NUMBER}) *([A-Za-z]*)", text.strip(" "))
     if match is None or match[2] not in _BYTES_PER_UNIT:
-        raise InvalidSize(
-            f"{text!r} is not a memory size",
-            hint="write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB "
-            "or plain bytes such as 8e9",
+        hint = (
+            "write a number and a unit with a decimal point: 8GiB, 8.5GB, 8192MiB or plain bytes "
+            "such as 8e9"
         )
+        if match is not None and (near := _units_like(match[2])):
+            hint = f"write {' or '.join(f'{match[1]}{unit}' for unit in near)}"
+        raise InvalidSize(f"{text!r} is not a memory size", hint=hint)
     size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2]]
     if not 1 <= size_bytes < LARGEST_SIZE_BYTES:
         raise InvalidSize(f"{text!r} is not a possible memory size", hint="give for example 8GiB")
     return int(size_bytes)
+
+
+def _units_like(given: str) -> list[str]:
+    """Return the units that differ from `given` in case, or by the letters after the first."""
+    typed = given.lower()
+    return [unit for unit in reversed(_BYTES_PER_UNIT) if typed in (unit.lower(), unit[:1].lower())]
 
 
 def format_size(size_bytes: float) -> str:

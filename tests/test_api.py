@@ -1,8 +1,10 @@
 """The Python interface: results with methods, and functions that take a study's name."""
 
+import json
 import pickle
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from autotune.reporting.plain_tables import CSV_COLUMNS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.workload import make_workload
+from tests.building.commands import run_here
 from tests.building.studies import (
     CAP_BYTES,
     MIB,
@@ -114,6 +117,48 @@ def test_an_unknown_study_is_an_error(call, url, tmp_path, monkeypatch):
         call("nothing", storage=url)
 
 
+@pytest.mark.parametrize(
+    ("call", "near"),
+    [
+        (lambda: autotune.search(max_memm="8GiB"), "'max_mem'"),
+        (lambda: autotune.search(learning_rate=1e-3), "'learning_rates'"),
+        (lambda: autotune.predict(layer=3), "'layers'"),
+        (lambda: autotune.predict(configuration={"checkpoint": "block"}), "'checkpointing'"),
+        (lambda: autotune.fit(max_mem="1GiB", sequence_lenght=3), "'sequence_length'"),
+    ],
+)
+def test_a_misspelt_keyword_is_answered_with_what_was_meant(call, near):
+    with pytest.raises(InvalidInput) as raised:
+        call()
+    assert f"did you mean {near}" in raised.value.hint
+    assert "sha256" not in raised.value.hint
+
+
+@pytest.mark.parametrize("number", [4, 99, -1])
+def test_a_trial_that_is_not_there_is_an_error_that_names_those_that_are(number, result):
+    with pytest.raises(InvalidInput, match=f"has no trial {number}") as raised:
+        result.trial(number)
+    assert "its trials are 0 to 3" in raised.value.hint
+
+
+def test_a_hint_stands_below_the_message_of_a_traceback(result):
+    with pytest.raises(InvalidInput) as raised:
+        result.trial(4)
+    assert "hint: its trials are 0 to 3" in "".join(traceback.format_exception(raised.value))
+
+
+def test_one_number_is_no_list_of_trials(result):
+    with pytest.raises(InvalidInput, match="trials = 3 is no list"):
+        result.plot("memory", trials=3)
+
+
+def test_studies_are_listed_and_compared_by_name(url):
+    assert [study.name for study in autotune.studies(storage=url)] == ["by-hand", "too-tight"]
+    assert autotune.compare("by-hand", "too-tight", storage=url).data
+    with pytest.raises(InvalidInput, match="cannot be compared with itself"):
+        autotune.compare("by-hand", storage=url)
+
+
 def test_a_report_is_written_to_the_named_file_and_is_that_of_the_command(result, url, tmp_path):
     file = result.write_report(tmp_path / "new folder" / "one.html")
     assert "by-hand" in file.read_text()
@@ -207,12 +252,17 @@ def test_a_trial_without_a_study_is_an_error():
         autotune.fit(trial=3, max_mem="1GiB")
 
 
-def test_the_largest_model_is_found_for_the_configuration_and_cap_of_a_study(url, one_trial_server):
+def test_the_largest_model_is_found_for_the_configuration_and_cap_of_a_study(
+    url, one_trial_server, tmp_path
+):
     found = autotune.fit("by-hand", trial=1, max_mem="1MiB", confirm=False, storage=url)
     (row,) = found.rows
     assert row.config.micro_batch_size == 2
     assert row.prediction.upper_bound_bytes <= 1 * MIB
     assert f"{row.value} layer" in str(found)
+    command = ("fit", "by-hand", "--trial", "1", "--max-mem", "1MiB", "--no-trial", "--json")
+    ended = run_here(*command, "--quiet", "--storage", url, folder=tmp_path)
+    assert json.loads(ended.stdout) == json.loads(json.dumps(found.to_dict()))
 
 
 def test_the_largest_model_is_found_for_a_description(one_trial_server):

@@ -58,6 +58,16 @@ class Preferences:
             )
 
 
+def check_preferences(preferences: object) -> None:
+    """Raise InvalidInput for anything but Preferences, such as the name of one."""
+    if not isinstance(preferences, Preferences):
+        wanted = preferences if preferences in PREFERENCES else "smallest"
+        raise InvalidInput(
+            f"preferences = {preferences!r} are no preferences",
+            hint=f"write preferences=autotune.Preferences(prefer={wanted!r})",
+        )
+
+
 DEFAULT_PREFERENCES = Preferences()
 PREFERENCE_OPTIONS = options_of(Preferences)
 """The options by the field of `Preferences` that each sets; `--tolerance` is in `cli/options.py`.
@@ -195,13 +205,4 @@ def chosen_trial(result: StudyResult, number: int | None) -> TrialRecord:
                 hint=f"name one with --trial, see autotune show {result.study}",
             )
         return result.trial(result.pick.number)
-    record = next((record for record in result.trials if record.number == number), None)
-    if record is None:
-        known = (
-            f"its trials are 0 to {len(result.trials) - 1}" if result.trials else "it has none yet"
-        )
-        raise InvalidInput(
-            f"study {result.study!r} has no trial {number}",
-            hint=f"{known}; see autotune show {result.study}",
-        )
-    return record
+    return result.trial(number)

@@ -9,6 +9,7 @@ SIGTERM.
 
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -30,6 +31,14 @@ _LONGEST_LINE = 1000
 
 class _Commands(LazyGroup):
     """All commands, each with the first sentence of its own help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Take the name of a shell after the options of completion, which need none."""
+        if args and args[0].startswith(("--install-completion", "--show-completion")):
+            option, *named = [*args[0].split("=", 1), *args[1:]]
+            if len(named) == 1 and not named[0].startswith("-"):
+                ctx.obj, args = named[0], [option]
+        return super().parse_args(ctx, args)
 
     lazy_commands = (
         LazyCommand(
@@ -128,10 +137,14 @@ def root(
         help="Leave out the defaults of autotune.toml, pyproject.toml and the environment.",
     ),
     install_completion: bool = typer.Option(
-        False, "--install-completion", help="Install completion for your shell: bash, zsh or fish."
+        False,
+        "--install-completion",
+        help="Install completion for your shell, or for the one named next: bash, zsh or fish.",
     ),
     show_completion: bool = typer.Option(
-        False, "--show-completion", help="Print the script that completes commands in your shell."
+        False,
+        "--show-completion",
+        help="Print the script that completes commands in your shell, or in the one named next.",
     ),
 ) -> None:
     if version:
@@ -141,9 +154,9 @@ def root(
         from autotune.cli import completion  # noqa: PLC0415  # help and commands do without
 
         if install_completion:
-            completion.install()
+            completion.install(context.obj)
         else:
-            completion.show()
+            completion.show(context.obj)
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -169,7 +182,7 @@ def main() -> None:
         # Its own text for an unknown option would end in suggestions, which are in the hint here.
         message = error.message if hasattr(error, "possibilities") else error.format_message()
         if message:  # it is empty where typer has printed the help instead
-            print_error(" ".join(message.split()), _usage_hint(error))
+            print_error(*_invalid_number(error) or (" ".join(message.split()), _usage_hint(error)))
         exit_code = 2
     except typer.Abort:
         exit_code = 130
@@ -208,12 +221,46 @@ def on_one_line(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+_NUMBERS = {"int": "a whole number", "float": "a number, with a point for decimals"}
+
+
+def _invalid_number(error: TyperException) -> tuple[str, str] | None:
+    """Return message and hint for text where an option takes a number; None for other errors.
+
+    typer's own message names neither the text nor the way out; the validator's error has the text.
+    """
+    validation: Any = error.__cause__
+    parameter = getattr(error, "param", None)
+    if parameter is None or not hasattr(validation, "errors"):
+        return None
+    wrong = validation.errors()[0]
+    given, kind = str(wrong["input"]), wrong["type"].partition("_")[0]
+    if kind not in _NUMBERS:
+        return None
+    hint = f"give {_NUMBERS[kind]}"
+    if parameter.opts[0] in _AT_LEAST_ONE:
+        hint += " of at least 1"
+    share = re.fullmatch(r"([0-9.]+) *%", given)
+    if kind == "float" and share:
+        hint = f"give a share instead of percent: {float(share[1]) / 100:g}"
+    name = max(parameter.opts, key=len)
+    if parameter.param_type_name == "argument":
+        name = parameter.metavar
+    return f"Invalid value of {name}: {given!r}", hint
+
+
+_AT_LEAST_ONE = ("--trials", "--seeds", "--workers", "--steps", "--layers", "--width", "--heads")
+
+
 def _usage_hint(error: TyperException) -> str:
     """Return the options that an unknown one resembles, and where the help is."""
     context = getattr(error, "ctx", None)
     if context is None:
         return f"see {_PROGRAM} --help"
     otherwise = f"see {context.command_path} --help"
+    missing = getattr(error, "param", None) if "Missing" in error.format_message() else None
+    if missing is not None and getattr(missing, "help", None):
+        return f"{missing.help} For more {otherwise}"
     unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
     if unknown is None:
         return otherwise

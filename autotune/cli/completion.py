@@ -61,39 +61,46 @@ def _join_at_colons() -> None:
     os.environ["COMP_CWORD"] = str(place)
 
 
-def install() -> None:
-    """Install the completion for the user's shell, and say where. Raises InvalidInput."""
+def install(shell: str | None = None) -> None:
+    """Install the completion for a shell, by default the user's, and say where.
+
+    Raises InvalidInput.
+    """
     from typer._completion_shared import install as install_script  # noqa: PLC0415
 
-    shell, file = install_script(shell=_shell("--install-completion"), prog_name=PROGRAM)
-    print(f"{shell} completion is installed in {file}; it works in new terminals")
+    name = _shell("--install-completion", named=shell)
+    name, file = install_script(shell=name, prog_name=PROGRAM)
+    print(f"{name} completion is installed in {file}; it works in new terminals")
 
 
-def show() -> None:
-    """Print the script that completes commands in the user's shell. Raises InvalidInput."""
+def show(shell: str | None = None) -> None:
+    """Print the script that completes commands in a shell, by default the user's.
+
+    Raises InvalidInput.
+    """
     from typer._completion_shared import get_completion_script  # noqa: PLC0415
 
     print(
         get_completion_script(
             prog_name=PROGRAM,
             complete_var=f"_{PROGRAM.upper()}_COMPLETE",
-            shell=_shell("--show-completion"),
+            shell=_shell("--show-completion", named=shell),
         )
     )
 
 
-def _shell(option: str) -> str:
-    """Return the shell that runs this command, else the user's login shell."""
+def _shell(option: str, *, named: str | None) -> str:
+    """Return the named shell, else the one that runs this command, else the login shell."""
     import shellingham  # noqa: PLC0415  # only this needs it; typer brings it
 
     try:
-        name = shellingham.detect_shell()[0]
+        name = named or shellingham.detect_shell()[0]
     except shellingham.ShellDetectionFailure:
         name = os.path.basename(os.environ.get("SHELL", ""))
     if name not in SHELLS:
         raise InvalidInput(
             f"there is no completion for {f'the shell {name!r}' if name else 'an unknown shell'}",
-            hint=f"run autotune {option} in {', '.join(SHELLS[:-1])} or {SHELLS[-1]}",
+            hint=f"name one: autotune {option} {', '.join(SHELLS[:-1])} or {SHELLS[-1]}",
         )
     return str(name)
 

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune import api
+from autotune.analysis.pick import chosen_trial
 from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
 from autotune.errors import InvalidInput
@@ -37,7 +39,7 @@ def explain(
         typer.Argument(
             metavar="TRIAL",
             autocompletion=completion.trials,
-            help="Number of a trial of the study.",
+            help="Number of a trial of the study. [default: the study's pick]",
         ),
     ] = None,
     device: options.DeviceTypeOption = None,
@@ -94,9 +96,7 @@ def explain(
         name=name,
         scale=scale,
     )
-    _check_together(
-        study=study, trial=trial, space=space, name=name, given=given, configuration=configuration
-    )
+    _check_together(study=study, space=space, name=name, given=given, configuration=configuration)
     options.check_scale(scale, space=space)
     check_device(device)
     target_device = requested_device(device, compute_capability)
@@ -113,9 +113,10 @@ def explain(
         # cannot be written to.
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder)))
-        if study is not None and trial is not None:
+        if study is not None:
+            number = chosen_trial(api.show(study, storage=storage), trial).number
             question = question_of_trial(
-                executor, study, trial, storage=storage, torch_version=torch_version
+                executor, study, number, storage=storage, torch_version=torch_version
             )
             explanations.say_beginning(quiet=quiet)
         else:
@@ -146,7 +147,6 @@ def explain(
 def _check_together(
     *,
     study: str | None,
-    trial: int | None,
     space: str | None,
     name: str | None,
     given: list[str],
@@ -154,14 +154,9 @@ def _check_together(
 ) -> None:
     if study is None and not given:
         raise InvalidInput(
-            "there is nothing to explain: no trial and no configuration is given",
-            hint="autotune explain STUDY TRIAL explains a trial (autotune studies lists the "
+            "there is nothing to explain: no study and no configuration is given",
+            hint="autotune explain STUDY explains its pick (autotune studies lists the "
             "studies); options such as --precision bf16-mixed describe a configuration",
-        )
-    if study is not None and trial is None:
-        raise InvalidInput(
-            f"no trial of study {study!r} is given",
-            hint=f"give its number, see autotune show {study}",
         )
     if study is not None and given:
         raise InvalidInput(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.cli.tables import make_console
@@ -18,7 +19,7 @@ from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
-from autotune.units import format_percent, format_size, parse_size
+from autotune.units import format_percent, format_size
 
 if TYPE_CHECKING:
     from autotune.study.fit.fit import FitProgress
@@ -28,12 +29,31 @@ if TYPE_CHECKING:
 @with_configuration
 def fit(
     *,
-    max_mem: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=EVERYDAY, metavar="SIZE", help="Memory cap: 8GiB, 8GB, 8192MiB."
+    study: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STUDY",
+            autocompletion=completion.studies,
+            help="Vary a size of this study's workload, with the configuration of its pick.",
         ),
-    ],
+    ] = None,
+    max_mem: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=EVERYDAY,
+            metavar="SIZE",
+            help="Memory cap: 8GiB, 8GB, 8192MiB. [default: that of the study]",
+        ),
+    ] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=EVERYDAY,
+            metavar="NUMBER",
+            autocompletion=completion.trials,
+            help="Take the configuration of this trial of the study. [default: the study's pick]",
+        ),
+    ] = None,
     vary: Annotated[
         str,
         typer.Option(
@@ -86,6 +106,7 @@ def fit(
     ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
+    storage: options.StorageOption = options.STORAGE,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
     verbose: Annotated[
@@ -98,25 +119,34 @@ def fit(
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
     Works by prediction and shows techniques added one by one. With --precision, --checkpointing,
-    --compile, --optimizer-fusion or --memory-budget it shows that one configuration instead. If the
+    --compile, --optimizer-fusion or --memory-budget, or of a study, it shows that one configuration
+    instead. If the
     device exists, trains the largest model that fits for a few steps to confirm it.
     """
     # These import SQLAlchemy and numpy, 0.5 s that the help of this command does without.
     from autotune.study.fit.fit import fit as run  # noqa: PLC0415
-    from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest  # noqa: PLC0415
 
     options.check_scale(scale, space=space)
-    request = FitRequest(
-        cap_bytes=parse_size(max_mem),
-        vary=vary,  # type: ignore[arg-type]  # FitRequest rejects unknown values
+    _check_context(context, device=device)
+    if max_mem is None and study is None:
+        raise InvalidInput(
+            "there is no memory cap", hint="give --max-mem 8GiB, or the name of a study"
+        )
+    request = api.fit_request(
+        study,
+        trial=trial,
+        max_mem=max_mem,
+        vary=vary,
+        space=space,
+        scale=scale,
         device=device,
-        workload=workload,
         configuration=configuration,
-        space=None if space is None else options.scaled_space(space, scale),
         compute_capability=compute_capability,
         torch_version=torch_version,
-        context_bytes=_context_bytes(context, device=device, default=CUDA_CONTEXT_BYTES),
-        confirms=not (no_trial or no_confirm),
+        context=context,
+        confirm=not (no_trial or no_confirm),
+        storage=storage,
+        workload={name: value for name, value in workload.items() if value is not None},
     )
     with _display(quiet=quiet, verbose=verbose) as listener:
         result = run(request, listener=listener)
@@ -128,15 +158,12 @@ def fit(
         raise typer.Exit(1)
 
 
-def _context_bytes(context: str | None, *, device: str | None, default: int) -> int:
-    if context is None:
-        return default
-    if device == "cpu":
+def _check_context(context: str | None, *, device: str | None) -> None:
+    if context is not None and device == "cpu":
         raise InvalidInput(
             f"--context {context} is for a CUDA device, but the device is cpu",
             hint="leave --context out",
         )
-    return parse_size(context)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from autotune.spec.option import GROUPS
 
 MOST_UNGROUPED = 12
 """A command with more options than this has them under the headings of their groups."""
+HAS_SEPARATOR = "has_separator"
+"""Key of a context's `meta`: whether `--` stands on the command line, which parsing removes."""
 _OTHER = "Other options"
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for each hyphen while lines are wrapped, so that no name of an option is divided."""
@@ -62,7 +64,8 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune export my-study --to deepspeed --strict", "all of it, or nothing"),
     ),
     "explain": (
-        ("autotune explain my-study 7", "trial 7 of a study"),
+        ("autotune explain my-study", "the pick of a study"),
+        ("autotune explain my-study 7", "its trial 7"),
         ("autotune explain --layers 24 --precision bf16-mixed", "a configuration"),
         ("autotune explain --space peak_memory --name control", "one of a space"),
     ),
@@ -70,6 +73,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune fit --max-mem 8GiB", "how many layers"),
         ("autotune fit --max-mem 8GiB --vary seq-len", "how long a sequence"),
         ("autotune fit --max-mem 80GiB --device cuda", "on a GPU that is not here"),
+        ("autotune fit my-study --vary seq-len", "from the pick of a study"),
     ),
     "doctor": (
         ("autotune doctor", "every device of this machine"),
@@ -105,7 +109,9 @@ class HelpfulCommand(TyperCommand):
             # A shell completes the value of the last option. Without the value, parsing would end
             # there, and the arguments before it would not be known.
             args = args[:-1]
-        return super().make_context(info_name, args, parent, **extra)
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[HAS_SEPARATOR] = "--" in args
+        return context
 
     def _takes_value(self, word: str) -> bool:
         options: list[Any] = [each for each in self.params if each.param_type_name == "option"]

@@ -140,6 +140,13 @@ def parse_pairs(
     pairs: dict[str, float] = {}
     for text in given or ():
         name, _, number = text.partition("=")
+        percent = re.fullmatch(r"([0-9.]*[0-9]) *%", number)
+        if name in known and percent:
+            raise InvalidInput(
+                f"Invalid value of {option}: {text!r}",
+                hint=f"give a share instead of percent: {option} {name}="
+                f"{float(percent[1]) / 100:g}",
+            )
         if name not in known or not re.fullmatch(_NUMBER, number):
             raise InvalidInput(
                 f"Invalid value of {option}: {text!r}",

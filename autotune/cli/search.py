@@ -1,12 +1,14 @@
 """`autotune search`: the options of the command; `search_run.py` runs it."""
 
 import sys
+import shlex
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli import options
+from autotune.cli.help import HAS_SEPARATOR
 from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput
 from autotune.spec.model_choice import with_model_config
@@ -19,6 +21,7 @@ from autotune.study.request import request_of
 @with_workload
 def search(
     *,
+    context: typer.Context,
     settings: Mapping[str, Any],
     dry_run: Annotated[
         bool,
@@ -63,6 +66,12 @@ def search(
     Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
     """
     if script_arguments:
+        if workload.get("script") is not None and not context.meta[HAS_SEPARATOR]:
+            raise InvalidInput(
+                f"{script_arguments[0]!r} is no option of autotune search",
+                hint=f"put arguments of the script behind a separate --: autotune search --script "
+                f"{shlex.quote(workload['script'])} ... -- {shlex.join(script_arguments)}",
+            )
         workload = with_model_config({**workload, "script_arguments": script_arguments})
     request = request_of(
         {**settings, "storage": storage},

@@ -194,6 +194,13 @@ def check_value(field: str, value: object) -> None:
         )
 
 
+def configuration_of(choices: Mapping[str, Any]) -> TrainingConfig:
+    """Return the configuration of a user's choices by field. Raises InvalidInput."""
+    for field, value in choices.items():
+        check_value(field, value)
+    return TrainingConfig(**choices)
+
+
 _DEFAULT_CONFIG = TrainingConfig()
 """fp32 without any technique."""
 

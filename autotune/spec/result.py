@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.workload import Workload
@@ -260,11 +261,21 @@ class StudyResult:
     baseline: int | None
 
     def trial(self, number: int) -> TrialRecord:
-        """Return the record of a trial by its number."""
+        """Return the record of a trial by its number. Raises InvalidInput if there is none."""
         # Trials lie at their numbers unless the study has gaps.
         if number < len(self.trials) and self.trials[number].number == number:
             return self.trials[number]
-        return next(record for record in self.trials if record.number == number)
+        found = next((record for record in self.trials if record.number == number), None)
+        if found is None:
+            known = "it has none yet"
+            if self.trials:
+                last = self.trials[-1].number
+                known = f"its trials are 0 to {last}" if last else "its only trial is 0"
+            raise InvalidInput(
+                f"study {self.study!r} has no trial {number}",
+                hint=f"{known}; see autotune show {self.study}",
+            )
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that `--json` prints; what was not measured is null."""

@@ -37,9 +37,9 @@ _OPTIONS = (
     Option(
         flag="--script",
         group=EVERYDAY,
-        metavar="FILE",
-        help="Your own training script, instead of --model: train.py. Its arguments follow a "
-        "separate --.",
+        metavar="FILE|MODULE",
+        help="Your own training script, instead of --model: train.py, or a module: package.train. "
+        "Its arguments follow a separate --: --script train.py -- config/tiny.py --device=cpu.",
     ),
     Option(flag="--layers", group=THE_MODEL, kind=COUNT, help="Number of transformer blocks."),
     Option(flag="--width", group=THE_MODEL, kind=COUNT, help="Width of the residual stream."),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput, suggestion
 from autotune.execution.trial_options import TrialOptions
@@ -217,7 +217,8 @@ class SearchRequest:
             kind=COUNT,
             metavar="N",
             default=1,
-            help="Number of trainings per measured perplexity, each with another seed.",
+            help="Number of trainings per measured perplexity, each with another seed. Not with "
+            "--script, which draws its initial weights itself.",
         )
     )
     fresh: bool = setting(
@@ -279,6 +280,7 @@ class SearchRequest:
     """On the command line three options that other commands have, too (`cli/options.py`)."""
 
     def __post_init__(self) -> None:
+        check_preferences(self.preferences)
         if self.name is not None:
             check_study_name(self.name)
         if self.sampler is not None and self.sampler not in SAMPLERS:
@@ -298,16 +300,17 @@ class SearchRequest:
             raise InvalidInput(
                 f"{self.perplexity_seeds} seeds cannot be used with a script, which draws its "
                 "initial weights itself",
-                hint="leave --seeds out, or repeat the study with another --seed",
+                hint="leave --seeds out; to see the spread, begin a study of the same script with "
+                "another seed in it",
             )
         _check_count("--workers", self.workers, most=LARGEST_NUMBER_OF_WORKERS)
         _check_count("--trials-per-device", self.trials_per_device, most=LARGEST_NUMBER_OF_WORKERS)
         self.trial_options.time_limits()
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
-        if self.seed is not None and not 0 <= self.seed < 2**32:
+        if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed < 2**32):
             raise InvalidInput(
-                f"invalid seed: {self.seed}", hint="use a whole number from 0 to 4294967295"
+                f"invalid seed: {self.seed!r}", hint="use a whole number from 0 to 4294967295"
             )
 
     @property

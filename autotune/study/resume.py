@@ -16,6 +16,7 @@ from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload_options import option_of
 from autotune.study.request import SearchRequest
+from autotune.units import exact_size
 
 _AGAIN = ".prepared-again-"
 
@@ -23,7 +24,10 @@ _AGAIN = ".prepared-again-"
 def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     """Raise StudyMismatch if the request specifies an option that differs from the stored study."""
     options: dict[str, tuple[Any, Any]] = {
-        "--max-mem": (request.cap_bytes, stored.cap_bytes),
+        "--max-mem": (
+            None if request.cap_bytes is None else exact_size(request.cap_bytes),
+            exact_size(stored.cap_bytes),
+        ),
         "--sampler": (request.sampler, stored.sampler),
         "--scale": (request.scale, stored.space.scale or "none"),
     }

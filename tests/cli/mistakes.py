@@ -14,11 +14,12 @@ from tests.cli.mistaken_spaces import SPACES, space_file
 COMMAND_LINES = {
     "": """
         --bogus | frobnicate | --version=3 | --nonesuch search
-        --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=bash
+        --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=x
+        --show-completion tcsh | --show-completion bash zsh
     """,
     "search": r"""
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
-        --max-mem 8gib
+        --max-mem 8gib | --max-mem 8G | --tolerance speed=5%
         --max-mem 1e400 | --max-mem 1e309 | --max-mem 8GiBB | --max-mem ٨GiB | --max-mem 0x10
         --max-mem 1e-3GiB
         --max-mem 8 | --max-mem nan | --max-mem inf | --max-mem '8 G iB' | --max-mem 8GiB8
@@ -144,6 +145,9 @@ COMMAND_LINES = {
     """,
     "fit": r"""
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
+        nope | nope --trial 1 | --trial 1 --max-mem 8GiB | real --layers 3 IN_REAL
+        real --trial 99 IN_REAL | real --precision fp32 IN_REAL | real --storage nonsense
+        --trial x | real --space quick IN_REAL
         --max-mem 8GiB --vary depth | --max-mem 8GiB --vary ''
         --max-mem 8GiB --vary width --model llama
         --max-mem 8GiB --context much | --max-mem 8GiB --context -1
@@ -202,7 +206,8 @@ COMMAND_LINES = {
         --quiet --layers 0 | -q --layers 0 | surplus
     """,
     "explain": r"""
-        nope | nope 0 | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
+        nope | nope IN_REAL | nope 0
+        real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
         real 0 --layers 3 IN_REAL
         real 0 --space quick IN_REAL | real 0 --device cpu IN_REAL | real 0 --storage nonsense
         real 0 1 IN_REAL | --storage sqlite:///garbage.db | --json --quiet

@@ -98,6 +98,30 @@ def test_the_error_names_what_is_wrong(arguments, named, rejected):
     assert named in rejected(arguments)[0]
 
 
+@pytest.mark.parametrize(
+    ("line", "error", "hint"),
+    [
+        ("search --trials abc", "Invalid value of --trials: 'abc'", "whole number of at least 1"),
+        ("search --seed 1.5", "Invalid value of --seed: '1.5'", "give a whole number"),
+        ("search --max-mem 8gib", "'8gib' is not a memory size", "write 8GiB"),
+        ("search --max-mem 8G", "'8G' is not a memory size", "write 8GiB or 8GB"),
+        ("show x --tolerance speed=5%", "'speed=5%'", "--tolerance speed=0.05"),
+        ("show x --max-perplexity-increase 5%", "'5%'", "a share instead of percent: 0.05"),
+        ("export x", "--to", "Trainer to export to: pytorch"),
+        ("--show-completion tcsh", "'tcsh'", "bash, zsh or fish"),
+        ("search --script a.py b/c.py", "'b/c.py' is no option", "--script a.py ... -- b/c.py"),
+    ],
+)
+def test_the_hint_is_the_form_that_works(line, error, hint, rejected, folder):
+    (folder / "a.py").write_text("import autotune\n")
+    try:
+        first, second = rejected(line.split())
+    finally:
+        (folder / "a.py").unlink()
+    assert error in first
+    assert hint in second
+
+
 def test_a_misspelt_option_is_answered_with_a_near_one(rejected):
     assert "--trials" in " ".join(rejected(["search", "--trails", "5"]))
 

@@ -137,6 +137,13 @@ def test_the_script_works_in_bash(folder, tmp_path):
     assert (ended.stdout.split(), ended.stderr) == (["elsewhere"], "")
 
 
+@pytest.mark.parametrize("line", ["--show-completion {}", "--show-completion={}"])
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_may_be_named(shell, line, tmp_path):
+    ended = run_here(*line.format(shell).split(), folder=tmp_path)
+    assert f"complete_{shell}" in ended.stdout
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_completion_is_installed_in_the_files_of_the_shell(shell, tmp_path, monkeypatch):
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))

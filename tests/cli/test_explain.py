@@ -95,6 +95,10 @@ def test_explain_says_where_the_peak_of_a_trial_is(of_a_trial):
     assert "Measured: 1.00 MiB" in of_a_trial
 
 
+def test_without_a_trial_explain_takes_the_pick(of_a_trial, folder):
+    assert output("by-hand", folder=folder) == of_a_trial
+
+
 def test_explain_says_what_another_trial_measured(of_a_trial):
     (line,) = [
         line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")
@@ -177,7 +181,6 @@ def test_options_name_a_configuration(folder):
     [
         (["nope", "0"], "there is by-hand"),
         (["by-hand", "9"], "its trials are 0 to 1"),
-        (["by-hand"], "no trial of study 'by-hand'"),
         (["by-hand", "0", "--seq-len", "3"], "--seq-len: the trial sets"),
         (["by-hand", "0", "--compute-capability", "9.0"], "--compute-capability: the trial sets"),
         (["by-hand", "x"], "TRIAL"),

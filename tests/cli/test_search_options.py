@@ -105,7 +105,9 @@ def test_a_dry_run_takes_the_settings_of_a_search():
         ({"perplexity_seeds": "two"}, "invalid number of seeds: 'two'"),
         ({"sampler": "best"}, "there is no sampler 'best'"),
         ({"memory_snapshot": True, "device": "cpu"}, "--memory-snapshot records the history"),
-        ({"layerz": 3}, "layerz"),
+        ({"layerz": 3}, "has no setting 'layerz'"),
+        ({"seed": "x"}, "invalid seed: 'x'"),
+        ({"preferences": "smallest"}, "preferences = 'smallest' are no preferences"),
     ],
     ids=str,
 )

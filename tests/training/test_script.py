@@ -679,3 +679,20 @@ def test_a_file_without_a_configuration_is_rejected_by_name(tmp_path, text):
 def test_a_missing_file_is_rejected_by_name(tmp_path):
     with pytest.raises(InvalidInput, match=r"nothing\.json cannot be read"):
         autotune.load_config(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{bad", "is not JSON: line 1, column 2"),
+        ('{"config": 3}', "holds no configuration"),
+        ('{"config": {"checkpoint": "block"}}', "there is no technique 'checkpoint'"),
+        ('{"micro_batch_size": "two"}', "micro_batch_size = 'two' is not possible"),
+    ],
+)
+def test_a_wrong_file_is_answered_without_names_of_python(text, sentence, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(InvalidInput, match=sentence) as raised:
+        autotune.load_config(file)
+    assert "__init__" not in raised.value.message

@@ -24,7 +24,7 @@ class TimelineFigure:
     title: str
     about: str
     answer: str
-    unit: str
+    unit: style.Unit
     events: tuple[int, ...]
     layers: tuple[tuple[Category, tuple[float, ...]], ...]
     """Categories and their sizes, from the bottom up, without empty categories."""
@@ -55,7 +55,7 @@ def compute(
         title=title,
         about=about,
         answer=answer,
-        unit=unit.name,
+        unit=unit,
         events=timeline.events,
         layers=tuple(layers),
         phases=timeline.phases,
@@ -131,7 +131,8 @@ def draw(figure: TimelineFigure) -> go.Figure:
                     "fillmode": "overlay",
                     "solidity": 0.2,
                 },
-                hovertemplate="%{y:.4g} " + figure.unit,
+                text=[format_size(size * figure.unit.size_bytes) for size in sizes],
+                hovertemplate="%{text}",
             )
         )
     for number, phase in enumerate(figure.phases):
@@ -139,7 +140,7 @@ def draw(figure: TimelineFigure) -> go.Figure:
     drawing.add_annotation(
         x=figure.peak_event,
         y=figure.peak,
-        text=f"peak {figure.peak:.4g} {figure.unit}",
+        text=f"peak {figure.peak:.4g} {figure.unit.name}",
         arrowcolor=style.VERMILLION,
         ay=-32,
     )
@@ -147,12 +148,12 @@ def draw(figure: TimelineFigure) -> go.Figure:
         drawing.add_hline(
             y=figure.cap,
             line={"color": style.VERMILLION, "dash": "dash"},
-            annotation_text=f"cap {figure.cap:.4g} {figure.unit}",
+            annotation_text=f"cap {figure.cap:.4g} {figure.unit.name}",
         )
     highest = max(figure.peak, figure.cap or 0.0)
     drawing.update_layout(
         xaxis={"title": "allocations and frees, in order"},
-        yaxis={"title": f"live memory, {figure.unit}", "range": [0, 1.2 * highest]},
+        yaxis={"title": f"live memory, {figure.unit.name}", "range": [0, 1.2 * highest]},
         legend={"traceorder": "reversed", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
         hovermode="x unified",
     )

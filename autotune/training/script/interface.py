@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
+from autotune.spec.config import LegalityContext, TrainingConfig, check_legal, configuration_of
 from autotune.spec.workload import Workload
 
 if TYPE_CHECKING:
@@ -195,18 +195,24 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
     """
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
-        if isinstance(content, dict) and isinstance(content.get("config"), dict):
-            content = content["config"]
-        if not isinstance(content, dict):
-            raise InvalidInput(
-                f"{file} holds no configuration",
-                hint='write for example {"precision": "bf16-mixed"}',
-            )
-        return TrainingConfig(**{"micro_batch_size": global_batch, **content})
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=_HOW_TO_NAME) from None
-    except (ValueError, TypeError) as error:
-        raise InvalidInput(f"{file} holds no configuration: {error}", hint=_HOW_TO_NAME) from None
+    except json.JSONDecodeError as error:
+        raise InvalidInput(
+            f"{file} is not JSON: line {error.lineno}, column {error.colno}", hint=_HOW_TO_NAME
+        ) from None
+    except ValueError:
+        raise InvalidInput(f"{file} is not a text file in UTF-8", hint=_HOW_TO_NAME) from None
+    if isinstance(content, dict) and "config" in content:
+        content = content["config"]
+    if not isinstance(content, dict):
+        raise InvalidInput(
+            f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}'
+        )
+    try:
+        return configuration_of({"micro_batch_size": global_batch, **content})
+    except InvalidInput as error:
+        raise InvalidInput(f"{file}: {error.message}", hint=error.hint) from None
 
 
 _HOW_TO_NAME = (

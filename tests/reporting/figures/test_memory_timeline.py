@@ -51,7 +51,7 @@ def test_only_categories_with_bytes_are_drawn():
 
 def test_sizes_are_in_the_unit_that_suits_the_peak():
     drawn = figure()
-    assert (drawn.unit, drawn.peak, dict(drawn.layers)["activations"]) == (
+    assert (drawn.unit.name, drawn.peak, dict(drawn.layers)["activations"]) == (
         "MiB",
         8.0,
         (0.0, 6.0, 1.0),
@@ -68,6 +68,12 @@ def test_the_drawing_stacks_one_area_a_category():
         ("parameters", "memory"),
         ("activations", "memory"),
     ]
+
+
+def test_hover_labels_have_units_that_suit_each_size():
+    drawing = memory_timeline.draw(figure(workspace=4))
+    assert {trace.hovertemplate for trace in drawing.data} == {"%{text}"}
+    assert any(text == "4 B" for trace in drawing.data for text in trace.text)
 
 
 def test_the_peak_is_marked_where_it_is():
