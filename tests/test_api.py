@@ -152,6 +152,16 @@ def test_one_number_is_no_list_of_trials(result):
         result.plot("memory", trials=3)
 
 
+def test_a_trial_is_running_while_a_worker_has_it(tmp_path):
+    url = f"sqlite:///{tmp_path}/autotune.db"
+    with open_store(url) as store:
+        store.create_study(definition(), trials_wanted=1)
+        attempt = keep(store, TrainingConfig())
+        assert "1 running" in repr(autotune.show("by-hand", storage=url))
+        store.attempts.release(attempt.id, cause="stopped")
+        assert "1 interrupted" in repr(autotune.show("by-hand", storage=url))
+
+
 def test_studies_are_listed_and_compared_by_name(url):
     assert [study.name for study in autotune.studies(storage=url)] == ["by-hand", "too-tight"]
     assert autotune.compare("by-hand", "too-tight", storage=url).data

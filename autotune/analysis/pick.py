@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.tolerance import Tolerance, perplexity_spread
+from autotune.analysis.tolerance import Tolerance, is_same_speed, perplexity_spread
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, StudyResult, TrialRecord
@@ -107,19 +107,22 @@ def choose(
         number=picked.number,
         criterion=criterion,
         comparison=savings(picked, baseline),
-        warning=_noise_warning(picked),
+        warning=_noise_warning(picked, baseline),
     )
 
 
-def _noise_warning(picked: TrialRecord) -> str:
-    assert picked.tokens_per_second is not None
-    spread = (picked.tokens_per_second_spread or 0.0) / picked.tokens_per_second
-    if spread <= NOISY_SPREAD:
-        return ""
-    return (
-        f"its speed varied by ±{100 * spread:.0f} %, so something else was using the device: do "
-        "not trust speeds"
-    )
+def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
+    """Return a warning if the speed of the pick, or of what it is compared with, varied much."""
+    for record, whose in ((picked, "its"), (baseline, "the baseline's")):
+        if record is None or not record.tokens_per_second:
+            continue
+        spread = (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
+        if spread > NOISY_SPREAD:
+            return (
+                f"{whose} speed varied by ±{100 * spread:.0f} %, so something else was using the "
+                "device: do not trust speeds"
+            )
+    return ""
 
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
@@ -141,7 +144,9 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         source = "" if baseline.peak_memory_bytes else " predicted"
         sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline_peak)}{source}"
         parts.append(f"{format_percent(abs(saved))} % {less} memory ({sizes})")
-    if record.tokens_per_second and baseline.tokens_per_second:
+    if is_same_speed(record, baseline):
+        parts.append("the same speed within the measured noise")
+    elif record.tokens_per_second and baseline.tokens_per_second:
         parts.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
     if record.perplexity and baseline.perplexity:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)

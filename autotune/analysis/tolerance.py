@@ -29,6 +29,17 @@ class Tolerance:
                 raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
 
 
+def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
+    """Return whether two speeds differ by no more than their measured spreads together.
+
+    False without a measured spread, and without both speeds.
+    """
+    if not record.tokens_per_second or not other.tokens_per_second:
+        return False
+    noise = (record.tokens_per_second_spread or 0.0) + (other.tokens_per_second_spread or 0.0)
+    return noise > 0 and abs(record.tokens_per_second - other.tokens_per_second) <= noise
+
+
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     """Return the relative noise of perplexity, among trials that compute the same numbers.
 

@@ -1,17 +1,18 @@
 """Print a study on a terminal: the table of trials, the front, the pick and what did not fit."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_reason
+from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     advice_without_pick,
@@ -37,7 +38,22 @@ def make_console(file: TextIO | None = None) -> Console:
     """Return a console on `file` (default: stdout), 140 columns wide if that is not a terminal."""
     file = file or sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
+    if not file.isatty():
+        file = cast("TextIO", _WithoutTrailingBlanks(file))
     return Console(file=file, width=width, highlight=False, soft_wrap=False)
+
+
+class _WithoutTrailingBlanks:
+    """A text file in which no line ends with the blanks that rich fills tables up with."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        return self._file.write(re.sub(r" +(?=\n)", "", text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +139,7 @@ def _reasons(records: Sequence[TrialRecord]) -> Iterator[str]:
     for record in records:
         reason = outcome_reason(record)
         if record.failed and reason:
-            yield f"#{record.number} {OUTCOME_LABELS[record.outcome]}: {reason}"
+            yield f"#{record.number} {outcome_label(record)}: {reason}"
 
 
 def _narrow_note(result: StudyResult) -> str:
@@ -210,7 +226,7 @@ def _marks(result: StudyResult, record: TrialRecord) -> list[str]:
     if record.number == result.baseline and record.name != "baseline":
         marks.append("baseline")
     if record.outcome != "ok":
-        marks.append(OUTCOME_LABELS[record.outcome])
+        marks.append(outcome_label(record))
     return marks
 
 

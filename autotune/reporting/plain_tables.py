@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.analysis.published_comparison import ComparedRow
 from autotune.reporting import published_rows
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts
+from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     format_perplexity,
@@ -23,6 +23,7 @@ from autotune.units import format_size
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _FIRST = ("number", "name", "outcome", "feasible")
+_NO_COLUMN = (*_FIRST, *_NESTED, "is_running")
 MARKS = ("front", "pick", "baseline")
 """Columns with true or false per trial; the JSON has them as trial numbers of the study."""
 
@@ -30,7 +31,7 @@ CSV_COLUMNS = (
     *_FIRST,
     *MARKS,
     *FIELD_ORDER,
-    *(field.name for field in fields(TrialRecord) if field.name not in (*_FIRST, *_NESTED)),
+    *(field.name for field in fields(TrialRecord) if field.name not in _NO_COLUMN),
 )
 """The keys of a trial's JSON object and of its `config`, without other nested objects."""
 
@@ -152,7 +153,7 @@ def _row(cells: Sequence[str]) -> str:
 def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
     marks = [name for name, is_marked in _marks(result, record).items() if is_marked]
     if record.outcome != "ok":
-        marks.append(OUTCOME_LABELS[record.outcome])
+        marks.append(outcome_label(record))
     if record.reused_from:
         marks.append(f"from {_plain(str(record.reused_from))}")
     if source := perplexity_source_text(record):

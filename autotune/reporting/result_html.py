@@ -10,7 +10,7 @@ from html import escape
 
 from autotune.reporting import style
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts
+from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
     about,
@@ -113,7 +113,7 @@ def _marks(result: StudyResult, record: TrialRecord) -> Iterator[str]:
     if record.number == result.baseline:
         yield "baseline"
     if record.outcome != "ok":
-        yield OUTCOME_LABELS[record.outcome]
+        yield outcome_label(record)
     if record.reused_from:
         yield f"from {record.reused_from}"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, savings
 from autotune.reporting import style
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts, outcome_reason
+from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
@@ -92,7 +92,7 @@ SHARED_MARK_NOTE = (
 def outcome_line(record: TrialRecord) -> str:
     """Return in one line how a trial without a speed ended."""
     size = f" at {format_size(record.device_bytes)}" if record.device_bytes else ""
-    line = f"#{record.number} {trial_label(record)}: {OUTCOME_LABELS[record.outcome]}{size}"
+    line = f"#{record.number} {trial_label(record)}: {outcome_label(record)}{size}"
     reason = outcome_reason(record)
     return f"{line} ({reason})" if reason else line
 
@@ -118,7 +118,7 @@ def advice_without_pick(result: StudyResult) -> list[str]:
     closest = closest_miss(result.trials)
     if closest is not None:
         needed = format_size(least_needed_bytes(closest))
-        outcome = OUTCOME_LABELS[closest.outcome]
+        outcome = outcome_label(closest)
         sentences.append(
             f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."
         )
@@ -221,7 +221,7 @@ def _measured(record: TrialRecord) -> list[str]:
     if record.reused_from:
         lines.append(style.wrapped(f"measured as {record.reused_from}", width=_LINE, lines=6))
     if record.outcome != "ok":
-        outcome = OUTCOME_LABELS[record.outcome]
+        outcome = outcome_label(record)
         if record.message:
             outcome += f": {record.message}"
         lines.append(style.wrapped(outcome, width=_LINE, lines=6))

@@ -199,6 +199,9 @@ class TrialRecord(Measurement):
     seconds: float | None = None
     """Wall-clock time of the whole trial, including the start of its process. None for a trial that
     is reused from an earlier study."""
+    is_running: bool = False
+    """Whether a process works on it now; its outcome is `interrupted` until it has one. It holds
+    for a moment only, so neither JSON nor CSV has it."""
 
     @property
     def is_finished(self) -> bool:
@@ -223,7 +226,9 @@ class TrialRecord(Measurement):
         return values
 
 
-_RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(TrialRecord))
+_RECORD_FIELDS = tuple(
+    field.name for field in dataclasses.fields(TrialRecord) if field.name != "is_running"
+)
 _MAPPING_FIELDS = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _PROVENANCE_FIELDS = ("perplexity_source", "reused_from")
 

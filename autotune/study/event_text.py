@@ -1,6 +1,6 @@
 """Events of a running search as lines of text, for terminals, files and notebooks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_speed, perplexity_source_text, trial_label
@@ -57,10 +57,34 @@ def headline(opened: StudyOpened) -> str:
     )
 
 
-def excluded_line(opened: StudyOpened) -> str:
-    if not opened.legal.excluded:
-        return ""
-    return f"Excluded: {'; '.join(opened.legal.excluded)}"
+def excluded_lines(excluded: Sequence[str]) -> list[str]:
+    """Return one line for each reason, with the values that it excludes, below a heading.
+
+    `Excluded` / `  checkpointing attention, block; compile block: the model has no list of ...`.
+    A named configuration whose value has such a line is only counted.
+    """
+    values: dict[str, dict[str, list[str]]] = {}
+    configurations: list[tuple[str, str]] = []
+    for line in excluded:
+        what, _, reason = line.partition(": ")
+        field, _, value = what.partition(" ")
+        if field == "configuration":
+            configurations.append((what, reason))
+        else:
+            values.setdefault(reason, {}).setdefault(field, []).append(value)
+    lines = [
+        "; ".join(f"{field} {', '.join(listed)}" for field, listed in fields.items())
+        + f": {reason}"
+        for reason, fields in values.items()
+    ]
+    known = {line for line in excluded if not line.startswith("configuration ")}
+    others = [f"{what}: {reason}" for what, reason in configurations if reason not in known]
+    lines += others
+    counted = len(configurations) - len(others)
+    if counted:
+        have = "1 configuration has" if counted == 1 else f"{counted} configurations have"
+        lines.append(f"{have} one of these")
+    return lines
 
 
 def time_budget_line(seconds: float | None) -> str:
@@ -107,8 +131,9 @@ class EventText:
                 yield headline(event)
                 if line := time_budget_line(event.default_time_budget_seconds):
                     yield f"Time: {line}"
-                if line := excluded_line(event):
-                    yield line
+                if lines := excluded_lines(event.legal.excluded):
+                    yield "Excluded:"
+                    yield from (f"  {line}" for line in lines)
                 if line := reused_line(event.reused):
                     yield line
                 if event.definition.device.others:

@@ -19,6 +19,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
+from autotune.storage.database import work_folder_path
 from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition
@@ -35,7 +36,8 @@ from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import space_of
 from autotune.study.resume import check_same_study
 from autotune.study.work_folder import work_folder
-from autotune.study.workers.coordinator import Coordinator
+from autotune.study.workers.coordinator import WORKERS, Coordinator
+from autotune.study.workers.liveness import is_dead
 from autotune.study.workers.processes import Workers
 from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
@@ -199,7 +201,13 @@ def result_of(
 ) -> StudyResult:
     """Return a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
     definition, _ = store.definition(study)
-    records = store.trials(study)
+    running = _running(store, study)
+    records = [
+        dataclasses.replace(record, is_running=True)
+        if record.number in running and not record.is_finished
+        else record
+        for record in store.trials(study)
+    ]
     baseline = _baseline_of(definition, records)
     front = pareto_front(records, tolerance=preferences.tolerance)
     return StudyResult(
@@ -213,6 +221,19 @@ def result_of(
         pick=choose(records, front, baseline=baseline, preferences=preferences),
         baseline=None if baseline is None else baseline.number,
     )
+
+
+def _running(store: StudyStore, study: str) -> set[int]:
+    """Return the numbers of the trials that a living process works on."""
+    attempts = store.attempts.running(study)
+    if not attempts:
+        return set()
+    workers = work_folder_path(store.url) / study / WORKERS
+    return {
+        attempt.number
+        for attempt in attempts
+        if not attempt.is_expired and not is_dead(workers, attempt.worker)
+    }
 
 
 def view_of(

@@ -127,6 +127,30 @@ def test_the_reason_ends_with_what_is_saved():
     assert pick([*ALL, baseline], baseline=baseline).reason.endswith(savings(FAST, baseline))
 
 
+@pytest.mark.parametrize(
+    ("spreads", "words"),
+    [
+        ((80.0, 30.0), "the same speed within the measured noise"),
+        ((40.0, 30.0), "1.10x the speed"),
+        ((None, None), "1.10x the speed"),
+    ],
+)
+def test_a_speed_within_the_measured_spreads_is_the_same(spreads, words):
+    faster, plain = (
+        record(number, speed=speed, tokens_per_second_spread=spread)
+        for number, speed, spread in zip((1, 0), (1100.0, 1000.0), spreads, strict=True)
+    )
+    assert words in savings(faster, plain)
+
+
+def test_a_noisy_baseline_is_warned_of():
+    noisy = record(0, speed=1000.0, tokens_per_second_spread=390.0, memory=200 * MIB)
+    picked = choose(
+        [noisy, record(1, speed=3000.0)], [1], baseline=noisy, preferences=Preferences()
+    )
+    assert "the baseline's speed varied by ±39 %" in picked.warning
+
+
 def test_savings_are_counted_against_the_baseline():
     one = record(1, memory=50 * MIB, speed=1200.0, perplexity=10.1)
     baseline = record(0, memory=200 * MIB, speed=1000.0, perplexity=10.0)

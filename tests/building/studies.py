@@ -82,13 +82,15 @@ def open_store(url, *, create=True):
 
 
 def write_study(url, measurements, *, name="by-hand", **changes):
-    """Write a study with these measurements as trials 0, 1, 2, ...; None is an unfinished trial."""
+    """Write a study with these measurements as trials 0, 1, 2, ...; None is a stopped one."""
     with open_store(url) as store:
         store.create_study(definition(name, **changes), trials_wanted=len(measurements))
         for number, measurement in enumerate(measurements):
-            keep(
+            attempt = keep(
                 store, config(number), measurement, study=name, name=f"trial {number}", seconds=1.5
             )
+            if measurement is None:
+                store.attempts.release(attempt.id, cause="stopped")
 
 
 def keep(store, config, measurement=None, *, study="by-hand", name=None, seconds=1.0):

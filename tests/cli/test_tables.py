@@ -6,7 +6,8 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.cli.tables import print_trials
+from autotune.cli.tables import make_console, print_trials
+from autotune.reporting.outcomes import outcome_counts
 from tests.building.reports import TRIALS, plain_view
 
 
@@ -32,6 +33,24 @@ def test_at_80_columns_a_configuration_takes_at_most_three_lines():
     rows = [line for line in printed(80).splitlines() if line[:2].strip().isdigit()]
     assert len(rows) == len(TRIALS)
     assert len(printed(80).splitlines()) <= 1 + 3 * len(TRIALS) + 3
+
+
+def test_no_line_ends_with_blanks_where_it_is_not_a_terminal():
+    file = io.StringIO()
+    print_trials(make_console(file), plain_view().result, TRIALS, title="All trials")
+    lines = file.getvalue().splitlines()
+    assert len(lines) > len(TRIALS)
+    assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize(("is_running", "label"), [(True, "running"), (False, "interrupted")])
+def test_a_trial_that_a_process_works_on_is_running(is_running, label):
+    begun = dataclasses.replace(TRIALS[0], outcome="interrupted", is_running=is_running)
+    file = io.StringIO()
+    print_trials(Console(file=file, width=200), plain_view().result, [begun])
+    assert label in file.getvalue()
+    assert outcome_counts([begun]) == f"1 trial: 1 {label}"
+    assert "is_running" not in begun.to_dict()
 
 
 def test_a_narrow_terminal_says_below_the_rows_why_a_trial_failed():

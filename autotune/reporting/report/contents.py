@@ -7,7 +7,7 @@ from typing import Any
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
 from autotune.reporting import published_rows
-from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_counts
+from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
 from autotune.reporting.report.excluded import Group, excluded
@@ -154,7 +154,7 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
     if record.number == view.result.baseline:
         marks.append("baseline")
     if record.outcome != "ok":
-        marks.append(OUTCOME_LABELS[record.outcome])
+        marks.append(outcome_label(record))
     memory = _size(record.peak_memory_bytes)
     if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
         memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"

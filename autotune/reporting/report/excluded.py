@@ -199,7 +199,7 @@ def _with_outcome(
     detail_of: Callable[[TrialRecord], str],
 ) -> Group:
     title = OUTCOME_LABELS[outcome]
-    ended = [record for record in records if record.outcome == outcome]
+    ended = [record for record in records if record.outcome == outcome and not record.is_running]
     lines = []
     for record in ended[:LINES_SHOWN]:
         line = f"#{record.number} {trial_label(record)}"
