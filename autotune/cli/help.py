@@ -109,8 +109,9 @@ class HelpfulCommand(TyperCommand):
             # A shell completes the value of the last option. Without the value, parsing would end
             # there, and the arguments before it would not be known.
             args = args[:-1]
+        has_separator = "--" in args  # parsing empties the list
         context = super().make_context(info_name, args, parent, **extra)
-        context.meta[HAS_SEPARATOR] = "--" in args
+        context.meta[HAS_SEPARATOR] = has_separator
         return context
 
     def _takes_value(self, word: str) -> bool:
