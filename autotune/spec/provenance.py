@@ -64,9 +64,9 @@ class PerplexitySource:
 
     kind: PerplexityKind
     seeds: int = 1
-    """Of `measured`: how many trainings, each with another seed, the perplexity is the mean of."""
+    """Of how many trainings of the trial, each with another seed, the perplexity is the mean."""
     failed_seeds: tuple[FailedSeed, ...] = ()
-    """Of `measured`: the repetitions that the mean lacks."""
+    """The repetitions that the mean lacks."""
     trial: TrialReference | None = None
     """Of `shared`: the trial that measured it."""
     step: int | None = None
@@ -123,18 +123,18 @@ class PerplexitySource:
     def __str__(self) -> str:
         match self.kind:
             case "measured":
-                return f"measured, {self.seeds_text}" if self.seeds_text else "measured"
+                text = "measured"
             case "shared":
-                return f"shared with {self.trial}"
+                text = f"shared with {self.trial}"
             case "evaluation":
-                return f"evaluation loss after step {self.step}"
+                text = f"evaluation loss after step {self.step}"
             case "unchecked_evaluation":
-                return f"evaluation loss of step {self.step}"
+                text = f"evaluation loss of step {self.step}"
             case "training_loss":
                 text = f"training loss of the last {self.last_steps} steps"
                 if self.unused_evaluation is not None:
                     text += f", as {_UNUSED_EVALUATION[self.unused_evaluation]}"
-                return text
+        return f"{text}, {self.seeds_text}" if self.seeds_text else text
 
     @property
     def seeds_text(self) -> str:

@@ -296,13 +296,6 @@ class SearchRequest:
         if self.trials is not None:
             _check_count("number of trials", self.trials, most=LARGEST_NUMBER_OF_TRIALS)
         _check_count("number of seeds", self.perplexity_seeds, most=LARGEST_NUMBER_OF_SEEDS)
-        if self.perplexity_seeds > 1 and self.workload.get("script") is not None:
-            raise InvalidInput(
-                f"{self.perplexity_seeds} seeds cannot be used with a script, which draws its "
-                "initial weights itself",
-                hint="leave --seeds out; to see the spread, begin a study of the same script with "
-                "another seed in it",
-            )
         _check_count("--workers", self.workers, most=LARGEST_NUMBER_OF_WORKERS)
         _check_count("--trials-per-device", self.trials_per_device, most=LARGEST_NUMBER_OF_WORKERS)
         self.trial_options.time_limits()

@@ -27,7 +27,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
-from autotune.spec.provenance import FailedSeed, PerplexitySource, TrialReference
+from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
@@ -181,18 +181,15 @@ class TrialRunner:
     ) -> Measurement:
         """Train with the remaining seeds; return `first` with the perplexities' mean and spread."""
         workload = self._definition.workload
-        if (
-            self._options.perplexity_seeds == 1
-            or first.perplexity is None
-            or workload.script is not None
-        ):
+        if self._options.perplexity_seeds == 1 or first.perplexity is None:
             return first
         perplexities = [first.perplexity]
         failed_seeds = []
         for extra in range(1, self._options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
             seeded = replace(workload, seed=seed)
-            self._executor.prepare_seed(self._definition, seeded, self._folder)
+            if workload.script is None:  # a script draws its weights itself
+                self._executor.prepare_seed(self._definition, seeded, self._folder)
             repeat = self._train(
                 config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded
             )
@@ -202,8 +199,10 @@ class TrialRunner:
             else:
                 perplexities.append(repeat.measurement.perplexity)
         mean = statistics.fmean(perplexities)
-        source = PerplexitySource(
-            kind="measured", seeds=len(perplexities), failed_seeds=tuple(failed_seeds)
+        source = replace(
+            first.perplexity_source or MEASURED,
+            seeds=len(perplexities),
+            failed_seeds=tuple(failed_seeds),
         )
         return replace(
             first,

@@ -30,7 +30,7 @@ COMMAND_LINES = {
         --trials 99999999999999999999
         --trials 1e3
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
-        --seeds 0 | --seeds -1 | --seeds 101 | --seeds many | --seeds 2 --script train.py
+        --seeds 0 | --seeds -1 | --seeds 101 | --seeds many
         --device gpu | --device cuda:x | --device tpu | --device '' | --device cuda:
         --device cuda:-1 | --device CPU
         --device cuda:٣ | --device cuda:99999999999999999999 | --device 'cpu\n' | --device cpu:0

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,11 @@ def searched(tmp_path_factory, one_trial_server):
     before = os.getcwd()
     os.chdir(tmp_path_factory.mktemp("scripts"))
 
-    def search(name, *, divisor="(4 / len(part))", parts="4", tokens="64"):
+    def search(name, *, divisor="(4 / len(part))", parts="4", tokens="64", **settings):
         text = SCRIPT.replace("DIVISOR", divisor).replace("PARTS", parts).replace("TOKENS", tokens)
         Path("train.py").write_text(text)
         Path("space.toml").write_text(SPACE)
-        settings = {"space": "space.toml", "max_mem": "1GiB", "trials": 3}
+        settings = {"space": "space.toml", "max_mem": "1GiB", "trials": 3, **settings}
         workload = {"script": str(Path("train.py").absolute()), "global_batch": 4, "steps": 12}
         result = autotune.search(name=name, **settings, **workload)
         return {trial.config.micro_batch_size: trial for trial in result.trials}
@@ -62,6 +63,13 @@ def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(se
     assert {trial.perplexity for trial in trials.values()} == {math.exp(3.4)}
     assert trials[4].perplexity_source == EVALUATED
     assert trials[1].perplexity_source == trials[2].perplexity_source == shared_with(0)
+
+
+def test_several_seeds_repeat_the_training_whose_perplexity_is_shared(searched):
+    trials = searched("seeds", parts="1", trials=1, perplexity_seeds=2)
+    assert trials[4].perplexity_source == replace(EVALUATED, seeds=2)
+    assert str(trials[4].perplexity_source) == "evaluation loss after step 12, mean of 2 seeds"
+    assert trials[4].perplexity_spread == 0  # its evaluation is a constant
 
 
 def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):

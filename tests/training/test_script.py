@@ -22,7 +22,6 @@ from autotune.execution.server.tasks import devices
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
-from autotune.study.request import SearchRequest
 from autotune.techniques.user_optimizer import with_fusion
 from autotune.techniques.user_training import apply_to_user_training
 
@@ -98,13 +97,15 @@ def trial_of(server, tmp_path):
         *,
         cap_bytes=2**40,
         steps=12,
+        seed=0,
         shares_perplexity=False,
         pruning_bounds=(),
         device="cpu",
         **choices,
     ):
         uuid = None if device == "cpu" else devices()[0]["uuid"]
-        workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": steps})
+        settings = {"script": str(file), "global_batch": 4, "steps": steps, "seed": seed}
+        workload = make_workload("cpu", settings)
         payload = {
             "workload": workload.to_dict(),
             "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
@@ -174,6 +175,14 @@ def test_techniques_change_the_scripts_memory_but_not_its_loss(script, trial_of)
         fused["peak_memory_bytes"] < plain["peak_memory_bytes"] - BYTES / 2
     )  # never all gradients together
     assert fused["perplexity"] == pytest.approx(plain["perplexity"], rel=1e-4)
+
+
+def test_the_seed_of_the_study_is_added_to_the_seeds_that_the_script_sets(script, trial_of):
+    """Most scripts set one: without that, several seeds would be the same training."""
+    file = script()
+    found = [trial_of(file)["final_loss"], trial_of(file, seed=7)["final_loss"]]
+    file.write_text(file.read_text().replace("manual_seed(0)", "manual_seed(seed=7)"))
+    assert trial_of(file)["final_loss"] == found[1] != found[0]
 
 
 def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded(script, trial_of):
@@ -477,11 +486,6 @@ def test_a_report_while_the_script_is_ended_changes_nothing(script, trial_of):
         "ok",
         "training loss of the last 3 steps",
     )
-
-
-def test_several_seeds_of_a_script_are_rejected(script):
-    with pytest.raises(InvalidInput, match="draws its initial weights itself"):
-        SearchRequest(perplexity_seeds=2, workload={"script": str(script())})
 
 
 # -- without a search ------------------------------------------------------------------------------

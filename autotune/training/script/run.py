@@ -60,10 +60,41 @@ class ScriptEnd(BaseException):
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds the global random number generators of Python, numpy and torch."""
+    """Seeds the global random number generators of Python, numpy and torch.
+
+    Most scripts seed them again, always alike. So `seed` is added to each seed that the script
+    sets: with 0 it trains as by itself, and another seed is another training. Must be called before
+    the script imports the functions.
+    """
     random.seed(seed)
     numpy.random.seed(seed)
     torch.manual_seed(seed)
+    if seed == 0:
+        return
+    for module, name in (
+        (random, "seed"),
+        (numpy.random, "seed"),
+        (torch, "manual_seed"),
+        (torch.random, "manual_seed"),
+        (torch.cuda, "manual_seed"),
+        (torch.cuda, "manual_seed_all"),
+    ):
+        setattr(module, name, _shifted(getattr(module, name), by=seed))
+
+
+def _shifted(set_seed: Callable[..., Any], *, by: int) -> Callable[..., Any]:
+    """Returns `set_seed`, which adds `by` to a seed that is a number."""
+    signature = inspect.signature(set_seed)
+
+    @functools.wraps(set_seed)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        for name in ("seed", "a"):  # Python's own calls it `a`
+            if isinstance(arguments.get(name), int):
+                arguments[name] = (arguments[name] + by) % 2**32  # what all of them take
+        return set_seed(**arguments)
+
+    return call
 
 
 def choose_device(device: torch.device) -> None:
