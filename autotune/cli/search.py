@@ -1,7 +1,7 @@
 """`autotune search`: the options of the command; `search_run.py` runs it."""
 
-import sys
 import shlex
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
