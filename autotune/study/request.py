@@ -217,8 +217,8 @@ class SearchRequest:
             kind=COUNT,
             metavar="N",
             default=1,
-            help="Number of trainings per measured perplexity, each with another seed. Not with "
-            "--script, which draws its initial weights itself.",
+            help="Number of trainings per measured perplexity, each with another seed. It is added "
+            "to the seeds that a --script sets.",
         )
     )
     fresh: bool = setting(
