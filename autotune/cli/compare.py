@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,15 @@ from rich.text import Text
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
-from autotune.cli.tables import make_console
+from autotune.cli.tables import is_narrow, make_console, narrow_note
 from autotune.errors import InvalidInput
-from autotune.reporting.trial_text import format_speed, trial_label
+from autotune.reporting.trial_text import (
+    format_speed,
+    short_description,
+    short_label,
+    trial_label,
+)
+from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_percent, format_size
@@ -22,6 +29,7 @@ from autotune.units import format_percent, format_size
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
     from autotune.reporting.figures.comparison import Comparison, Side
+    from autotune.reporting.study_view import StudyView
 
 _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
@@ -99,12 +107,23 @@ def compare(
         print(json.dumps(_to_dict(compared, target.file, matches), indent=2, allow_nan=False))
         return
     console = make_console(sys.stdout)
-    console.print(_table(compared))
+    narrow = is_narrow(console)
+    if narrow:
+        console.print(_narrow_table(compared, views))
+        console.print()
+        for side in compared.sides:
+            console.print(_facts(side))
+    else:
+        console.print(_table(compared))
     for difference in compared.differences:
         console.print(difference, markup=False)
     if matches is not None:
         console.print()
-        console.print(_matches_table(matches, *studies))
+        if narrow:
+            baseline = views[0].definition.baseline_config()
+            console.print(_narrow_matches_table(matches, *studies, baseline=baseline))
+        else:
+            console.print(_matches_table(matches, *studies))
     console.print(str(target.file), markup=False, soft_wrap=True)
 
 
@@ -147,17 +166,44 @@ def _table(compared: "Comparison") -> Table:
     return table
 
 
-def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Table:
-    found = [match for match in matches if match.found is not None]
-    itself = sum(match.found_itself for match in found)
-    title = (
-        f"{len(found) - itself} of the {len(matches)} measured trials of {first} have another in "
-        f"{other} that is worse on no objective"
-    )
-    if itself:
-        title += f", and {itself} more {'is' if itself == 1 else 'are'} on its front"
+def _narrow_table(compared: "Comparison", views: Sequence["StudyView"]) -> Table:
+    """Return the numbers of the picks; `_facts` has the rest of a study."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("study", overflow="fold")
+    table.add_column("pick", overflow="fold")
+    for column in ("peak", "tokens/s", "perpl.", "saved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for side, view in zip(compared.sides, views, strict=True):
+        pick = side.pick_words
+        if view.pick is not None:
+            pick = f"#{view.pick.number} {short_label(view.pick, view.baseline)}"
+        cells = [side.study, pick]
+        cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _facts(side: "Side") -> Text:
+    """Return on one line what a study ran on and, if it has a pick, all of its configuration."""
+    text = Text(f"{side.study}: ", style="bold")
+    line = f"{side.workload}; {side.device}, torch {side.torch}, cap {format_size(side.cap_bytes)}"
+    if side.pick is not None:
+        line += f"; pick #{side.pick} {side.pick_words}"
+    return text.append(line, style="not bold")
+
+
+def _matches_table(
+    matches: "tuple[Match, ...]",
+    first: str,
+    other: str,
+) -> Table:
+    """Return a row for each trial of `first`, with what was found in `other`."""
     table = Table(
-        box=None, pad_edge=False, title=Text(title), title_justify="left", title_style="bold"
+        box=None,
+        pad_edge=False,
+        title=Text(_matches_title(matches, first, other)),
+        title_justify="left",
+        title_style="bold",
     )
     for study in (first, other):
         table.add_column(Text(study), overflow="fold")
@@ -170,18 +216,61 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Tabl
         if match.found is None:
             cells.append("none")
         else:
-            cells += [_found_name(match, match.found), *_objectives(match.found)]
-            cells.append(f"{match.speed or 0.0:.2f}x")
+            name = "itself, on the front" if match.found_itself else match.found.config.describe()
+            cells += [f"#{match.found.number} {name}", *_objectives(match.found)]
+            cells.append(_relative_speed(match))
         table.add_row(*map(Text, cells))
-    table.caption = "speed: relative to the trial on the left, both converted to one run"
-    table.caption_justify = "left"
+    table.caption, table.caption_justify = _SPEED_NOTE.format(place="on the left"), "left"
     return table
 
 
-def _found_name(match: "Match", found: TrialRecord) -> str:
-    if match.found_itself:
-        return f"#{found.number}, itself, on the front"
-    return f"#{found.number} {found.config.describe()}"
+def _narrow_matches_table(
+    matches: "tuple[Match, ...]", first: str, other: str, *, baseline: TrainingConfig
+) -> Table:
+    """Return two rows for each trial of `first`: the trial, and what was found in `other`."""
+    table = Table(
+        box=None,
+        pad_edge=False,
+        title=Text(_matches_title(matches, first, other)),
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column(Text(f"{first}\n  {other}"), overflow="fold")
+    for column in ("peak", "perpl.", "speed"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for match in matches:
+        name = match.trial.name or short_description(match.trial.config, baseline)
+        table.add_row(*map(Text, [f"#{match.trial.number} {name}", *_objectives(match.trial), ""]))
+        if match.found is None:
+            table.add_row("  none")
+            continue
+        name = "itself, on the front"
+        if not match.found_itself:
+            name = short_description(match.found.config, baseline)
+        cells = [f"  #{match.found.number} {name}", *_objectives(match.found)]
+        table.add_row(*map(Text, [*cells, _relative_speed(match)]))
+    note = f"{_SPEED_NOTE.format(place='above')}\n{narrow_note(baseline)}"
+    table.caption, table.caption_justify = note, "left"
+    return table
+
+
+_SPEED_NOTE = "speed: relative to the trial {place}, both converted to one run"
+
+
+def _matches_title(matches: "tuple[Match, ...]", first: str, other: str) -> str:
+    found = [match for match in matches if match.found is not None]
+    itself = sum(match.found_itself for match in found)
+    title = (
+        f"{len(found) - itself} of the {len(matches)} measured trials of {first} have another in "
+        f"{other} that is worse on no objective"
+    )
+    if itself:
+        title += f", and {itself} more {'is' if itself == 1 else 'are'} on its front"
+    return title
+
+
+def _relative_speed(match: "Match") -> str:
+    return f"{match.speed or 0.0:.2f}x"
 
 
 def _objectives(record: TrialRecord) -> list[str]:

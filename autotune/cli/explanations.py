@@ -9,7 +9,7 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedC
 from rich.text import Text
 
 from autotune.analysis.explanation import SIZES_NOTE, Explanation
-from autotune.cli.tables import make_console
+from autotune.cli.tables import indented, make_console
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.result import JSON_SCHEMA
@@ -98,7 +98,12 @@ def print_explanation(question: Question, explanation: Explanation) -> None:
     console = make_console()
 
     def say(line: str, style: str = "") -> None:
-        console.print(Text(line, style=style), soft_wrap=True)
+        """Print a line: folded between words on a terminal, whole in a pipe."""
+        if line and console.is_terminal:
+            text = line.lstrip()
+            console.print(indented(text, len(line) - len(text), style=style))
+        else:
+            console.print(Text(line, style=style), soft_wrap=True)
 
     number = "" if question.record is None else f"#{question.record.number} "
     say(f"{number}{explanation.config.describe()}", "bold")

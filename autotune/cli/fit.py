@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.option_groups import with_configuration, with_model_size
-from autotune.cli.tables import make_console
+from autotune.cli.tables import is_narrow, make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
@@ -209,8 +209,15 @@ def print_fit(result: FitResult, console: Console) -> None:
     )
     console.print(Text(f"  {_fixed_sizes(result)}"), soft_wrap=True)
     console.print()
-    console.print(fit_table(result))
+    console.print(fit_table(result, narrow=is_narrow(console)))
     console.print()
+    if result.best is not None and result.best.value is not None:
+        fitting = result.varying.describe(result.best.value)
+        console.print(
+            Text.assemble(
+                ("The largest: ", "bold"), f"{fitting}, with {result.best.config.describe()}"
+            )
+        )
     if result.best is None:
         console.print(Text(f"Nothing fits under {cap}.", style="bold red"))
         console.print(
@@ -261,37 +268,42 @@ def _fixed_sizes(result: FitResult) -> str:
     return f"{workload.model}: {', '.join([*sizes.values(), vocabulary])}; device {device}"
 
 
-def fit_table(result: FitResult) -> Table:
-    """Return a table with one row per configuration."""
+def fit_table(result: FitResult, *, narrow: bool) -> Table:
+    """Return a table with one row per configuration.
+
+    A `narrow` table has what one more would need below the technique, and does not have what is
+    at the peak.
+    """
     table = Table(box=None, pad_edge=False)
-    table.add_column("technique", no_wrap=True)
-    for column in (result.varying.vary, "parameters", "predicted peak", "upper bound"):
+    table.add_column("technique\n  one more" if narrow else "technique", overflow="fold")
+    for column in (result.varying.vary, "parameters", "predicted", "at most"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("at the peak", overflow="fold")
-    table.add_column("one more", overflow="fold")
+    if not narrow:
+        table.add_column("at the peak", overflow="fold")
+        table.add_column("one more", overflow="fold")
     for row in result.rows:
-        table.add_row(
-            *(Text(cell) for cell in _cells(row)), style="bold" if row is result.best else ""
-        )
+        style = "bold" if row is result.best else ""
+        table.add_row(*map(Text, _cells(row, narrow=narrow)), style=style)
     return table
 
 
-def _cells(row: FitRow) -> list[str]:
+def _cells(row: FitRow, *, narrow: bool) -> list[str]:
     prediction = row.prediction
-    if prediction is None:
-        return [row.technique, "-", "-", "-", "-", "-", row.message]
-    sizes = prediction.bytes_by_category
-    largest = max(sizes, key=lambda category: sizes[category])
-    share = format_percent(sizes[largest] / max(1, prediction.peak_memory_bytes))
-    return [
-        row.technique,
-        f"{row.value:,}",
-        f"{prediction.parameters / 1e6:,.1f} M",
-        format_size(prediction.peak_memory_bytes),
-        format_size(prediction.upper_bound_bytes),
-        f"{prediction.phase}, {largest.replace('_', ' ')} {share} %",
-        row.message,
-    ]
+    numbers, at_the_peak = ["-", "-", "-", "-"], "-"
+    if prediction is not None:
+        numbers = [
+            f"{row.value:,}",
+            f"{prediction.parameters / 1e6:,.1f} M",
+            format_size(prediction.peak_memory_bytes),
+            format_size(prediction.upper_bound_bytes),
+        ]
+        sizes = prediction.bytes_by_category
+        largest = max(sizes, key=lambda category: sizes[category])
+        share = format_percent(sizes[largest] / max(1, prediction.peak_memory_bytes))
+        at_the_peak = f"{prediction.phase}, {largest.replace('_', ' ')} {share} %"
+    if narrow:
+        return [f"{row.technique}\n  {row.message}", *numbers]
+    return [row.technique, *numbers, at_the_peak, row.message]
 
 
 def _print_confirmation(result: FitResult, confirmed: Confirmation, console: Console) -> None:

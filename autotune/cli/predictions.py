@@ -18,8 +18,9 @@ from autotune import api
 from autotune.analysis.pick import chosen_trial
 from autotune.analysis.published_comparison import reference_of
 from autotune.cli.published import of_forecasts, print_reference
-from autotune.cli.tables import make_console
+from autotune.cli.tables import is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
+from autotune.reporting.trial_text import short_description
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
@@ -177,10 +178,21 @@ def space_to_dict(
 
 
 def space_table(
-    forecasts: Sequence[Forecast], names: Mapping[str, str], *, cap_bytes: int | None
+    forecasts: Sequence[Forecast],
+    names: Mapping[str, str],
+    *,
+    cap_bytes: int | None,
+    baseline: TrainingConfig | None = None,
 ) -> Table:
+    """Return a table with one row per configuration.
+
+    With a `baseline`, for narrow terminals, a row has the configuration's name or, in short, what
+    differs from the baseline.
+    """
     title = f"{len(forecasts)} configurations by predicted peak"
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    if baseline is not None:
+        table.caption, table.caption_justify = narrow_note(baseline), "left"
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("at most", justify="right", no_wrap=True)
     table.add_column("configuration", ratio=1, overflow="fold")
@@ -188,9 +200,12 @@ def space_table(
     table.add_column("", overflow="fold")
     for forecast in forecasts:
         name = names.get(forecast.config.fingerprint)
-        description = forecast.config.describe()
-        if name:
-            description = f"{name}: {description}"
+        if baseline is not None:
+            description = name or short_description(forecast.config, baseline)
+        else:
+            description = forecast.config.describe()
+            if name:
+                description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
             table.add_row("-", "-", Text(description), "-", Text(forecast.error))
@@ -229,8 +244,12 @@ def predict_space(
         print(
             json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2)
         )
-    else:
-        make_console().print(space_table(forecasts, names, cap_bytes=cap_bytes))
+        return
+    console = make_console()
+    baseline = None
+    if is_narrow(console):
+        baseline = space.baseline_config(global_batch=forecaster.workload.global_batch)
+    console.print(space_table(forecasts, names, cap_bytes=cap_bytes, baseline=baseline))
 
 
 def predict_reference(

@@ -1,6 +1,7 @@
 """`autotune studies`: list the studies of a database, or check, export or import them."""
 
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -10,8 +11,12 @@ from autotune import api
 from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.cli.tables import describe, make_console
+from autotune.cli.tables import is_narrow, make_console
+from autotune.reporting.trial_text import short_label, trial_label
 from autotune.units import format_size
+
+if TYPE_CHECKING:
+    from autotune.storage.store import StudySummary
 
 
 class _Commands(LazyGroup):
@@ -52,22 +57,38 @@ def studies(context: typer.Context, storage: options.StorageOption = options.STO
 def _list(storage: str) -> None:
     with open_store(storage) as store:
         summaries = store.studies()
+    console = make_console()
+    if not summaries:
+        console.print("no studies yet; begin one with: autotune search")
+        return
     table = Table(box=None, pad_edge=False)
-    for column in ("study", "begun (UTC)", "trials", "state", "cap", "pick"):
-        table.add_column(column, overflow="fold")
+    table.add_column("study", overflow="fold")
+    table.add_column("begun (UTC)", no_wrap=True)
+    table.add_column("trials", no_wrap=True)
+    if not is_narrow(console):
+        table.add_column("state", no_wrap=True)
+    table.add_column("cap", justify="right", no_wrap=True)
+    table.add_column("pick", overflow="fold")
     for summary in summaries:
-        result = api.show(summary.name, storage=storage)
-        pick = (
-            "nothing feasible"
-            if result.pick is None
-            else describe(result.trial(result.pick.number)).plain
-        )
-        table.add_row(
-            summary.name,
-            summary.created_at,
-            f"{summary.trials}/{summary.trials_wanted}",
-            "complete" if summary.trials >= summary.trials_wanted else "can be continued",
-            format_size(result.cap_bytes),
-            Text(pick),
-        )
-    make_console().print(table if summaries else "no studies yet; begin one with: autotune search")
+        table.add_row(*_cells(summary, storage=storage, narrow=is_narrow(console)))
+    console.print(table)
+
+
+def _cells(summary: "StudySummary", *, storage: str, narrow: bool) -> list[Text]:
+    """Return the cells of a study; a narrow row has its day, and its pick in short."""
+    result = api.show(summary.name, storage=storage)
+    pick = "nothing feasible"
+    if result.pick is not None:
+        record = result.trial(result.pick.number)
+        baseline = next((r for r in result.trials if r.number == result.baseline), None)
+        pick = short_label(record, baseline) if narrow else trial_label(record)
+    trials = f"{summary.trials}/{summary.trials_wanted}"
+    cap = format_size(result.cap_bytes)
+    if narrow:
+        day, _, _ = summary.created_at.partition(" ")
+        cells = [summary.name, day, trials, cap, pick]
+    else:
+        is_complete = summary.trials >= summary.trials_wanted
+        state = "complete" if is_complete else "can be continued"
+        cells = [summary.name, summary.created_at, trials, state, cap, pick]
+    return [Text(cell) for cell in cells]

@@ -9,6 +9,7 @@ from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +24,7 @@ from autotune.reporting.trial_text import (
     short_label,
     trial_label,
 )
+from autotune.spec.config import TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
@@ -56,6 +58,11 @@ class _WithoutTrailingBlanks:
         return getattr(self._file, name)
 
 
+def is_narrow(console: Console) -> bool:
+    """Return whether a table has to do with short configurations and fewer columns."""
+    return console.width < NARROW
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Column:
     title: str
@@ -70,10 +77,12 @@ def print_trials(
     *,
     title: str = "",
     with_predictions: bool = False,
+    with_narrow_note: bool = True,
 ) -> None:
     """Print one row per trial: memory, speed, perplexity and remarks.
 
-    `with_predictions` adds the predicted peak and its ratio to the measured one. Thousands of
+    `with_predictions` adds the predicted peak and its ratio to the measured one. On a narrow
+    terminal `with_narrow_note` explains the short configurations below the table. Thousands of
     trials are printed as one line each, however wide: that suits grep, and folding the cells would
     take longer than reading the trials from the database.
     """
@@ -81,10 +90,12 @@ def print_trials(
     note = SHARED_MARK_NOTE if any(record.shares_perplexity for record in records) else ""
     if len(records) <= MOST_FOLDED:
         remark_width = _REMARK_WIDTH
-        if console.width < NARROW:
+        if is_narrow(console):
             remark_width = _NARROW_REMARK_WIDTH
             columns = list(_narrow_columns(result))
-            notes = (note, *_reasons(records), _narrow_note(result))
+            notes = [note, *_reasons(records)]
+            if with_narrow_note:
+                notes.append(_narrow_note(result))
             note = "\n".join(line for line in notes if line)
         table = _folded(result, records, columns, title=title, note=note, remark_width=remark_width)
         console.print(table)
@@ -135,20 +146,27 @@ def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
 
 
 def _reasons(records: Sequence[TrialRecord]) -> Iterator[str]:
-    """Yield why trials failed, for which a narrow row has no room."""
+    """Yield why trials failed, for which a narrow row has no room: each reason once."""
+    numbers: dict[str, list[str]] = {}
     for record in records:
         reason = outcome_reason(record)
         if record.failed and reason:
-            yield f"#{record.number} {outcome_label(record)}: {reason}"
+            text = f"{outcome_label(record)}: {reason}"
+            numbers.setdefault(text, []).append(f"#{record.number}")
+    for text, failed in numbers.items():
+        yield f"{', '.join(failed)} {text}"
 
 
 def _narrow_note(result: StudyResult) -> str:
     baseline = _baseline(result)
-    if baseline is None:
-        return ""
+    return "" if baseline is None else narrow_note(baseline.config)
+
+
+def narrow_note(baseline: TrainingConfig) -> str:
+    """Return the sentence that explains the short configurations of a narrow table."""
     return (
         f"A configuration is its name, or what differs from the baseline: "
-        f"{baseline.config.describe()}. Terminals of {NARROW} columns show all of it."
+        f"{baseline.describe()}. Terminals of {NARROW} columns show all of it."
     )
 
 
@@ -247,7 +265,9 @@ def print_result(result: StudyResult, console: Console) -> None:
     ]
     if not_candidates and result.pick is not None:
         console.print()
-        print_trials(console, result, not_candidates, title="Not candidates")
+        print_trials(
+            console, result, not_candidates, title="Not candidates", with_narrow_note=not front
+        )
 
 
 def print_pick(result: StudyResult, console: Console) -> None:
@@ -257,7 +277,7 @@ def print_pick(result: StudyResult, console: Console) -> None:
         return
     picked = result.trial(result.pick.number)
     console.print(Text.assemble(("Pick: ", "bold green"), f"#{picked.number} ", describe(picked)))
-    console.print(Text(f"  {result.pick.reason}."))
+    console.print(indented(f"{result.pick.reason}."))
 
 
 def _print_no_pick(result: StudyResult, console: Console) -> None:
@@ -266,7 +286,12 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
         return
     console.print(Text(no_pick_reason(result), style="bold red"))
     for sentence in advice_without_pick(result):
-        console.print(Text(f"  {sentence}"))
+        console.print(indented(sentence))
+
+
+def indented(text: str, columns: int = 2, *, style: str = "") -> Padding:
+    """Return `text` with all of its lines moved to the right, also those that are folded."""
+    return Padding(Text(text, style=style), (0, 0, 0, columns), expand=False)
 
 
 def _is_pick(result: StudyResult, record: TrialRecord) -> bool:

@@ -6,7 +6,7 @@ from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
-from autotune.spec.config import FIELD_ORDER
+from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_percent, format_size
@@ -39,7 +39,12 @@ def short_label(record: TrialRecord, baseline: TrialRecord | None) -> str:
         return record.name
     if baseline is None:
         return record.config.describe()
-    values, plain = record.config.to_dict(), baseline.config.to_dict()
+    return short_description(record.config, baseline.config)
+
+
+def short_description(config: TrainingConfig, baseline: TrainingConfig) -> str:
+    """Return in short what differs from the baseline: `bf16-true, mb 4, ckpt block`."""
+    values, plain = config.to_dict(), baseline.to_dict()
     differences = [
         f"{_SHORT.get(field, '')} {values[field]}".strip()
         for field in FIELD_ORDER

@@ -13,11 +13,13 @@ from typing import Any
 
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import (
+    CHOICES,
     FIELD_ORDER,
     RULES,
     LegalityContext,
     Rule,
     TrainingConfig,
+    baseline_of,
     rule_violations,
 )
 from autotune.spec.published_table import Reference
@@ -102,6 +104,12 @@ class SearchSpace:
                 values.append(_default(field, 1))
             choices[field] = list(dict.fromkeys(values))
         return choices
+
+    def baseline_config(self, *, global_batch: int) -> TrainingConfig:
+        """Return what savings are relative to, with the first optimizer of the space."""
+        default = self.defaults.get("optimizer", CHOICES["optimizer"][0])
+        optimizers = self.techniques.get("optimizer", (default,))
+        return baseline_of(optimizer=optimizers[0], global_batch=global_batch)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON, without later fields that are at their defaults.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import CHOICES, TrainingConfig, baseline_of
+from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
@@ -40,9 +40,7 @@ class StudyDefinition:
 
     def baseline_config(self) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""
-        default = self.space.defaults.get("optimizer", CHOICES["optimizer"][0])
-        optimizers = self.space.techniques.get("optimizer", (default,))
-        return baseline_of(optimizer=optimizers[0], global_batch=self.workload.global_batch)  # type: ignore[arg-type]
+        return self.space.baseline_config(global_batch=self.workload.global_batch)
 
     def first_configurations(self) -> list[tuple[str, TrainingConfig]]:
         """Return what a study runs first, with names: the baseline and the named configurations.

@@ -236,6 +236,14 @@ def test_without_a_command_the_help_is_shown(folder):
 # -- studies ---------------------------------------------------------------------------------------
 
 
+def test_at_80_columns_a_study_has_its_pick_in_short(folder):
+    printed = run_here("studies", folder=folder, COLUMNS="80").stdout
+    assert printed.split()[:6] == ["study", "begun", "(UTC)", "trials", "cap", "pick"]
+    assert "nothing feasible" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert len(printed.splitlines()) <= 5
+
+
 def test_studies_lists_every_study_with_its_state_and_its_pick(folder):
     by_hand, too_tight = output("studies", folder=folder).splitlines()[1:]
     assert re.match(r"by-hand .* 5/6 .*can be continued .*64.00 MiB .*trial 1", by_hand)

@@ -139,3 +139,14 @@ def test_studies_that_cannot_be_compared_are_rejected(studies, expected, run):
 def test_the_columns_of_matches_are_named_by_study_and_objective_whatever_the_study_is_called(name):
     heads = [str(column.header) for column in compare._matches_table((), name, "other").columns]
     assert heads == [name, "peak", "perplexity", "other", "peak", "perplexity", "speed"]
+
+
+@pytest.mark.parametrize("options", [(), ("--no-worse",)])
+def test_at_80_columns_the_numbers_stand_in_a_table_that_is_not_wider(options, output, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = output("one", "tighter", *options).splitlines()
+    assert lines[0].split() == ["study", "pick", "peak", "tokens/s", "perpl.", "saved"]
+    assert "40.00 MiB" in lines[1]
+    assert "32.00 MiB" in " ".join(lines)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 40

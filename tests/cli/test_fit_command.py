@@ -117,6 +117,15 @@ def test_a_former_option_is_not_in_the_help(folder):
     assert "--no-confirm" not in shown
 
 
+def test_at_80_columns_no_word_is_cut_and_the_largest_is_named_with_its_configuration(folder):
+    command = ("fit", "--device", "cpu", *SMALL, "--max-mem", "3MiB", "--no-trial", "--quiet")
+    printed = run_here(*command, "--checkpointing", "block", folder=folder, COLUMNS="80").stdout
+    lines = printed.splitlines()
+    assert any(line.rstrip().endswith("at most") for line in lines)
+    assert "would need up to" in " ".join(printed.split())
+    assert any(line.startswith("The largest: ") and "checkpointing block" in line for line in lines)
+
+
 def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(folder):
     arguments = (
         "--device",

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.cli.tables import make_console, print_trials
+from autotune.cli.tables import indented, make_console, print_trials
 from autotune.reporting.outcomes import outcome_counts
 from tests.building.reports import TRIALS, plain_view
 
@@ -61,3 +61,22 @@ def test_a_narrow_terminal_says_below_the_rows_why_a_trial_failed():
     print_trials(Console(file=file, width=80), plain_view().result, [crashed])
     lines = " ".join(file.getvalue().split())
     assert "#7 crashed: RuntimeError: no kernel for this matrix" in lines
+
+
+def test_a_reason_that_several_trials_failed_for_is_printed_once():
+    failed = [
+        dataclasses.replace(TRIALS[0], number=number, outcome="crashed", message="no kernel")
+        for number in (7, 8)
+    ]
+    file = io.StringIO()
+    print_trials(Console(file=file, width=80), plain_view().result, failed)
+    assert "#7, #8 crashed: no kernel" in file.getvalue()
+    assert file.getvalue().count("no kernel") == 1
+
+
+def test_the_folded_lines_of_a_reason_stay_indented():
+    file = io.StringIO()
+    Console(file=file, width=40).print(indented("the fastest on the front " * 4))
+    lines = file.getvalue().splitlines()
+    assert len(lines) > 1
+    assert all(line.startswith("  ") and line[2] != " " for line in lines)
