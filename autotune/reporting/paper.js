@@ -30,16 +30,19 @@ const paper = (function () {
     return copy;
   }
 
-  /* What a graphics card drew in three dimensions is printed as a picture of the screen's. */
+  /* What a graphics card draws in three dimensions is printed as a picture of it, from where the
+     reader looks at the screen's. */
   function copyScenes(div, copy) {
-    const scene = div._fullLayout && div._fullLayout.scene && div._fullLayout.scene._scene;
+    const scene = copy._fullLayout && copy._fullLayout.scene && copy._fullLayout.scene._scene;
     const place = copy.querySelector(".gl-container");
     if (!scene || !scene.glplot || !place) return;
+    const shown = div._fullLayout.scene._scene;
+    if (shown) scene.setViewport({ camera: shown.getCamera(), aspectratio: shown.glplot.getAspectratio() });
     const from = scene.glplot.canvas, picture = document.createElement("canvas");
+    scene.glplot.redraw(); // a drawing can be read only in the task that drew it
     picture.width = from.width;
     picture.height = from.height;
     picture.style.cssText = "position:absolute; left:0; bottom:0; width:100%; object-fit:contain";
-    scene.glplot.redraw(); // a drawing can be read only in the task that drew it
     picture.getContext("2d").drawImage(from, 0, 0);
     place.append(picture);
   }

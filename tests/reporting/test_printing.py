@@ -40,6 +40,9 @@ def files(tmp_path_factory):
     drawing = FIGURES["ladder"].draw(ladder_view(), FigureOptions())
     text = figure_page(ladder_view(), FIGURES["ladder"], drawing)
     (folder / "figure.html").write_text(text, encoding="utf-8")
+    drawing = FIGURES["pareto"].draw(plain_view(), FigureOptions(three_d=True))
+    text = figure_page(plain_view(), FIGURES["pareto"], drawing)
+    (folder / "space.html").write_text(text, encoding="utf-8")
     return folder
 
 
@@ -194,3 +197,39 @@ def test_a_browser_calls_all_this_when_it_saves_a_pdf(name, opened):
     assert shown.pdf(format="A4").startswith(b"%PDF")
     assert shown.evaluate("window.printed") > 0
     assert shown.locator(".on-paper").count() == 0
+
+
+PICTURE = """() =>
+  document.querySelector(".on-paper .gl-container > canvas:last-child").toDataURL()"""
+TURN = """() => Plotly.relayout(document.querySelector(".js-plotly-plot"),
+  {"scene.camera.eye": {x: -1.8, y: 1.7, z: 0.9}})"""
+
+
+DARK_POINTS = """() => {
+  const picture = document.querySelector(".on-paper .gl-container > canvas:last-child");
+  const bytes = picture.getContext("2d").getImageData(0, 0, picture.width, picture.height).data;
+  let dark = 0;
+  for (let at = 0; at < bytes.length; at += 4)
+    if (bytes[at + 3] > 128 && Math.max(bytes[at], bytes[at + 1], bytes[at + 2]) < 90) dark++;
+  return dark;
+}"""
+
+
+def test_the_words_of_a_figure_in_three_dimensions_are_printed_dark_from_a_dark_screen(opened):
+    dark = {}
+    for scheme in ("dark", "light"):
+        shown = opened("space", scheme=scheme)
+        begin_printing(shown)
+        dark[scheme] = shown.evaluate(DARK_POINTS)
+        assert shown.complaints == []
+    assert dark["dark"] > dark["light"] / 2 > 0
+
+
+def test_a_figure_in_three_dimensions_is_printed_as_the_reader_turned_it(opened):
+    shown = opened("space")
+    begin_printing(shown)
+    before = shown.evaluate(PICTURE)
+    end_printing(shown)
+    shown.evaluate(TURN)
+    begin_printing(shown)
+    assert shown.evaluate(PICTURE) != before
