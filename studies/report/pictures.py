@@ -1,9 +1,9 @@
-"""Every picture of the study `tour`, and its report as a browser shows it at three sizes.
+"""Every picture of the study `tour`: its figures, its report in a browser and on paper.
 
     python studies/report/pictures.py --storage sqlite:///studies/report/tour.db
 
-Writes into the folder of this file. Needs autotune's extras `images` and `importance`, playwright
-and a Chromium (`CHROMIUM` says where it is, else /usr/bin/chromium).
+Writes into the folder of this file. Needs autotune's extras `images` and `importance`,
+playwright, pdftoppm and a Chromium (`CHROMIUM` says where it is, else /usr/bin/chromium).
 """
 
 import argparse
@@ -44,6 +44,7 @@ def main() -> None:
         report = Path(folder) / "report.html"
         run("report", STUDY, "--out", report, "--storage", storage)
         screenshots(report)
+        print_first_page(report, Path(folder))
 
 
 def run(*arguments: object) -> None:
@@ -65,6 +66,21 @@ def screenshots(report: Path) -> None:
             page.screenshot(path=HERE / f"report-{name}.png")
             page.close()
         browser.close()
+
+
+def print_first_page(report: Path, folder: Path) -> None:
+    """The report's first page on A4, as it is saved from a dark screen."""
+    file = folder / "report.pdf"
+    with sync_playwright() as playwright:
+        chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(color_scheme="dark")
+        page.goto(report.as_uri())
+        page.wait_for_timeout(3000)
+        page.pdf(path=file, format="A4", prefer_css_page_size=True)
+        browser.close()
+    command = ["pdftoppm", "-png", "-r", "60", "-f", "1", "-l", "1", "-singlefile"]
+    subprocess.run([*command, file, HERE / "report-paper"], check=True)
 
 
 if __name__ == "__main__":
