@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.tables import describe, make_console, speed
+from autotune.cli.tables import is_narrow, make_console, speed
 from autotune.reporting.outcomes import OUTCOME_LABELS
-from autotune.reporting.trial_text import format_perplexity
+from autotune.reporting.trial_text import format_perplexity, short_label, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.study.event_text import LASTING_EVENTS, EventText
 from autotune.study.events import Event
@@ -79,8 +79,14 @@ class LiveDisplay:
         table = Table(box=None, pad_edge=False, expand=True)
         for column, options in _COLUMNS.items():
             table.add_column(column, **options)
+        # The first configuration of a study is its baseline.
+        baseline = next((record for record in progress.records if record.number == 0), None)
         for record in progress.records[-_ROWS_SHOWN:]:
-            table.add_row(*_live_row(record), style="" if record.feasible else "dim")
+            label = trial_label(record)
+            if is_narrow(self._live.console):
+                label = short_label(record, baseline)
+            style = "" if record.feasible else "dim"
+            table.add_row(*_live_row(record, label=label), style=style)
         running = [Spinner("dots", text=Text(f" {line}")) for line in progress.doing()]
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
@@ -91,20 +97,20 @@ class LiveDisplay:
 _COLUMNS: dict[str, dict[str, Any]] = {
     "#": {"justify": "right", "no_wrap": True},
     "configuration": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis"},
-    "peak memory": {"justify": "right", "no_wrap": True},
+    "peak": {"justify": "right", "no_wrap": True},
     "tokens/s": {"justify": "right", "no_wrap": True},
-    "perplexity": {"justify": "right", "no_wrap": True},
+    "perpl.": {"justify": "right", "no_wrap": True},
     "outcome": {"no_wrap": True, "max_width": 34, "overflow": "ellipsis"},
 }
 
 
-def _live_row(record: TrialRecord) -> list[Text | str]:
+def _live_row(record: TrialRecord, *, label: str) -> list[Text | str]:
     size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
     perplexity = format_perplexity(record) or "-"
     outcome = OUTCOME_LABELS[record.outcome]
     if record.reused_from:
         outcome += f", {record.reused_from}"
-    return [str(record.number), describe(record), size, speed(record), perplexity, Text(outcome)]
+    return [str(record.number), Text(label), size, speed(record), perplexity, Text(outcome)]
 
 
 class SilentDisplay:
