@@ -433,6 +433,18 @@ def test_a_script_that_a_callback_rejects_is_told_what_to_change(script, examine
     assert (found.value.message, found.value.hint) == ("is 8", "say 8")
 
 
+def test_another_number_of_sequences_than_the_search_has_is_rejected_with_the_option(
+    script, examine
+):
+    """Its micro batches would not add up to a step: 16 // 64 passes are none."""
+    file = script()
+    text = file.read_text()
+    file.write_text(text.replace("Model()\n", "Model()\nautotune.current_config(global_batch=6)\n"))
+    with pytest.raises(InvalidInput, match=r"trains on 6 sequences.* its search on 4") as raised:
+        examine(file)
+    assert raised.value.hint == "search with --global-batch 6"
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
@@ -511,6 +523,15 @@ def test_a_file_can_name_the_configuration(tmp_path, monkeypatch):
     file.write_text('{"precision": "fp3"}')
     with pytest.raises(InvalidInput, match="fp3"):
         autotune.current_config()
+
+
+def test_the_micro_batch_of_a_file_must_divide_the_sequences_of_a_step(tmp_path, monkeypatch):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"micro_batch_size": 4}))
+    monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
+    assert autotune.current_config(global_batch=12).micro_batch_size == 4
+    with pytest.raises(InvalidInput, match="micro batch of 4, which does not divide the 6"):
+        autotune.current_config(global_batch=6)
 
 
 @pytest.mark.slow

@@ -67,21 +67,37 @@ def has_configuration() -> bool:
     return bool(_running or os.environ.get(CONFIG_VARIABLE))
 
 
-def current_config(*, global_batch: int = 1) -> TrainingConfig:
+def current_config(*, global_batch: int | None = None) -> TrainingConfig:
     """Returns the configuration to train with.
 
     In a trial it is that of the trial, otherwise the one in the file that AUTOTUNE_CONFIG names,
-    and without that a plain fp32 training. Raises InvalidInput if the file is invalid.
+    and without that a plain fp32 training.
 
     `global_batch` is the number of sequences in an optimizer step of the script. Outside a trial it
-    is also the default micro batch size.
+    is also the default micro batch size. Raises InvalidInput if its search has another number, if
+    the micro batch does not divide it, or if the file is invalid.
     """
-    if _running:
-        return _running[0].config
+    run = current_run()
+    if run is not None:
+        if global_batch not in (None, run.workload.global_batch):
+            raise InvalidInput(
+                f"the script trains on {global_batch} sequences in an optimizer step, and its "
+                f"search on {run.workload.global_batch}",
+                hint=f"search with --global-batch {global_batch}",
+            )
+        return run.config
+    default = 1 if global_batch is None else global_batch
     file = os.environ.get(CONFIG_VARIABLE)
-    if file:
-        return load_config(file, global_batch=global_batch)
-    return TrainingConfig(micro_batch_size=global_batch)
+    if not file:
+        return TrainingConfig(micro_batch_size=default)
+    config = load_config(file, global_batch=default)
+    if global_batch is not None and global_batch % config.micro_batch_size:
+        raise InvalidInput(
+            f"{file} has a micro batch of {config.micro_batch_size}, which does not divide the "
+            f"{global_batch} sequences of an optimizer step",
+            hint="train on as many sequences in a step as in the study",
+        )
+    return config
 
 
 @overload
