@@ -3,7 +3,7 @@
 Configurations of one numerics class compute the same numbers and share one perplexity. The first
 trial of a class, its representative, is trained to the end (with `perplexity_seeds`, once for each
 seed); the others are trained for memory and speed only. With `full_trainings` every trial is
-trained to the end.
+trained to the end, and with every seed.
 
 This applies to a training script, too. The script's evaluation may read other text with another
 micro batch; between configurations that compute the same numbers, that difference is noise. Whether
@@ -143,7 +143,7 @@ class TrialRunner:
         self._note_evaluation(measurement)
         if shared_with is not None:
             measurement = _with_perplexity_of(shared_with, measurement)
-        elif self._representative(config, records) is None:
+        elif self._options.full_trainings or self._representative(config, records) is None:
             measurement = self._with_repeats(config, measurement, log_name=log_name)
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 

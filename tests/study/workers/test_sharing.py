@@ -59,7 +59,7 @@ def shared(folder):
 
 @pytest.fixture(scope="module")
 def full(folder):
-    return search("full", full_trainings=True, fresh=True)
+    return search("full", full_trainings=True, perplexity_seeds=2, fresh=True)
 
 
 def by_config(result):
@@ -92,8 +92,9 @@ def test_a_shared_trial_has_the_peak_memory_of_a_full_training(shared, full):
     assert {config: trial.peak_memory_bytes for config, trial in by_config(shared).items()} == peaks
 
 
-def test_full_trainings_measure_every_perplexity(full):
-    assert {trial.perplexity_source for trial in full.trials} == {MEASURED}
+def test_full_trainings_measure_every_perplexity_with_all_seeds(full):
+    """The perplexity of one seed says nothing against the mean of several."""
+    assert {trial.perplexity_source for trial in full.trials} == {mean_of(2)}
 
 
 def test_seeds_give_a_perplexity_its_spread(shared):
