@@ -275,7 +275,7 @@ class ReplayExecutor:
         return future
 
     @contextmanager
-    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
+    def slot(self, slots: object, *, on_wait: object, study: str) -> Iterator[None]:
         """There is no device to share."""
         yield
 

@@ -26,8 +26,8 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.training.script.batch_tokens import count_tokens
 from autotune.training.script.below_schedulers import apply_below_schedulers
-from autotune.training.script.global_batch import config_for
 from autotune.training.script.interface import (
+    config_of_run,
     current_run,
     has_configuration,
     report,
@@ -71,7 +71,7 @@ class TrainerCallback(TransformersCallback):
             f"per_device_train_batch_size {args.per_device_train_batch_size}, "
             f"gradient_accumulation_steps {args.gradient_accumulation_steps}"
         )
-        config = config_for(global_batch, set_by=set_by)
+        config = config_of_run(global_batch, set_by=set_by)
         if self._run is None:  # a search has these rules, and sees whether gradients change
             clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
             check_legal(config, LegalityContext(global_batch=global_batch, clips_gradients=clips))

@@ -77,12 +77,22 @@ def current_config(*, global_batch: int | None = None) -> TrainingConfig:
     is also the default micro batch size. Raises InvalidInput if its search has another number, if
     the micro batch does not divide it, or if the file is invalid.
     """
+    return config_of_run(global_batch)
+
+
+def config_of_run(global_batch: int | None, *, set_by: str = "") -> TrainingConfig:
+    """Returns the configuration as `current_config` does, and raises what it raises.
+
+    `set_by` says which settings of the script decide the number of sequences.
+    """
+    sequences = f"{global_batch} sequences in an optimizer step"
+    if set_by:
+        sequences += f" ({set_by})"
     run = current_run()
     if run is not None:
         if global_batch not in (None, run.workload.global_batch):
             raise InvalidInput(
-                f"the script trains on {global_batch} sequences in an optimizer step, and its "
-                f"search on {run.workload.global_batch}",
+                f"the script trains on {sequences}, and its search on {run.workload.global_batch}",
                 hint=f"search with --global-batch {global_batch}",
             )
         return run.config
@@ -94,7 +104,7 @@ def current_config(*, global_batch: int | None = None) -> TrainingConfig:
     if global_batch is not None and global_batch % config.micro_batch_size:
         raise InvalidInput(
             f"{file} has a micro batch of {config.micro_batch_size}, which does not divide the "
-            f"{global_batch} sequences of an optimizer step",
+            f"{sequences}",
             hint="train on as many sequences in a step as in the study",
         )
     return config

@@ -28,8 +28,7 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.training.script.batch_tokens import count_tokens
 from autotune.training.script.below_schedulers import apply_below_schedulers
-from autotune.training.script.global_batch import config_for
-from autotune.training.script.interface import current_run, has_configuration, report
+from autotune.training.script.interface import config_of_run, current_run, has_configuration, report
 
 
 def _loaded_package() -> Any:
@@ -86,7 +85,7 @@ class LightningCallback(_Callback):
         self.micro_batch_size = micro_batch_size or global_batch
         """Sequences in a forward pass: the batch size of the loader of training data."""
         if self._is_active:
-            self._config = config_for(global_batch, set_by="global_batch of LightningCallback")
+            self._config = config_of_run(global_batch, set_by="global_batch of LightningCallback")
             self.micro_batch_size = self._config.micro_batch_size
         self.accumulate_grad_batches = global_batch // self.micro_batch_size
         """Forward passes in an optimizer step, which must be passed to the Trainer."""
