@@ -73,7 +73,7 @@ def test_a_full_disk_is_reported_and_stored_results_stay(tmp_path):
         )
         keep(store, config(0), measured(message="short"))
         with pytest.raises(
-            StorageUnreachable, match=r"^the disk of sqlite:.*studies\.db is full$"
+            StorageUnreachable, match=r"^the disk of sqlite:.*studies\.db is full"
         ) as raised:
             keep(store, config(1), measured(message="x" * 40 * 4096))
         assert raised.value.hint == "free some space"
