@@ -45,6 +45,12 @@ def _units_like(given: str) -> list[str]:
     return [unit for unit in reversed(_BYTES_PER_UNIT) if typed in (unit.lower(), unit[:1].lower())]
 
 
+def parse_percent(text: str) -> float | None:
+    """Return the share that `5%` or `0.5 %` is; None for other text."""
+    match = re.fullmatch(rf"({_NUMBER}) *%", text)
+    return None if match is None else float(match[1]) / 100
+
+
 def format_size(size_bytes: float) -> str:
     """Format bytes in the binary unit that gives one to four digits before the decimal point."""
     size = float(size_bytes)

@@ -9,7 +9,6 @@ SIGTERM.
 
 import io
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typer.main import get_command
 from autotune import __version__
 from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.errors import AutotuneError, near_misses
+from autotune.units import parse_percent
 
 _PROGRAM = "autotune"
 _LONGEST_LINE = 1000
@@ -240,9 +240,9 @@ def _invalid_number(error: TyperException) -> tuple[str, str] | None:
     hint = f"give {_NUMBERS[kind]}"
     if parameter.opts[0] in _AT_LEAST_ONE:
         hint += " of at least 1"
-    share = re.fullmatch(r"([0-9.]+) *%", given)
-    if kind == "float" and share:
-        hint = f"give a share instead of percent: {float(share[1]) / 100:g}"
+    share = parse_percent(given)
+    if kind == "float" and share is not None:
+        hint = f"give a share instead of percent: {share:g}"
     name = max(parameter.opts, key=len)
     if parameter.param_type_name == "argument":
         name = parameter.metavar

@@ -19,6 +19,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.study.request import SEARCH_OPTIONS
+from autotune.units import parse_percent
 
 
 def typer_option(option: Option, *, default: Any = ...) -> Any:
@@ -140,12 +141,11 @@ def parse_pairs(
     pairs: dict[str, float] = {}
     for text in given or ():
         name, _, number = text.partition("=")
-        percent = re.fullmatch(r"([0-9.]*[0-9]) *%", number)
-        if name in known and percent:
+        share = parse_percent(number)
+        if name in known and share is not None:
             raise InvalidInput(
                 f"Invalid value of {option}: {text!r}",
-                hint=f"give a share instead of percent: {option} {name}="
-                f"{float(percent[1]) / 100:g}",
+                hint=f"give a share instead of percent: {option} {name}={share:g}",
             )
         if name not in known or not re.fullmatch(_NUMBER, number):
             raise InvalidInput(

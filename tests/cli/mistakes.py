@@ -20,6 +20,8 @@ COMMAND_LINES = {
     "search": r"""
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
         --max-mem 8gib | --max-mem 8G | --tolerance speed=5%
+        --max-perplexity-increase 5% | --max-perplexity-increase 1.2.3%
+        --tolerance speed=1.2.3%
         --max-mem 1e400 | --max-mem 1e309 | --max-mem 8GiBB | --max-mem ٨GiB | --max-mem 0x10
         --max-mem 1e-3GiB
         --max-mem 8 | --max-mem nan | --max-mem inf | --max-mem '8 G iB' | --max-mem 8GiB8
