@@ -207,7 +207,7 @@ def chosen_trial(result: StudyResult, number: int | None) -> TrialRecord:
         if result.pick is None:
             raise InvalidInput(
                 f"study {result.study!r} has no feasible trial to pick",
-                hint=f"name one with --trial, see autotune show {result.study}",
+                hint=f"name a trial, see autotune show {result.study}",
             )
         return result.trial(result.pick.number)
     return result.trial(number)

@@ -1,6 +1,7 @@
 """The callback for Lightning's Trainer: its configuration, its optimizer, its reports."""
 
 import json
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -214,3 +215,23 @@ def test_a_training_step_that_does_not_call_the_model_is_rejected(fit, configure
     configured(precision="bf16-mixed")
     with pytest.raises(InvalidInput, match="training_step does not call the model as a whole"):
         fit(autotune.LightningCallback(global_batch=8), module=make_module(calls_parts=True))
+
+
+# -- what is rejected without a search, too --------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [3, 32])
+def test_a_micro_batch_that_does_not_divide_the_step_is_rejected(size):
+    with pytest.raises(InvalidInput, match=f"a micro batch of {size} does not divide the 16"):
+        autotune.LightningCallback(global_batch=16, micro_batch_size=size)
+
+
+def test_the_older_package_is_used_where_only_that_is_installed(monkeypatch):
+    from autotune.training.script import lightning as module  # takes seconds
+
+    for loaded in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
+    monkeypatch.setattr(module, "import_module", lambda name: name)
+    assert module._loaded_package() == "lightning.pytorch"
+    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "lightning" else name)
+    assert module._loaded_package() == "pytorch_lightning"

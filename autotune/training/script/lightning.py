@@ -18,6 +18,7 @@ import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,12 +33,14 @@ from autotune.training.script.interface import config_of_run, current_run, has_c
 
 
 def _loaded_package() -> Any:
-    """Returns `lightning.pytorch`, or `pytorch_lightning` if only that was imported.
+    """Returns `lightning.pytorch`, or `pytorch_lightning` if only that is imported or installed.
 
     They are the same code twice, and the classes of one do not accept those of the other.
     """
     other = "pytorch_lightning"
-    if other in sys.modules and "lightning.pytorch" not in sys.modules:
+    if sys.modules.get(other) and "lightning.pytorch" not in sys.modules:
+        return import_module(other)
+    if find_spec("lightning") is None and find_spec(other) is not None:
         return import_module(other)
     return import_module("lightning.pytorch")
 
@@ -76,7 +79,8 @@ class LightningCallback(_Callback):
             count_tokens: Returns the tokens of a batch. By default they are the ones of its
                 `attention_mask`, the elements of its `input_ids` or of its first tensor.
 
-        Raises InvalidInput for a configuration or a search with another global batch.
+        Raises InvalidInput for a configuration or a search with another global batch, and for a
+        micro batch that does not divide it.
         """
         super().__init__()
         self._run = current_run()
@@ -87,6 +91,12 @@ class LightningCallback(_Callback):
         if self._is_active:
             self._config = config_of_run(global_batch, set_by="global_batch of LightningCallback")
             self.micro_batch_size = self._config.micro_batch_size
+        if global_batch % self.micro_batch_size:
+            raise InvalidInput(
+                f"a micro batch of {self.micro_batch_size} does not divide the {global_batch} "
+                "sequences in an optimizer step",
+                hint="give LightningCallback a micro_batch_size that divides its global_batch",
+            )
         self.accumulate_grad_batches = global_batch // self.micro_batch_size
         """Forward passes in an optimizer step, which must be passed to the Trainer."""
         self._monitor = monitor
@@ -114,7 +124,8 @@ class LightningCallback(_Callback):
             raise InvalidInput(
                 "the Trainer is not of the package that autotune.LightningCallback uses, "
                 f"{_package.__name__}",
-                hint="import only one of lightning and pytorch_lightning",
+                hint="import only one of lightning and pytorch_lightning, and that before "
+                "autotune.LightningCallback is used",
             )
         if trainer.world_size > 1 or not pl_module.automatic_optimization:
             raise InvalidInput(
