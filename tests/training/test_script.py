@@ -185,6 +185,13 @@ def test_the_seed_of_the_study_is_added_to_the_seeds_that_the_script_sets(script
     assert trial_of(file)["final_loss"] == found[1] != found[0]
 
 
+def test_the_seed_of_the_study_is_added_to_a_seed_that_numpy_has_drawn(script, trial_of):
+    file = script()
+    drawn = "import numpy\ntorch.manual_seed(numpy.int64(0))"
+    file.write_text(file.read_text().replace("torch.manual_seed(0)", drawn))
+    assert trial_of(file, seed=7)["final_loss"] != trial_of(file)["final_loss"]
+
+
 def test_in_backward_it_follows_a_schedule_after_its_optimizers_state_was_loaded(script, trial_of):
     """accelerate loads the state of every optimizer it prepares, then a schedule uses it."""
     file = script()

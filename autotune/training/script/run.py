@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from numbers import Integral
 from typing import Any
 
 import numpy
@@ -90,8 +91,9 @@ def _shifted(set_seed: Callable[..., Any], *, by: int) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         for name in ("seed", "a"):  # Python's own calls it `a`
-            if isinstance(arguments.get(name), int):
-                arguments[name] = (arguments[name] + by) % 2**32  # what all of them take
+            if isinstance(arguments.get(name), Integral):  # numpy's integers, too
+                # What all of them take.
+                arguments[name] = (int(arguments[name]) + by) % 2**32
         return set_seed(**arguments)
 
     return call
