@@ -132,7 +132,9 @@ def advice_without_pick(result: StudyResult) -> list[str]:
     first_failed = next((record for record in result.trials if record.failed), None)
     if first_failed is not None:
         sentences.append(f"{outcome_line(first_failed)}.")
-        sentences.append(f"Its whole output is in {_log_file(result, first_failed)}.")
+        log_file = _log_file(result, first_failed)
+        if log_file is not None:
+            sentences.append(f"Its whole output is in {log_file}.")
         if result.workload.script is not None:
             sentences.append(
                 "If the script is wrong, correct it and begin another study with another --name."
@@ -149,15 +151,23 @@ _LESS_MEMORY_OF_SCRIPT = (
 )
 
 
-def _log_file(result: StudyResult, record: TrialRecord) -> Path:
-    """Return the file with the output of the trial's process."""
+def _log_file(result: StudyResult, record: TrialRecord) -> Path | None:
+    """Return the file with the output of the trial's last attempt; None if it is not here.
+
+    A study that was imported, or that another machine worked on, has no logs here.
+    """
     # It imports SQLAlchemy, 0.3 s that texts for the help of commands do without.
     from autotune.storage.database import sqlite_file, work_folder_path  # noqa: PLC0415
 
-    folder = RESULTS_FOLDER / "work" / "*"  # the name comes from the URL with its password
-    if sqlite_file(result.storage) is not None:
-        folder = work_folder_path(result.storage)
-    return folder / result.study / "logs" / f"trial-{record.number}.log"
+    folders = [work_folder_path(result.storage)]
+    if sqlite_file(result.storage) is None:  # the name comes from the URL with its password
+        folders = list((RESULTS_FOLDER / "work").glob("*"))
+    files: list[Path] = []
+    for folder in folders:
+        logs = folder / result.study / "logs"
+        files += logs.glob(f"trial-{record.number}.log")
+        files += logs.glob(f"trial-{record.number}-attempt-*.log")
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def answer_of(result: StudyResult) -> str:

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -116,15 +117,27 @@ def test_where_nothing_fits_the_answer_is_what_came_closest():
     assert "larger --max-mem" in answer.reason
 
 
-def test_where_all_trials_failed_the_advice_names_the_first_error_and_no_larger_cap():
+def answer_where_all_trials_crashed():
     crashed = record(
         0, outcome="crashed", memory=None, speed=None, perplexity=None, message="KeyError: 'x'"
     )
-    answer = answer_of(plain_view(trials=(crashed,), front=(), pick=None, baseline=None))
+    return answer_of(plain_view(trials=(crashed,), front=(), pick=None, baseline=None))
+
+
+def test_where_all_trials_failed_the_advice_names_the_first_error_and_no_larger_cap():
+    answer = answer_where_all_trials_crashed()
     assert answer.headline == "Nothing could be trained to its end: 1 trial: 1 crashed."
     assert answer.sentence == "#0 fp32, micro-batch 1: crashed (KeyError: 'x')."
-    assert "studies/work/autotune/a-study/logs/trial-0.log" in answer.reason
     assert "--max-mem" not in answer.reason
+
+
+def test_the_log_of_a_failed_trial_is_named_only_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "output" not in answer_where_all_trials_crashed().reason
+    logs = Path("studies/work/autotune/a-study/logs")
+    logs.mkdir(parents=True)
+    (logs / "trial-0-attempt-2.log").touch()
+    assert f"output is in {logs}/trial-0-attempt-2.log." in answer_where_all_trials_crashed().reason
 
 
 @pytest.mark.parametrize(
