@@ -178,16 +178,16 @@ def dry_run(
 ) -> "Plan":
     """Return what a search with these settings would do, with predicted peaks of its first trials.
 
-    Takes the parameters of `search`. Creates no study and trains nothing: it checks the request and
-    prepares the files of the workload. With `time_trials`, it times a few short trainings and
-    estimates how long the search would take. Raises AutotuneError for a request that cannot be
-    carried out.
+    Takes the parameters of `search`. Creates no study and runs no trial: it checks the request and
+    prepares the files of the workload, and runs a script for the two steps that show what it can
+    have. With `time_trials`, it times a few short trainings and estimates how long the search would
+    take. Raises AutotuneError for a request that cannot be carried out.
     """
     from autotune.study.dry_run import plan
 
     known = {option.keyword for option in SEARCH_OPTIONS.values()}
     workload = {name: value for name, value in settings.items() if name not in known}
-    _check_names(workload, of=search)
+    _check_names(workload, of=dry_run)
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))

@@ -9,7 +9,7 @@ from autotune.cli.tables import make_console
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import SearchSpace
 from autotune.study.dry_run import Plan, plan
-from autotune.study.event_text import reused_line, time_budget_line
+from autotune.study.event_text import excluded_lines, reused_line, time_budget_line
 from autotune.study.request import SearchRequest
 from autotune.units import format_duration, format_size
 
@@ -30,8 +30,10 @@ def print_plan(
     for field, values in legal.values.items():
         if len(values) > 1:
             say(f"  {field}: {', '.join(map(str, values))}")
-    for line in legal.excluded:
-        say(f"Excluded  {line}")
+    if lines := excluded_lines(legal.excluded):
+        say("Excluded:")
+        for line in lines:
+            say(f"  {line}")
     device = definition.device
     say(f"Cap       {format_size(definition.cap_bytes)} on {device.device} ({device.name})")
     if device.others:

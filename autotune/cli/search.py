@@ -28,7 +28,7 @@ def search(
         typer.Option(
             "--dry-run",
             rich_help_panel=EVERYDAY,
-            help="Print what the search would do, with predicted peaks, without training anything.",
+            help="Print what the search would do, with predicted peaks, without running a trial.",
         ),
     ] = False,
     time_trials: Annotated[

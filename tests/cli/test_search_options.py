@@ -16,6 +16,7 @@ from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
 from autotune.cli.lazy import LazyCommand
 from autotune.cli.search_run import continue_command
+from autotune.errors import InvalidInput
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
 from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import Workload
@@ -115,6 +116,13 @@ def test_a_dry_run_takes_the_settings_of_a_search():
 def test_an_invalid_setting_is_rejected_from_python(function, settings, expected):
     with pytest.raises(autotune.AutotuneError, match=expected):
         function(**settings)
+
+
+def test_a_misspelt_setting_of_a_dry_run_is_answered_with_its_own():
+    with pytest.raises(InvalidInput, match="has no setting 'time_trial'") as error:
+        autotune.dry_run(time_trial=True)
+    assert "help(autotune.dry_run)" in error.value.hint
+    assert "'time_trials'" in error.value.hint
 
 
 # -- the command that continues a study ------------------------------------------------------------

@@ -233,11 +233,14 @@ def test_a_missing_device_is_rejected_by_name(folder):
 
 
 def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
+    space = SPACE.replace("[techniques]", '[techniques]\nprecision = ["fp32", "tf32"]')
+    Path("wider.toml").write_text(space)
     planned = run_here(
-        "search", "--space", "small.toml", "--dry-run", "--name", "planned", folder=folder
+        "search", "--space", "wider.toml", "--dry-run", "--name", "planned", folder=folder
     )
     assert planned.returncode == 0
     assert "legal configurations" in planned.stdout
+    assert "\nExcluded:\n  precision tf32: " in planned.stdout
     assert re.search(r"Time +about .* a trial of those studies", planned.stdout)
     assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
     assert "planned" not in run_here("studies", folder=folder).stdout
