@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.analysis.pick import Preferences
 from autotune.cli.tables import is_narrow, make_console, speed
 from autotune.reporting.outcomes import OUTCOME_LABELS
-from autotune.reporting.trial_text import format_perplexity, short_label, trial_label
+from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.study.event_text import LASTING_EVENTS, EventText
 from autotune.study.events import Event
@@ -79,12 +79,11 @@ class LiveDisplay:
         table = Table(box=None, pad_edge=False, expand=True)
         for column, options in _COLUMNS.items():
             table.add_column(column, **options)
-        # The first configuration of a study is its baseline.
-        baseline = next((record for record in progress.records if record.number == 0), None)
+        baseline = progress.opened.definition.baseline_config()
         for record in progress.records[-_ROWS_SHOWN:]:
             label = trial_label(record)
             if is_narrow(self._live.console):
-                label = short_label(record, baseline)
+                label = record.name or short_description(record.config, baseline)
             style = "" if record.feasible else "dim"
             table.add_row(*_live_row(record, label=label), style=style)
         running = [Spinner("dots", text=Text(f" {line}")) for line in progress.doing()]

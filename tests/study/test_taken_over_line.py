@@ -1,6 +1,7 @@
 """What a running search says of the results that it took over."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,25 @@ def test_a_running_search_says_where_a_trial_was_measured(display, expected):
     with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
         shown(opened)
     assert expected in written.getvalue()
+
+
+def test_a_narrow_row_is_compared_with_the_baseline_and_not_with_the_first_reused_trial():
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80)
+    other = replace(BASELINE, precision="bf16-true")
+    opened = StudyOpened(
+        definition=NEW,
+        legal=NEW.legal_space(),
+        trials_wanted=2,
+        records=(record(0, config=other, reused_from=trial(3, "x")),),
+        is_new=True,
+        reused={"x": 1},
+    )
+    progress = Progress(preferences=Preferences(), time_budget_seconds=None)
+    with LiveDisplay(progress, console) as shown:
+        shown(opened)
+    assert "as the baseline" not in written.getvalue()
+    assert "0  bf16-true" in written.getvalue()
 
 
 def test_many_studies_are_named_by_the_newest():
