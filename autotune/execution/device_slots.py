@@ -335,10 +335,14 @@ class _SocketLocks:
 
     def lock_holder(self, name: str) -> str:
         holder = socket_lock.lock_holder(self._prefix + name)
-        studies = socket_lock.names_after(f"{self._prefix}{name}{_FOR_STUDY}")
-        if holder and studies:
-            return f"{holder}, for study {studies[0]}"
-        return holder
+        before_study = f"{self._prefix}{name}{_FOR_STUDY}"
+        studies = socket_lock.names_after(before_study)
+        if not holder or not studies:
+            return holder
+        study = studies[0]
+        if len(before_study) + len(study) == socket_lock.LONGEST_NAME:  # it may be cut
+            study += "..."
+        return f"{holder}, for study {study}"
 
     def close(self) -> None:
         pass
