@@ -144,10 +144,11 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         source = "" if baseline.peak_memory_bytes else " predicted"
         sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline_peak)}{source}"
         parts.append(f"{format_percent(abs(saved))} % {less} memory ({sizes})")
-    if is_same_speed(record, baseline):
-        parts.append("the same speed within the measured noise")
-    elif record.tokens_per_second and baseline.tokens_per_second:
-        parts.append(f"{record.tokens_per_second / baseline.tokens_per_second:.2f}x the speed")
+    if record.tokens_per_second and baseline.tokens_per_second:
+        ratio = record.tokens_per_second / baseline.tokens_per_second
+        # With much noise, even half the speed is no difference, but not the same either.
+        noise = " (no difference beyond the noise)" if is_same_speed(record, baseline) else ""
+        parts.append(f"{ratio:.2f}x the speed{noise}")
     if record.perplexity and baseline.perplexity:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
         if change_percent:
