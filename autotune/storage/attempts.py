@@ -33,7 +33,7 @@ Delivery = Literal["stored", "known", "late", "unknown"]
 
 `stored`: it is now the trial's result. `known`: it was stored before. `late`: its attempt had
 ended, so that the result is stored with the attempt and does not count. `unknown`: there is no such
-attempt.
+attempt. Also of a confirmation: `stored`, or `unknown` where there is no such study.
 """
 
 
@@ -71,7 +71,7 @@ class Attempts:
         """
         try:
             with self._database.writing() as connection:
-                study_id, revision = _lock_study(connection, STUDIES.c.name == study)
+                study_id, revision = lock_study(connection, STUDIES.c.name == study)
                 trial = _find_trial(connection, study_id, config)
                 if trial is None:
                     trial = _add_trial(
@@ -133,7 +133,7 @@ class Attempts:
             study_id = connection.scalar(study_of_attempt)
             if study_id is None:
                 return "unknown"
-            _, revision = _lock_study(connection, STUDIES.c.id == study_id)
+            _, revision = lock_study(connection, STUDIES.c.id == study_id)
             row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)).one()
             if row.state == "finished":
                 return "known"
@@ -167,7 +167,7 @@ class Attempts:
             trial = connection.execute(trial_of_attempt).one_or_none()
             if trial is None:
                 return False
-            _, revision = _lock_study(connection, STUDIES.c.id == trial.study_id)
+            _, revision = lock_study(connection, STUDIES.c.id == trial.study_id)
             ended = connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.id == attempt_id, ATTEMPTS.c.state == "running")
@@ -257,7 +257,7 @@ class Attempts:
         """Resets the count of failed attempts, so that a later search retries such trials."""
         trials_of_study = select(TRIALS.c.id).join(STUDIES).where(STUDIES.c.name == study)
         with self._database.writing() as connection:
-            _lock_study(connection, STUDIES.c.name == study)
+            lock_study(connection, STUDIES.c.name == study)
             connection.execute(
                 update(ATTEMPTS)
                 .where(ATTEMPTS.c.trial_id.in_(trials_of_study), ATTEMPTS.c.state == "lost")
@@ -293,10 +293,11 @@ class _TrialUnavailable(Exception):
 # -- within a transaction --------------------------------------------------------------------------
 
 
-def _lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
+def lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
     """Raises the study's revision; returns its id and the new revision.
 
-    The update locks the study's row: no other transaction changes its trials until the commit.
+    The update locks the study's row: no other transaction changes its trials or confirmations until
+    the commit.
     """
     connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
     row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(condition)).one()

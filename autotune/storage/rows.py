@@ -1,6 +1,7 @@
 """Converts dataclasses to rows of the tables and back; an unreadable row raises DamagedRow."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
@@ -10,6 +11,12 @@ from typing import Any
 from autotune.analysis.feasibility import is_feasible
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import (
+    Confirmation,
+    VariantMeasurement,
+    confirmation_from_dict,
+    confirmation_to_dict,
+)
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
 from autotune.spec.search_space import SearchSpace
@@ -220,11 +227,15 @@ def _message_without_result(losses: int, cause: str) -> str:
 
 def _config_from_row(row: Any) -> TrainingConfig:
     config = TrainingConfig(**row.config)
+    _check_fingerprint(config, row)
+    return config
+
+
+def _check_fingerprint(config: TrainingConfig, row: Any) -> None:
     if config.fingerprint != row.fingerprint:
         raise ValueError(
             f"its configuration has fingerprint {config.fingerprint}, not {row.fingerprint}"
         )
-    return config
 
 
 # -- predictions -----------------------------------------------------------------------------------
@@ -251,3 +262,60 @@ def forecast_from_row(row: Any) -> Forecast:
             for holder in prediction.holders:
                 check_types(holder)
         return forecast
+
+
+# -- confirmations ---------------------------------------------------------------------------------
+
+_POSITIVE = ("tokens_per_second", "speed_ratio", "partner_tokens_per_second", "perplexity")
+"""Fields of confirmations that are above zero where they are known."""
+
+
+def confirmation_row(confirmation: Confirmation) -> dict[str, Any]:
+    """Returns the row of a new confirmation. Raises ValueError for one that is impossible."""
+    return {
+        "fingerprint": confirmation.config.fingerprint,
+        "result": confirmation_values(confirmation),
+    }
+
+
+def confirmation_values(confirmation: Confirmation) -> dict[str, Any]:
+    """Returns the fields and the kind as JSON; infinities and NaN become null.
+
+    Raises ValueError for values that could not be read again, such as a negative speed.
+    """
+    values = {name: _plain(value) for name, value in confirmation_to_dict(confirmation).items()}
+    if isinstance(confirmation, VariantMeasurement):
+        values["measurement"] = measurement_values(confirmation.measurement)
+    confirmation_from_values(values)
+    return values
+
+
+def confirmation_from_values(stored: Any) -> Confirmation:
+    """Returns the confirmation of a JSON object.
+
+    Raises ValueError, TypeError or InvalidInput where it is not a confirmation.
+    """
+    if not isinstance(stored, dict):
+        raise ValueError(f"confirmation is {stored!r:.60}")
+    if "measurement" in stored:
+        measurement_from_values(stored["measurement"])  # raises where it is not a measurement
+    confirmation = confirmation_from_dict(stored)
+    check_types(confirmation)
+    for name in _POSITIVE:
+        value = getattr(confirmation, name, None)
+        # Finite, too; a comparison takes integers of any size, which JSON may have.
+        if value is not None and not 0 < value <= sys.float_info.max:
+            raise ValueError(f"{name} is {value!r:.60}")
+    if not 0 <= confirmation.seconds <= sys.float_info.max:
+        raise ValueError(f"seconds is {confirmation.seconds!r:.60}")
+    return confirmation
+
+
+def confirmation_from_row(row: Any) -> Confirmation:
+    """Returns the confirmation in a row of the confirmations table. Raises DamagedRow."""
+    with _reading(f"confirmation {row.ordinal!r:.20}"):
+        if type(row.ordinal) is not int:
+            raise ValueError(f"ordinal is {row.ordinal!r:.60}")
+        confirmation = confirmation_from_values(row.result)
+        _check_fingerprint(confirmation.config, row)
+        return confirmation

@@ -18,7 +18,7 @@ from autotune.storage.integrity.backup import back_up
 from autotune.storage.integrity.sqlite_file import reject_foreign_tables, reject_orphaned_rows
 from autotune.storage.tables import (
     ATTEMPTS,
-    FIRST_REVISION_WITH_ATTEMPTS,
+    FIRST_REVISIONS,
     METADATA,
     PREDICTIONS,
     REVISION,
@@ -75,8 +75,15 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def has_attempts(revision: str | None) -> bool:
-    """Returns whether a database of this revision has attempts and all other tables."""
-    return revision is not None and revision >= FIRST_REVISION_WITH_ATTEMPTS
+    """Returns whether a database of this revision has attempts."""
+    return ATTEMPTS.name not in _added_after(revision)
+
+
+def _added_after(revision: str | None) -> set[str]:
+    """Returns the names of the tables that a database of this revision lacks."""
+    return {
+        table for table, first in FIRST_REVISIONS.items() if revision is None or revision < first
+    }
 
 
 def check_tables(there: set[str], revision: str | None, url: str) -> None:
@@ -88,12 +95,13 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
             f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",
         )
-    expected = {*METADATA.tables, VERSION_TABLE}
+    added_later = _added_after(revision)
+    expected = {*METADATA.tables, VERSION_TABLE} - added_later
     if not has_attempts(revision):
-        expected -= {ATTEMPTS.name, PREDICTIONS.name, VERSION_TABLE}
-        if ATTEMPTS.name in there:
-            expected.add(VERSION_TABLE)
-        if there >= {ATTEMPTS.name, VERSION_TABLE}:
+        expected -= {PREDICTIONS.name, VERSION_TABLE}
+    if added_later & there:
+        expected.add(VERSION_TABLE)
+        if VERSION_TABLE in there:
             raise StorageUnavailable(
                 f"the studies database {url} has tables of a later schema than "
                 f"{revision or 'none'}, which it names",

@@ -1,10 +1,10 @@
-"""Stores and loads studies, their trials and their predictions; takes and returns dataclasses.
+"""Stores and loads studies, trials, predictions and confirmations; takes and returns dataclasses.
 
 The database is the only state of a study. Optuna's samplers keep none: each process that uses one
 feeds it the stored trials.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, BinaryIO
@@ -14,11 +14,12 @@ from sqlalchemy import Connection, Select, and_, insert, select, update
 
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import Confirmation
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import with_files_of_trial
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
-from autotune.storage.attempts import Attempts, read_losses
+from autotune.storage.attempts import Attempts, lock_study, read_losses
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
 from autotune.storage.error_translation import (
     Conflict,
@@ -28,6 +29,8 @@ from autotune.storage.error_translation import (
 )
 from autotune.storage.retry import RetryPolicy, retried
 from autotune.storage.rows import (
+    confirmation_from_row,
+    confirmation_row,
     definition_from_row,
     definition_row,
     forecast_from_row,
@@ -36,7 +39,7 @@ from autotune.storage.rows import (
     trial_row,
 )
 from autotune.storage.schema import open_studies
-from autotune.storage.tables import PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.tables import CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
 from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
 
 
@@ -236,6 +239,18 @@ class StudyStore:
             ended = connection.scalar(last)
         return _minute(begun), _minute(ended)
 
+    @retried
+    def begun(self, study: str) -> str:
+        """Returns when the study was created, in UTC, as exactly as the database stores it.
+
+        A copy of the study keeps it; another study of the same name has another one.
+        """
+        with self._database.reading() as connection:
+            moment = connection.scalars(
+                select(STUDIES.c.created_at).where(STUDIES.c.name == study)
+            ).one()
+        return f"{_in_utc(moment):%Y-%m-%dT%H:%M:%S.%f}"
+
     # -- whole studies -----------------------------------------------------------------------------
 
     def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
@@ -332,6 +347,66 @@ class StudyStore:
             ).all()
             return {row.fingerprint: forecast_from_row(row) for row in rows}
 
+    # -- confirmations -----------------------------------------------------------------------------
+
+    def add_confirmation(
+        self,
+        study: str,
+        confirmation: Confirmation,
+        *,
+        confirmation_id: str,
+        before_retry: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Stores a measurement beside the study's trials; a repeated call stores nothing.
+
+        `before_retry` is called whenever the retry policy is about to try again. When this returns,
+        the measurement is on disk. Raises ValueError for one that is impossible, such as a negative
+        speed.
+        """
+        row = confirmation_row(confirmation)
+
+        def store_row() -> None:
+            self._add_confirmation(study, row, confirmation_id=confirmation_id)
+
+        if self._retry is None:
+            store_row()
+        else:
+            self._retry.repeat(store_row, before_retry=before_retry)
+
+    def _add_confirmation(
+        self, study: str, row: Mapping[str, Any], *, confirmation_id: str
+    ) -> None:
+        is_same = CONFIRMATIONS.c.id == confirmation_id
+        with self._database.writing() as connection:
+            study_id, _ = lock_study(connection, STUDIES.c.name == study)
+            if connection.scalar(select(CONFIRMATIONS.c.id).where(is_same)) is not None:
+                return
+            last = connection.scalar(
+                select(sqlalchemy.func.max(CONFIRMATIONS.c.ordinal)).where(
+                    CONFIRMATIONS.c.study_id == study_id
+                )
+            )
+            connection.execute(
+                insert(CONFIRMATIONS).values(
+                    id=confirmation_id, study_id=study_id, ordinal=(last or 0) + 1, **row
+                )
+            )
+
+    @retried
+    def confirmations(self, study: str) -> list[Confirmation]:
+        """Returns what was measured beside the study's trials, oldest first.
+
+        Raises StorageUnavailable where some cannot be read.
+        """
+        query = (
+            select(CONFIRMATIONS)
+            .join(STUDIES)
+            .where(STUDIES.c.name == study)
+            .order_by(CONFIRMATIONS.c.ordinal)
+        )
+        with self._database.reading() as connection:
+            return [confirmation_from_row(row) for row in connection.execute(query)]
+
 
 def _names(connection: Connection) -> list[str]:
     """Returns the names of all studies, oldest first."""
@@ -356,9 +431,10 @@ def _select_trials(study: str) -> Select[Any]:
 
 
 def _minute(moment: datetime | None) -> str:
-    """Formats a moment in UTC, which is what a database without time zones stores."""
-    if moment is None:
-        return ""
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC)
-    return f"{moment:%Y-%m-%d %H:%M}"
+    """Formats a moment in UTC; None is empty."""
+    return "" if moment is None else f"{_in_utc(moment):%Y-%m-%d %H:%M}"
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Returns a moment in UTC, which is what a database without time zones stores."""
+    return moment if moment.tzinfo is None else moment.astimezone(UTC)

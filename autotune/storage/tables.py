@@ -1,5 +1,6 @@
 """The tables, private to this package. `migrations/` upgrades an older database."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -23,13 +24,11 @@ from sqlalchemy.sql.expression import FunctionElement
 
 METADATA = MetaData()
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0003"
+REVISION = "0004"
 """The last revision in `migrations/versions`."""
-
-FIRST_REVISION_WITH_ATTEMPTS = "0002"
 
 VERSION_TABLE = "autotune_alembic_version"
 """Not `alembic_version`, which Optuna uses for its studies in the same database."""
@@ -49,8 +48,8 @@ STUDIES = Table(
     Column("seed", BigInteger, nullable=False),
     Column("sampler", String(20), nullable=False),
     Column("trials_wanted", Integer, nullable=False),
-    # Counts the changes of its trials. Every change raises it first, which locks the study's row
-    # until the commit.
+    # Counts the changes of its trials and confirmations. Every change raises it first, which locks
+    # the study's row until the commit.
     Column("revision", Integer, nullable=False, server_default=text("0")),
 )
 
@@ -111,6 +110,24 @@ PREDICTIONS = Table(
     Column("refusal", String(500), nullable=False),
     UniqueConstraint("study_id", "fingerprint"),
 )
+
+CONFIRMATIONS = Table(
+    "autotune_confirmations",
+    METADATA,
+    # Chosen by the process that measured it, so that a repeated insert is recognized.
+    Column("id", String(32), primary_key=True),
+    Column("study_id", ForeignKey("autotune_studies.id", ondelete="CASCADE"), nullable=False),
+    # 1 for the study's first.
+    Column("ordinal", Integer, nullable=False),
+    # Of the configuration in the result, by which damage is noticed.
+    Column("fingerprint", String(12), nullable=False),
+    Column("result", JSON, nullable=False),
+    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    UniqueConstraint("study_id", "ordinal"),
+)
+
+FIRST_REVISIONS: Mapping[str, str] = {ATTEMPTS.name: "0002", CONFIRMATIONS.name: "0004"}
+"""The revision that added a table, for the tables that databases of before it lack."""
 
 
 class DatabaseNow(FunctionElement[float]):

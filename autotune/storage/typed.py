@@ -1,7 +1,7 @@
 """Checks stored values against the types of a dataclass: a JSON column accepts any value."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -20,7 +20,8 @@ def check_types(stored: Any) -> None:
 
 @cache
 def _field_checks(dataclass_type: type) -> tuple[tuple[str, Callable[[object], bool]], ...]:
-    return tuple((name, _make_check(hint)) for name, hint in get_type_hints(dataclass_type).items())
+    hints = get_type_hints(dataclass_type)  # also of class variables, which are not stored
+    return tuple((field.name, _make_check(hints[field.name])) for field in fields(dataclass_type))
 
 
 def _make_check(hint: Any) -> Callable[[object], bool]:

@@ -94,5 +94,8 @@ def _check_outbox(study: str, folder: Path) -> Iterator[Finding]:
     for file in damaged:
         yield Finding(where=where, what=f"{file} is not a complete result", to_do=to_do)
     for file in Outbox(outbox).left_over():
-        what = f"{file} is a result that cannot be read, or of an attempt unknown to the database"
+        what = (
+            f"{file} is a result that cannot be read, or of an attempt or a study that the "
+            "database does not know"
+        )
         yield Finding(where=where, what=what, to_do=to_do, is_fault=False)

@@ -1,13 +1,46 @@
-"""A study with every kind of result, with predictions, and with attempts in every state."""
+"""A study with every kind of result, predictions, attempts in every state, and confirmations."""
 
 import sys
 
 from autotune.cli import main
+from autotune.spec.confirmation import (
+    PairedSpeed,
+    RepeatedSpeed,
+    SeedPerplexity,
+    VariantMeasurement,
+    new_confirmation_id,
+)
 from autotune.spec.prediction import Forecast
 from tests.building.studies import config, definition, keep, measured, open_store
 from tests.building.views import predicted
 
 TRIALS = 6
+
+CONFIRMATIONS = (
+    PairedSpeed(
+        config=config(1),
+        partner=config(0),
+        schedule="in turn",
+        rounds=8,
+        speed_ratio=1.02,
+        partner_tokens_per_second=990.0,
+        seconds=12.5,
+    ),
+    PairedSpeed(
+        config=config(2),
+        partner=config(0),
+        schedule="in blocks",
+        rounds=0,
+        speed_ratio=None,
+        partner_tokens_per_second=None,
+        failure="out_of_memory: not enough",
+        seconds=2.0,
+    ),
+    RepeatedSpeed(config=config(0), tokens_per_second=980.0, seconds=5.0),
+    SeedPerplexity(config=config(2), seed=8, perplexity=21.5, seconds=30.0),
+    VariantMeasurement(config=config(6), measurement=measured(parity="same"), seconds=6.0),
+)
+"""One of each kind, and one without a speed."""
 
 
 def write_whole_study(url, *, name="by-hand", running=True):
@@ -39,6 +72,8 @@ def write_whole_study(url, *, name="by-hand", running=True):
             measured(outcome="crashed", message="it ended", perplexity=None),
             study=name,
         )
+        for confirmation in CONFIRMATIONS:
+            store.add_confirmation(name, confirmation, confirmation_id=new_confirmation_id())
         if running:
             keep(store, config(5), study=name)
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import OperationalError
 
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, StudyMismatch
 from autotune.spec.attempt import new_attempt_id
+from autotune.spec.confirmation import RepeatedSpeed
 from autotune.spec.prediction import Forecast
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
@@ -191,10 +192,16 @@ def patient(url):
         yield opened
 
 
+REPEATED = RepeatedSpeed(config=config(0), tokens_per_second=1000.0, seconds=5.0)
 NO_PREDICTION = Forecast(config=config(0), error="its model is not known")
 
 IDEMPOTENT_CALLS = {
     "create_study": lambda store: store.create_study(definition("other"), trials_wanted=1),
+    "add_confirmation": lambda store: store.add_confirmation(
+        "by-hand", REPEATED, confirmation_id="c" * 32
+    ),
+    "begun": lambda store: store.begun("by-hand"),
+    "confirmations": lambda store: store.confirmations("by-hand"),
     "set_trials_wanted": lambda store: store.set_trials_wanted("by-hand", 3),
     "names": lambda store: store.names(),
     "has_study": lambda store: store.has_study("by-hand"),
@@ -288,6 +295,12 @@ def test_a_prediction_is_stored_once_where_the_reply_was_lost(patient):
     patient.outage.begins_after_the_next_commit()
     patient.store.store_forecast("by-hand", NO_PREDICTION)
     assert (len(patient.store.forecasts("by-hand")), len(patient.waits)) == (1, 1)
+
+
+def test_a_confirmation_is_stored_once_where_the_reply_was_lost(patient):
+    patient.outage.begins_after_the_next_commit()
+    patient.store.add_confirmation("by-hand", REPEATED, confirmation_id="c" * 32)
+    assert (patient.store.confirmations("by-hand"), len(patient.waits)) == ([REPEATED], 1)
 
 
 def test_a_study_whose_creation_was_not_confirmed_is_there_already(patient):

@@ -213,7 +213,7 @@ def test_an_error_does_not_contain_the_password():
 def test_the_error_for_a_study_of_another_schema_has_both_numbers(store, file):
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("UPDATE autotune_studies SET schema_version = 99")
-    with pytest.raises(StorageUnavailable, match=r"schema 99, this autotune reads 3") as raised:
+    with pytest.raises(StorageUnavailable, match=r"schema 99, this autotune reads 4") as raised:
         store.definition("by-hand")
     assert raised.value.hint
 

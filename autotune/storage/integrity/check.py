@@ -18,10 +18,16 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import COPY
 from autotune.storage.integrity.check_attempts import attempt_findings, running_trials
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
-from autotune.storage.rows import definition_from_row, forecast_from_row, record_from_row
+from autotune.storage.rows import (
+    confirmation_from_row,
+    definition_from_row,
+    forecast_from_row,
+    record_from_row,
+)
 from autotune.storage.schema import check_tables, has_attempts, revision_of, tables_of
 from autotune.storage.tables import (
     ATTEMPTS,
+    CONFIRMATIONS,
     METADATA,
     PREDICTIONS,
     REVISION,
@@ -143,7 +149,7 @@ class _Check:
     # -- a study -----------------------------------------------------------------------------------
 
     def _check_study(self, study: Any) -> int:
-        """Checks definition, trials and predictions; returns the number of trials."""
+        """Checks all of a study but its attempts; returns the number of trials."""
         where = f"study {study.name!r}"
         if study.schema_version not in range(1, SCHEMA_VERSION + 1):
             self._add_finding(
@@ -164,6 +170,7 @@ class _Check:
         for row in self._rows(PREDICTIONS, predictions):
             with self._errors_as_findings(where):
                 forecast_from_row(row)
+        self._check_confirmations(study, where)
         return len(numbers)
 
     def _check_trials(self, study: Any, where: str) -> Iterator[int]:
@@ -180,6 +187,24 @@ class _Check:
                     f"{where}, trial {row.number}", "is younger than its study's last change", SAVE
                 )
             yield row.number
+
+    def _check_confirmations(self, study: Any, where: str) -> None:
+        confirmations = (
+            select(CONFIRMATIONS.c.id)
+            .where(CONFIRMATIONS.c.study_id == study.id)
+            .order_by(CONFIRMATIONS.c.ordinal)
+        )
+        ordinals = set()
+        for row in self._rows(CONFIRMATIONS, confirmations):
+            ordinals.add(row.ordinal)
+            with self._errors_as_findings(where):
+                confirmation_from_row(row)
+        if ordinals != set(range(1, len(ordinals) + 1)):
+            self._add_finding(
+                where,
+                f"has {len(ordinals)} confirmations, but not one for every number up to the last",
+                SAVE,
+            )
 
     def _check_attempts(self, study: Any) -> list[RunningTrial]:
         running: list[RunningTrial] = []

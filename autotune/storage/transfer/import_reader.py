@@ -19,6 +19,7 @@ from autotune.spec.study import check_study_name
 from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.rows import (
     DamagedRow,
+    confirmation_from_row,
     definition_from_row,
     forecast_from_row,
     record_from_row,
@@ -152,7 +153,7 @@ def _truncated(source: str, count: int) -> InvalidInput:
 
 
 class ImportReader:
-    """Reads one study of the file: its trials, then its predictions, then its attempts.
+    """Reads one study of the file: trials, predictions, attempts and confirmations, in this order.
 
     All methods raise InvalidInput.
     """
@@ -207,6 +208,17 @@ class ImportReader:
         while line := self._lines.take("attempt"):
             if line.content.get("state") not in get_args(AttemptState):
                 raise line.error(f"there is no state {line.content.get('state')!r:.60}")
+            yield line
+
+    def confirmations(self) -> Iterator[Line]:
+        ordinal = 1
+        while line := self._lines.take("confirmation"):
+            values = line.values
+            if values["ordinal"] != ordinal:
+                raise line.error(f"it is confirmation {values['ordinal']}, where {ordinal} is next")
+            with _damage_as_invalid_input(line):
+                confirmation_from_row(SimpleNamespace(**values))
+            ordinal += 1
             yield line
 
 

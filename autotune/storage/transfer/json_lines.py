@@ -1,8 +1,8 @@
 """Converts rows of the tables to lines of JSON, and back.
 
 A line is an object with its `kind`; dates are in UTC. A file begins with a header line. For each
-study follow, in this order, one line `study` and its lines `trial`, `prediction` and `attempt`. The
-last line has the number of lines before it and their SHA-256.
+study follow, in this order, one line `study` and its lines `trial`, `prediction`, `attempt` and
+`confirmation`. The last line has the number of lines before it and their SHA-256.
 """
 
 import json
@@ -14,12 +14,13 @@ from typing import Any, Literal, get_args
 from sqlalchemy import BigInteger, Column, DateTime, Float, Table
 
 from autotune.storage.rows import storable_text
-from autotune.storage.tables import ATTEMPTS, PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
 
-FORMAT = 2
-"""Format 1 has sentences in measurements where format 2 has facts; it is still imported."""
+FORMAT = 3
+"""Format 2 has no confirmations, and format 1 has sentences in measurements where later ones have
+facts; both are still imported."""
 
-Kind = Literal["study", "trial", "prediction", "attempt"]
+Kind = Literal["study", "trial", "prediction", "attempt", "confirmation"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 TABLES: Mapping[Kind, Table] = {
@@ -27,7 +28,11 @@ TABLES: Mapping[Kind, Table] = {
     "trial": TRIALS,
     "prediction": PREDICTIONS,
     "attempt": ATTEMPTS,
+    "confirmation": CONFIRMATIONS,
 }
+
+KINDS_WITH_ID: tuple[Kind, ...] = ("attempt", "confirmation")
+"""Their rows have an id that is unique in all databases."""
 
 _NOT_CARRIED = ("schema_version", "study_id", "trial_id")
 """Columns that mean something in one database only; an attempt's line has its trial's number."""
@@ -36,8 +41,8 @@ _NOT_CARRIED = ("schema_version", "study_id", "trial_id")
 def column_names(kind: Kind) -> list[str]:
     """Returns the columns that a line of this kind has."""
     left_out = set(_NOT_CARRIED)
-    if kind != "attempt":
-        left_out.add("id")  # a row number; an attempt's id is unique in all databases
+    if kind not in KINDS_WITH_ID:
+        left_out.add("id")  # a row number
     return [column.name for column in TABLES[kind].columns if column.name not in left_out]
 
 

@@ -9,16 +9,25 @@ from sqlalchemy import Connection, Select, insert, select
 
 from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.attempt import new_attempt_id
+from autotune.spec.confirmation import new_confirmation_id
 from autotune.spec.study import check_study_name
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict, check_schema_version
 from autotune.storage.rows import (
     DamagedRow,
+    confirmation_from_row,
     definition_from_row,
     forecast_from_row,
     record_from_row,
 )
-from autotune.storage.tables import ATTEMPTS, PREDICTIONS, SCHEMA_VERSION, STUDIES, TRIALS
+from autotune.storage.tables import (
+    ATTEMPTS,
+    CONFIRMATIONS,
+    PREDICTIONS,
+    SCHEMA_VERSION,
+    STUDIES,
+    TRIALS,
+)
 from autotune.storage.transfer.import_reader import ImportReader, Line, read_lines
 from autotune.storage.transfer.json_lines import (
     FORMAT,
@@ -93,6 +102,16 @@ def _study_lines(connection: Connection, study: Any) -> Iterator[bytes]:
     )
     for row in _rows(connection, attempts):
         yield _line("attempt", row)
+    confirmations = (
+        select(CONFIRMATIONS)
+        .where(CONFIRMATIONS.c.study_id == study.id)
+        .order_by(CONFIRMATIONS.c.ordinal)
+    )
+    for ordinal, row in enumerate(_rows(connection, confirmations), start=1):
+        if row.ordinal != ordinal:
+            raise DamagedRow(f"confirmation {ordinal} of study {study.name!r} is missing")
+        confirmation_from_row(row)
+        yield _line("confirmation", row)
 
 
 def _rows(connection: Connection, query: Select[Any]) -> Iterator[Any]:
@@ -150,7 +169,8 @@ def import_studies(
             return _import_lines(connection, database.url, file, source=source, name=name)
     except Conflict:
         raise StudyMismatch(
-            f"{source} has attempts that are in {database.url} already, or were just imported",
+            f"{source} has attempts or confirmations that are in {database.url} already, or were "
+            "just imported",
             hint="give the study another name with --name",
         ) from None
 
@@ -216,6 +236,10 @@ class _StudyWriter:
         trials = select(TRIALS.c.number, TRIALS.c.id).where(TRIALS.c.study_id == study_id)
         ids = {row.number: row.id for row in self._connection.execute(trials)}
         self._insert(ATTEMPTS, (self._attempt(line, ids) for line in self._study.attempts()))
+        self._insert(
+            CONFIRMATIONS,
+            (self._confirmation(line, study_id) for line in self._study.confirmations()),
+        )
         return len(ids)
 
     def _attempt(self, line: Line, ids: dict[int, int]) -> dict[str, Any]:
@@ -233,6 +257,13 @@ class _StudyWriter:
             values["ended_at"] = values["started_at"]
         if self._new_name:
             values["id"] = new_attempt_id()
+        return values
+
+    def _confirmation(self, line: Line, study_id: Any) -> dict[str, Any]:
+        """Returns the row of a confirmation; a copy under a new name gets a new id."""
+        values = {**line.values, "study_id": study_id}
+        if self._new_name:
+            values["id"] = new_confirmation_id()
         return values
 
     def _insert(self, table: Any, rows: Iterator[dict[str, Any]]) -> None:

@@ -24,6 +24,7 @@ from autotune.spec.attempt import (
     new_attempt_id,
 )
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import Confirmation, new_confirmation_id
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.attempts import Delivery
@@ -31,7 +32,13 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, Listener, PoisonTrial, ResultRejected
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 from autotune.study.workers.liveness import WorkerIdentity
-from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from autotune.study.workers.outbox import (
+    OUTBOX_FOLDER,
+    Outbox,
+    OutboxConfirmation,
+    OutboxEntry,
+    OutboxResult,
+)
 
 WORKERS = "workers"
 
@@ -81,6 +88,8 @@ class Coordinator:
         """The study's revision that `records` are from."""
         self._watched: dict[str, _LeaseWatch] = {}
         """By attempt id."""
+        self._study_begun = ""
+        """Read on entering, as the database may be away when a confirmation is stored."""
         self._lease: LeaseHeartbeat | None = None
         self._open_attempts: set[str] = set()
         """Ids of this worker's attempts that may still be running in the database."""
@@ -101,6 +110,7 @@ class Coordinator:
 
     def __enter__(self) -> "Coordinator":
         try:
+            self._study_begun = self._store.begun(self._study)
             self.refresh()
             self._remove_leftovers()
             if not self.running:
@@ -186,6 +196,25 @@ class Coordinator:
         message says.
         """
         result = OutboxResult(attempt_id=attempt.id, number=attempt.number, finished=finished)
+        delivery = self._put_and_deliver(result, what=f"the result of trial {attempt.number}")
+        failpoint("result delivered")
+        self._report_rejected_result(attempt.number, delivery)
+
+    def confirmations(self) -> list[Confirmation]:
+        """Returns what was measured beside the study's trials, oldest first."""
+        return self._store.confirmations(self._study)
+
+    def store_confirmation(self, confirmation: Confirmation) -> None:
+        """Stores a measurement beside the trials, first on disk and then in the database.
+
+        Raises what `store_result` does, and ValueError for a measurement that is impossible.
+        """
+        result = OutboxConfirmation(
+            id=new_confirmation_id(), study_begun=self._study_begun, confirmation=confirmation
+        )
+        self._put_and_deliver(result, what="the last confirmation")
+
+    def _put_and_deliver(self, result: OutboxEntry, *, what: str) -> Delivery:
         waits_on_disk = self._write_to_outbox(result)
 
         def write_again() -> None:
@@ -195,23 +224,23 @@ class Coordinator:
                 waits_on_disk = self._write_to_outbox(result)
 
         try:
-            delivery = self._finish(result, before_retry=write_again)
+            delivery = self._deliver(result, before_retry=write_again)
         except StorageUnreachable as error:
             if waits_on_disk:
                 raise
             raise StorageUnreachable(
-                f"{error.message}; the result of trial {attempt.number} could not be written to "
-                f"{self._folder} either, and will be measured again",
+                f"{error.message}; {what} could not be written to {self._folder} either, "
+                "and will be measured again",
                 hint="free some space; run the same command again to continue",
             ) from None
-        self._outbox.settle(attempt.id, delivery)
-        failpoint("result delivered")
-        self._report_rejected_result(attempt.number, delivery)
+        self._outbox.settle(result.id, delivery)
+        return delivery
 
-    def _write_to_outbox(self, result: OutboxResult) -> bool:
+    def _write_to_outbox(self, result: OutboxEntry) -> bool:
         """Returns whether the disk had space; the database may be on another disk.
 
-        The second attempt uses the space that was reserved for a result.
+        The second attempt uses the space that was reserved for a result. It also succeeds where
+        another worker has swept a confirmation that was being written.
         """
         for _ in range(2):
             try:
@@ -261,9 +290,19 @@ class Coordinator:
         }
         self._outbox.sweep(partly_written - being_written)
 
-    def _finish(
-        self, result: OutboxResult, *, before_retry: Callable[[], None] = lambda: None
+    def _deliver(
+        self, result: OutboxEntry, *, before_retry: Callable[[], None] = lambda: None
     ) -> Delivery:
+        if isinstance(result, OutboxConfirmation):
+            if result.study_begun != self._study_begun:
+                return "unknown"  # of another study of this name
+            self._store.add_confirmation(
+                self._study,
+                result.confirmation,
+                confirmation_id=result.id,
+                before_retry=before_retry,
+            )
+            return "stored"
         delivery = self._attempts.finish(
             result.attempt_id,
             result.finished.measurement,
@@ -274,7 +313,7 @@ class Coordinator:
         return delivery
 
     def _deliver_outbox(self) -> None:
-        delivered = self._outbox.deliver(self._finish)
+        delivered = self._outbox.deliver(self._deliver)
         for number, delivery in delivered.items():
             self._report_rejected_result(number, delivery)
 

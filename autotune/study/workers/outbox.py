@@ -1,8 +1,8 @@
 """An outbox of finished results: each is a synced file until the database has stored it.
 
-The next worker on this machine delivers the results of a dead one. Delivering a result twice does
-no harm, because it names its attempt (`storage/attempts.py`); the file is removed after the
-delivery.
+The next worker on this machine delivers the results of a dead one. Delivering one twice does no
+harm, because a trial's result names its attempt (`storage/attempts.py`), and a confirmation has an
+id; the file is removed after the delivery.
 """
 
 import json
@@ -10,13 +10,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from autotune.errors import InvalidInput
 from autotune.failpoints import failpoint
 from autotune.files import durable_file
 from autotune.spec.attempt import FinishedTrial
+from autotune.spec.confirmation import Confirmation
 from autotune.storage.attempts import Delivery
-from autotune.storage.rows import measurement_from_values
+from autotune.storage.rows import (
+    confirmation_from_values,
+    confirmation_values,
+    measurement_from_values,
+)
 from autotune.storage.typed import check_types
 
 OUTBOX_FOLDER = "spool"
@@ -33,6 +39,25 @@ class OutboxResult:
     number: int
     finished: FinishedTrial
 
+    @property
+    def id(self) -> str:
+        """The name of its file."""
+        return self.attempt_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutboxConfirmation:
+    """A measurement beside the trials of a study."""
+
+    id: str
+    study_begun: str
+    """When the study was created (`StudyStore.begun`), by which another one of the same name, as in
+    a new database, is not taken for it."""
+    confirmation: Confirmation
+
+
+OutboxEntry: TypeAlias = OutboxResult | OutboxConfirmation
+
 
 class Outbox:
     """The undelivered results of one study, in one folder."""
@@ -40,26 +65,27 @@ class Outbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, result: OutboxResult) -> None:
+    def put(self, result: OutboxEntry) -> None:
         """Writes a result to disk and syncs it. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self._folder / f"{result.attempt_id}{_UNFINISHED}"
-        with durable_file(self._file(result.attempt_id), unfinished=unfinished):
+        unfinished = self._folder / f"{result.id}{_UNFINISHED}"
+        with durable_file(self._file(result.id), unfinished=unfinished):
             unfinished.write_text(json.dumps(_to_json(result)), encoding="utf-8")
             failpoint("result written, not in place")
         failpoint("result spooled")
 
-    def settle(self, attempt_id: str, delivery: Delivery) -> None:
+    def settle(self, result_id: str, delivery: Delivery) -> None:
         """Removes a delivered result.
 
-        One whose attempt the database does not know is renamed instead: it exists nowhere else.
+        One whose attempt or study the database does not know is renamed instead: it exists nowhere
+        else.
         """
-        file = self._file(attempt_id)
+        file = self._file(result_id)
         if delivery == "unknown":
             _set_aside(file, _UNKNOWN)
         file.unlink(missing_ok=True)
 
-    def waiting(self) -> Iterator[OutboxResult]:
+    def waiting(self) -> Iterator[OutboxEntry]:
         """Yields the complete results, oldest first.
 
         A file that cannot be read is renamed, so that it stays and is reported. Another worker may
@@ -76,35 +102,36 @@ class Outbox:
                 yield result
 
     def left_over(self) -> list[Path]:
-        """Returns the files that were set aside: unreadable, or of an unknown attempt."""
+        """Returns the files that were set aside: unreadable, or of an unknown attempt or study."""
         unreadable = self._folder.glob(f"*{_UNREADABLE}")
         unknown = self._folder.glob(f"*{_UNKNOWN}")
         return sorted([*unreadable, *unknown])
 
-    def deliver(self, finish: Callable[[OutboxResult], Delivery]) -> dict[int, Delivery]:
+    def deliver(self, finish: Callable[[OutboxEntry], Delivery]) -> dict[int, Delivery]:
         """Passes every waiting result to `finish` and removes its file.
 
-        Returns {trial number: what happened to its result}. The file of an attempt that the
-        database does not know, as after it was replaced by an older copy, is renamed and stays.
+        Returns {trial number: what happened to its result}. The file of an attempt or study that
+        the database does not know, as after it was replaced by an older copy, is renamed and stays.
         """
         deliveries: dict[int, Delivery] = {}
         for result in self.waiting():
             delivery = finish(result)
-            self.settle(result.attempt_id, delivery)
-            deliveries[result.number] = delivery
+            self.settle(result.id, delivery)
+            if isinstance(result, OutboxResult):
+                deliveries[result.number] = delivery
         return deliveries
 
     def half_written(self) -> set[str]:
-        """Returns the ids of attempts with a partly written result; their worker may be dead."""
+        """Returns the ids of partly written results; their worker may be dead."""
         return {file.stem for file in self._folder.glob(f"*{_UNFINISHED}")}
 
-    def sweep(self, attempt_ids: Iterable[str]) -> None:
-        """Removes the partly written results of these attempts."""
-        for attempt_id in attempt_ids:
-            (self._folder / f"{attempt_id}{_UNFINISHED}").unlink(missing_ok=True)
+    def sweep(self, result_ids: Iterable[str]) -> None:
+        """Removes these partly written results."""
+        for result_id in result_ids:
+            (self._folder / f"{result_id}{_UNFINISHED}").unlink(missing_ok=True)
 
-    def _file(self, attempt_id: str) -> Path:
-        return self._folder / f"{attempt_id}.json"
+    def _file(self, result_id: str) -> Path:
+        return self._folder / f"{result_id}.json"
 
 
 def _set_aside(file: Path, why: str) -> None:
@@ -119,21 +146,32 @@ def _modified_at(file: Path) -> int:
         return 0
 
 
-def read_result(file: Path) -> OutboxResult | None:
+def read_result(file: Path) -> OutboxEntry | None:
     """Returns the result in a file; None where it is not a complete result."""
     try:
-        result = _from_json(**json.loads(file.read_text(encoding="utf-8")))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        result: OutboxEntry
+        if "confirmation" in content:
+            result = _confirmation_from_json(**content)
+        else:
+            result = _result_from_json(**content)
+            check_types(result.finished)
         check_types(result)
-        check_types(result.finished)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, InvalidInput):
         return None
-    if result.attempt_id != file.stem:
+    if result.id != file.stem:
         return None
     return result
 
 
-def _to_json(result: OutboxResult) -> dict[str, Any]:
+def _to_json(result: OutboxEntry) -> dict[str, Any]:
     """Returns the content of a file; a later version of autotune may deliver it."""
+    if isinstance(result, OutboxConfirmation):
+        return {
+            "id": result.id,
+            "study_begun": result.study_begun,
+            "confirmation": confirmation_values(result.confirmation),
+        }
     return {
         "attempt_id": result.attempt_id,
         "number": result.number,
@@ -142,7 +180,13 @@ def _to_json(result: OutboxResult) -> dict[str, Any]:
     }
 
 
-def _from_json(
+def _confirmation_from_json(*, id: Any, study_begun: Any, confirmation: Any) -> OutboxConfirmation:
+    return OutboxConfirmation(
+        id=id, study_begun=study_begun, confirmation=confirmation_from_values(confirmation)
+    )
+
+
+def _result_from_json(
     *, attempt_id: Any, number: Any, measurement: dict[str, Any], seconds: Any
 ) -> OutboxResult:
     """Returns the result of a file's content; an earlier version may have written it."""

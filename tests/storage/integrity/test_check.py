@@ -16,9 +16,9 @@ from autotune.storage.tables import ATTEMPTS
 from autotune.study.check import check_studies
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.liveness import WorkerIdentity
-from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxConfirmation, OutboxResult
 from tests.building.studies import config, definition, keep, measured, open_store
-from tests.building.whole_study import TRIALS, run_command, write_whole_study
+from tests.building.whole_study import CONFIRMATIONS, TRIALS, run_command, write_whole_study
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,45 @@ def test_only_the_studies_that_were_named_are_looked_at(file):
 
 RUNNING = "FROM autotune_attempts WHERE state = 'running'"
 THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
+RESULTS = [
+    ("result = '[1]' WHERE ordinal = 1", "confirmation 1 cannot be read: confirmation is [1]"),
+    (
+        "result = json_set(result, '$.kind', 'guess') WHERE ordinal = 1",
+        "confirmation 1 cannot be read: there is no kind 'guess' of confirmation",
+    ),
+    (
+        "result = json_remove(result, '$.kind') WHERE ordinal = 1",
+        "there is no kind None of confirmation",
+    ),
+    ("result = json_remove(result, '$.seconds') WHERE ordinal = 1", "'seconds'"),
+    ("result = json_set(result, '$.colour', 'red') WHERE ordinal = 1", "'colour'"),
+    ("result = json_set(result, '$.rounds', 'many') WHERE ordinal = 1", "rounds is 'many'"),
+    (
+        "result = json_set(result, '$.schedule', 'at once') WHERE ordinal = 1",
+        "schedule is 'at once'",
+    ),
+    ("result = json_set(result, '$.config.precision', 'fp77') WHERE ordinal = 1", "'fp77'"),
+    ("result = json_set(result, '$.partner', json('[1]')) WHERE ordinal = 1", "confirmation 1"),
+    (
+        "result = json_set(result, '$.speed_ratio', -1.5) WHERE ordinal = 1",
+        "confirmation 1 cannot be read: speed_ratio is -1.5",
+    ),
+    (
+        "result = replace(result, '990.0', 'Infinity') WHERE ordinal = 1",
+        "partner_tokens_per_second is inf",
+    ),
+    ("result = replace(result, '21.5', 'NaN') WHERE ordinal = 4", "perplexity is nan"),
+    ("result = json_set(result, '$.seconds', -1) WHERE ordinal = 3", "seconds is -1"),
+    (
+        "result = json_set(result, '$.measurement', 3) WHERE ordinal = 5",
+        "confirmation 5 cannot be read: measurement is 3",
+    ),
+    (
+        "result = json_set(result, '$.measurement.outcome', 'splendid') WHERE ordinal = 5",
+        "outcome is 'splendid'",
+    ),
+]
+"""Changes to a confirmation, and what a check says."""
 
 
 @pytest.mark.parametrize(
@@ -112,6 +151,10 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
         (
             "DELETE FROM autotune_studies",
             "autotune_trials has 6 rows that refer to missing rows of autotune_studies",
+        ),
+        (
+            "DELETE FROM autotune_studies",
+            "autotune_confirmations has 5 rows that refer to missing rows of autotune_studies",
         ),
         (
             "DELETE FROM autotune_trials WHERE number = 1",
@@ -181,7 +224,32 @@ THE_BASELINES = "WHERE state = 'finished' AND trial_id = 1"
             "study 'by-hand' cannot be read: it has no 'name'",
         ),
         ("UPDATE autotune_studies SET sampler = 'guess'", "sampler is 'guess'"),
-        ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 3"),
+        ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 4"),
+        (
+            "UPDATE autotune_confirmations SET ordinal = 7 WHERE ordinal = 2",
+            "study 'by-hand': has 5 confirmations, but not one for every number",
+        ),
+        (
+            "UPDATE autotune_confirmations SET ordinal = 'first' WHERE ordinal = 1",
+            "study 'by-hand': confirmation 'first' cannot be read: ordinal is 'first'",
+        ),
+        (
+            "UPDATE autotune_confirmations SET fingerprint = 'abcdefabcdef' WHERE ordinal = 1",
+            "confirmation 1 cannot be read: its configuration has fingerprint",
+        ),
+        (
+            "UPDATE autotune_confirmations SET result = '{' WHERE ordinal = 1",
+            "autotune_confirmations, row",
+        ),
+        (
+            "UPDATE autotune_confirmations SET created_at = 'noon' WHERE ordinal = 1",
+            "autotune_confirmations, row",
+        ),
+        *((f"UPDATE autotune_confirmations SET {change}", found) for change, found in RESULTS),
+        (
+            "DROP TABLE autotune_confirmations",
+            "the database: has lost its table autotune_confirmations",
+        ),
         (
             "DROP TABLE autotune_predictions",
             "the database: has lost its table autotune_predictions",
@@ -279,6 +347,14 @@ def test_waiting_results_are_reported_with_who_delivers_them_and_stay(file, work
     assert [(one.what.split()[0], one.is_fault) for one in found] == [("2", False)]
     assert found[0].to_do == "the next autotune search --name by-hand delivers them"
     assert len(list((work / OUTBOX_FOLDER).glob("*.json"))) == 2
+
+
+def test_a_confirmation_that_waits_is_reported_as_a_finished_result(file, work):
+    confirmation = OutboxConfirmation(id="c" * 32, study_begun="", confirmation=CONFIRMATIONS[0])
+    Outbox(work / OUTBOX_FOLDER).put(confirmation)
+    (found,) = [one for one in findings(file, faults=False) if "wait" in one]
+    waiting_file = work / OUTBOX_FOLDER / f"{confirmation.id}.json"
+    assert found.endswith(f"the finished result {waiting_file} waits")
 
 
 def test_a_file_in_the_outbox_that_is_not_a_result_is_reported_and_unchanged(file, work):

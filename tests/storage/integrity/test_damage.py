@@ -150,6 +150,16 @@ CASES = {
         ALL,
         "autotune_predictions",
     ),
+    "no confirmations table": (
+        by_hand("DROP TABLE autotune_confirmations"),
+        ALL,
+        "autotune_confirmations",
+    ),
+    "an older schema, with a later table": (
+        by_hand("UPDATE autotune_alembic_version SET version_num = '0003'"),
+        ("show", "check"),
+        "later schema than 0003",
+    ),
     "a column less": (by_hand("ALTER TABLE autotune_trials DROP COLUMN seconds"), ALL, "seconds"),
     "no studies": (
         by_hand("DELETE FROM autotune_studies"),
@@ -257,6 +267,21 @@ CASES = {
         ("export", "check"),
         "has fingerprint",
     ),
+    "confirmation: no JSON": (
+        set_json("result", "{", table="confirmations", where="ordinal = 1"),
+        ("export", "check"),
+        "",
+    ),
+    "confirmation: nothing in it": (
+        set_json("result", "{}", table="confirmations", where="ordinal = 1"),
+        ("export", "check"),
+        "confirmation 1",
+    ),
+    "confirmation: one less": (
+        by_hand("DELETE FROM autotune_confirmations WHERE ordinal = 2"),
+        ("export", "check"),
+        "confirmation 2 of study 'by-hand' is missing",
+    ),
 }
 
 
@@ -317,7 +342,9 @@ def seen(file):
     view = autotune.api.view("by-hand", storage=url)
     with open_store(url, create=False) as store:
         lines = list(store.exported(["by-hand"], version="1"))
-    return view.result.trials, view.result.front, view.definition, view.forecasts, lines
+        confirmations = store.confirmations("by-hand")
+    result = view.result
+    return result.trials, result.front, view.definition, view.forecasts, confirmations, lines
 
 
 def seen_or_refused(file, see=seen):
@@ -327,7 +354,7 @@ def seen_or_refused(file, see=seen):
         return error
 
 
-PAGES = range(1, 17)
+PAGES = range(1, 20)
 
 
 @pytest.mark.parametrize(

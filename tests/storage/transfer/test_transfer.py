@@ -13,7 +13,7 @@ from autotune.errors import InvalidInput, StudyMismatch, UnknownStudy
 from autotune.storage.tables import STUDIES
 from autotune.storage.tables import TRIALS as TRIALS_TABLE
 from tests.building.studies import config, definition, keep, measured, open_store
-from tests.building.whole_study import TRIALS, write_whole_study
+from tests.building.whole_study import CONFIRMATIONS, TRIALS, write_whole_study
 
 
 def exported(store, *names):
@@ -71,6 +71,7 @@ def test_every_row_of_a_study_is_a_line(store_url):
         *["trial"] * TRIALS,
         *["prediction"] * 4,
         *["attempt"] * 8,
+        *["confirmation"] * len(CONFIRMATIONS),
         "end",
     ]
 
@@ -129,6 +130,7 @@ def test_a_study_goes_to_postgresql_and_back_unchanged(tmp_path, postgres_url):
             assert new.trials("by-hand") == old.trials("by-hand")
             assert new.definition("by-hand") == old.definition("by-hand")
             assert new.forecasts("by-hand") == old.forecasts("by-hand")
+            assert new.confirmations("by-hand") == old.confirmations("by-hand")
     assert passed == [passed[0]] * 4
 
 
@@ -158,6 +160,7 @@ def test_a_study_can_be_imported_into_its_own_database_under_another_name(store_
         bring_in(store, lines, name="copy")
         assert store.names() == ["by-hand", "copy"]
         assert store.trials("copy") == store.trials("by-hand")
+        assert store.confirmations("copy") == store.confirmations("by-hand")
 
 
 # -- refused ---------------------------------------------------------------------------------------
@@ -190,7 +193,7 @@ def test_a_new_name_is_for_a_file_with_one_study(several, tmp_path):
         assert "one, two, three" in error_of(new, exported(several), name="new")
 
 
-@pytest.mark.parametrize("kept", range(15))
+@pytest.mark.parametrize("kept", [*range(15), 18, 22])
 def test_the_error_for_a_truncated_file_has_the_number_of_its_last_line(other, lines, kept):
     message = error_of(other, lines[:kept])
     assert message == (
@@ -229,8 +232,8 @@ def test_every_changed_digit_is_noticed(other, lines):
         (lambda x: [*x, b"{}\n"], "something follows its last line"),
         (lambda x: [changed(x[0], format=0), *x[1:]], "has format 0, this autotune reads"),
         (
-            lambda x: [changed(x[0], format=3), *x[1:]],
-            "has format 3, this autotune reads formats up to 2",
+            lambda x: [changed(x[0], format=4), *x[1:]],
+            "has format 4, this autotune reads formats up to 3",
         ),
         (lambda x: [changed(x[0], kind="trial"), *x[1:]], "is not a file of exported studies"),
         (lambda x: [b'{"some": "other"}\n'], "is not a file of exported studies"),
@@ -267,6 +270,12 @@ def test_a_changed_file_is_rejected(other, lines, change, named):
         (12, {"trial": "first"}, "trial is 'first'"),
         (12, {"state": "idle"}, "there is no state 'idle'"),
         (12, {"kind": "wish"}, "line 13"),
+        (18, {"ordinal": 2}, "line 19 of x.jsonl cannot be read: it is confirmation 2, where 1 is"),
+        (18, {"id": "x" * 33}, "id is 'xxx"),
+        (18, {"result": [1]}, "confirmation 1 cannot be read: confirmation is [1]"),
+        (18, {"result": {"kind": "guess"}}, "there is no kind 'guess' of confirmation"),
+        (18, {"fingerprint": "abcdefabcdef"}, "has fingerprint"),
+        (22, {"created_at": "yesterday"}, "line 23"),
     ],
 )
 def test_the_error_for_impossible_content_has_the_number_of_its_line(

@@ -17,8 +17,9 @@ from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import ResultRejected
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
-from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
+from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxConfirmation, OutboxResult
 from tests.building.studies import config, definition, measured, open_store
+from tests.building.whole_study import CONFIRMATIONS
 
 MOST = 5
 
@@ -336,6 +337,84 @@ def test_an_attempt_that_could_not_be_released_expires_with_the_next_worker(mach
     holder.execute("ROLLBACK")
     machines.worker()
     assert machines.states() == ["given_up"]
+
+
+# -- confirmations ---------------------------------------------------------------------------------
+
+PAIRED = CONFIRMATIONS[0]
+
+
+def test_a_confirmation_is_stored_and_waits_no_more(machines):
+    machines.worker().store_confirmation(PAIRED)
+    assert machines.store.confirmations("by-hand") == [PAIRED]
+    assert list((machines.folder() / OUTBOX_FOLDER).iterdir()) == []
+
+
+def test_a_confirmation_that_the_database_does_not_accept_is_delivered_by_the_next_worker(
+    machines, locked
+):
+    with machines.new_worker() as worker:
+        holder = locked()
+        with pytest.raises(StorageUnreachable):
+            worker.store_confirmation(PAIRED)
+        assert machines.store.confirmations("by-hand") == []
+    holder.execute("ROLLBACK")
+    machines.worker()
+    assert machines.store.confirmations("by-hand") == [PAIRED]
+
+
+def test_a_confirmation_whose_file_outlived_its_delivery_is_stored_once(machines):
+    """As where the process was killed between the two."""
+    waiting = OutboxConfirmation(
+        id="c" * 32, study_begun=machines.store.begun("by-hand"), confirmation=PAIRED
+    )
+    Outbox(machines.folder() / OUTBOX_FOLDER).put(waiting)
+    machines.store.add_confirmation("by-hand", PAIRED, confirmation_id=waiting.id)
+    machines.worker()
+    assert machines.store.confirmations("by-hand") == [PAIRED]
+
+
+def test_a_confirmation_of_another_study_of_that_name_stays_on_disk(machines):
+    """As where the database was removed, and the study begun anew."""
+    outbox = Outbox(machines.folder() / OUTBOX_FOLDER)
+    outbox.put(
+        OutboxConfirmation(
+            id="c" * 32, study_begun="2026-01-01T00:00:00.000000", confirmation=PAIRED
+        )
+    )
+    machines.worker()
+    assert (machines.store.confirmations("by-hand"), len(outbox.left_over())) == ([], 1)
+
+
+def test_where_database_and_disk_fail_the_error_says_that_the_confirmation_is_measured_again(
+    machines, locked
+):
+    worker = machines.worker()
+    locked()
+    (machines.folder() / OUTBOX_FOLDER).write_text("a file where the folder would be")
+    with pytest.raises(
+        StorageUnreachable, match=r"the last confirmation could not be written to .* measured again"
+    ):
+        worker.store_confirmation(PAIRED)
+
+
+def test_a_confirmation_that_is_swept_while_it_is_written_is_written_again(
+    machines, locked, monkeypatch
+):
+    worker = machines.worker()
+    locked()
+
+    def join_while_it_is_written(point):
+        monkeypatch.undo()
+        assert point == "result written, not in place"
+        outbox = Outbox(machines.folder() / OUTBOX_FOLDER)
+        outbox.sweep(outbox.half_written())
+
+    monkeypatch.setattr(f"{Outbox.__module__}.failpoint", join_while_it_is_written)
+    with pytest.raises(StorageUnreachable):
+        worker.store_confirmation(PAIRED)
+    (waiting,) = Outbox(machines.folder() / OUTBOX_FOLDER).waiting()
+    assert waiting.confirmation == PAIRED
 
 
 # -- losses ----------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ import pytest
 
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.provenance import PerplexitySource, TrialReference
-from autotune.study.workers.outbox import Outbox, OutboxResult
+from autotune.study.workers.outbox import Outbox, OutboxConfirmation, OutboxResult
 from tests.building.studies import measured
+from tests.building.whole_study import CONFIRMATIONS
 
 
 def result(number=0, *, attempt_id="a" * 32, **changes):
@@ -28,6 +29,43 @@ def outbox(tmp_path):
 def test_a_result_comes_back_as_it_was_put(outbox):
     outbox.put(result(perplexity=17.125))
     assert list(outbox.waiting()) == [result(perplexity=17.125)]
+
+
+def confirmed(confirmation):
+    return OutboxConfirmation(
+        id="c" * 32, study_begun="2026-11-23T00:00:00.000000", confirmation=confirmation
+    )
+
+
+@pytest.mark.parametrize("confirmation", CONFIRMATIONS, ids=lambda one: one.kind)
+def test_a_confirmation_comes_back_as_it_was_put(outbox, confirmation):
+    outbox.put(confirmed(confirmation))
+    assert list(outbox.waiting()) == [confirmed(confirmation)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"confirmation": {}},
+        {"confirmation": {"kind": "repeated_speed", "config": {"precision": "fp77"}}},
+        {"study_begun": 0},
+        {"id": "d" * 32},
+        {"number": 0},
+    ],
+    ids=str,
+)
+def test_a_confirmation_with_values_of_another_kind_is_none(outbox, tmp_path, change):
+    outbox.put(confirmed(CONFIRMATIONS[0]))
+    (file,) = (tmp_path / "spool").iterdir()
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    assert (list(outbox.waiting()), len(outbox.left_over())) == ([], 1)
+
+
+def test_what_is_delivered_of_trials_is_told_apart_from_confirmations(outbox):
+    outbox.put(result())
+    outbox.put(confirmed(CONFIRMATIONS[0]))
+    assert outbox.deliver(lambda _: "stored") == {0: "stored"}
+    assert list(outbox.waiting()) == []
 
 
 def test_a_file_of_an_earlier_version_is_a_result(outbox, tmp_path):
