@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.in_turn import TimedInTurn, TrainingInTurn, time_in_turn
 from autotune.execution.server.client import SERVER_COMMAND, Reply
 from autotune.execution.server.limits import time_limits
 from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
@@ -159,6 +160,56 @@ class LocalExecutor(ServerTasks):
         if result.get("trace") is None:
             return str(result.get("failure") or result.get("message"))
         return ParityTrace.from_dict(result["trace"])
+
+    def time_in_turn(
+        self,
+        definition: StudyDefinition,
+        trainings: Sequence[TrainingInTurn],
+        *,
+        study_folder: Path,
+        log_name: str,
+        trial_options: TrialOptions,
+        rounds: int,
+        seed: int,
+        on_progress: Callable[[int, int], None] = lambda done, wanted: None,
+    ) -> TimedInTurn:
+        """Times trainings in turn, as `execution/in_turn.py` says; the first is the partner.
+
+        This search must have a slot on the device. Raises TrialLost, Stopped, and StudyMismatch.
+        """
+
+        def start(number: int, address: str) -> "Future[Reply]":
+            training = trainings[number]
+            payload = {
+                **self._training(
+                    definition,
+                    training.config,
+                    definition.workload,
+                    study_folder,
+                    enforce_cap=training.enforce_cap,
+                ),
+                "turns": {"address": address},
+            }
+            return self._submit_training(
+                "train_in_turn",
+                payload,
+                definition,
+                study_folder,
+                log_name=f"{log_name}-{number}",
+                trial_options=trial_options,
+            )
+
+        return time_in_turn(
+            trainings,
+            workload=definition.workload,
+            device=definition.device,
+            rounds=rounds,
+            seed=seed,
+            start=start,
+            cancel=self._server.cancel,
+            should_stop=self._should_stop,
+            on_progress=on_progress,
+        )
 
     def _training(
         self,

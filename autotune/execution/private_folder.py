@@ -16,6 +16,8 @@ These are all locations outside the study's folder that this package or a trial'
 - what a probe has seen to work on a device (`probe_cache.py`): created here.
 - lock files of device slots, where abstract sockets are not available (`device_slots.py`): created
   here, or in the folder that `AUTOTUNE_LOCK_FOLDER` names, for which the user is responsible.
+- the socket of trainings that are timed in turn (`in_turn.py`): `tempfile.mkdtemp`, new, random
+  name, mode 0700.
 - `tempfile.TemporaryDirectory` in `api.predict` and in the commands doctor, explain, fit, plot and
   predict (logs and compiler cache of one call), and in `data/validation.py` (a dataset that is
   checked): new, random name, mode 0700.

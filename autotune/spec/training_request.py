@@ -10,11 +10,12 @@ from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.workload import Workload
 
-Stage = Literal["step", "evaluation", "parity"]
+Stage = Literal["step", "evaluation", "parity", "waiting"]
 Progress = Callable[[Stage], None]
 """Callback that gets the stage that starts now: `step` for each optimizer step, `evaluation` for
 each batch of evaluation. Within the first step it gets `parity` when gradients are read for the
-parity check, which is not part of the training, and `step` when the step continues."""
+parity check, which is not part of the training, and `step` when the step continues; and `waiting`
+when a training stands still because another one has the device (`training/turns.py`)."""
 
 
 def unwatched(_: Stage) -> None:

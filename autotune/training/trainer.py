@@ -34,6 +34,7 @@ from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_byt
 from autotune.training.parity import ParityWatch
 from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.training.step import Diverged, TrainingStep, check_finite
+from autotune.training.turns import Turns
 from autotune.units import format_size
 
 LARGEST_LOSS = 700.0
@@ -47,6 +48,18 @@ def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measur
     """
     before_the_device(request.config)
     return Trainer(request, progress=progress).run()
+
+
+def train_in_turn(
+    request: TrainingRequest, *, turns: Turns, progress: Progress = unwatched
+) -> Measurement:
+    """Trains while `turns` lets it, which gets the time of its steps; returns only the outcome.
+
+    Raises Diverged and whatever torch raises.
+    """
+    before_the_device(request.config)
+    Trainer(request, progress=progress).run_in_turn(turns)
+    return Measurement(outcome="ok")
 
 
 def trace(
@@ -153,6 +166,24 @@ class Trainer:
         return self._measurement(
             self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss
         )
+
+    def run_in_turn(self, turns: Turns) -> None:
+        """Warms up, then takes as many steps at a time as `turns` says, until it says to end.
+
+        The workload must have these steps. Memory is not measured: others are on the device.
+        """
+        batches = self.batches()
+        self._progress("step")
+        warmup = self._warm_up(batches)
+        first = self._workload.warmup_steps
+        steps = turns.begin(step_seconds=warmup[-1].seconds)
+        while steps:
+            timed = list(self._timed_steps(range(first, first + steps), batches))
+            first += steps
+            steps = turns.next(
+                seconds=sum(step.seconds for step in timed),
+                tokens=sum(step.tokens for step in timed),
+            )
 
     def _warm_up(self, batches: Iterator[Batch]) -> list[TimedStep]:
         steps = [self._timed_step(0, next(batches))]

@@ -161,6 +161,7 @@ def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(
         trials=1,
         predict=False,
         fresh=True,
+        confirm=False,
     )
     executor = partial(LocalExecutor, server_command=STAND_IN_COMMAND)
     result = search(request, listener=events.append, make_executor=executor)

@@ -14,7 +14,7 @@ from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.spec.result import Measurement, Outcome
 from autotune.units import format_size
 
-TRAININGS = ("train", "trace")
+TRAININGS = ("train", "train_in_turn", "trace")
 """Tasks that may clean up when they are ended; the others are killed at once."""
 
 GRACE_SECONDS = 2.0
@@ -101,9 +101,9 @@ class ChildProcess:
             return
         if not isinstance(message, dict):
             return
-        if message.get("phase") in ("step", "evaluation", "parity", "compile"):
+        if message.get("phase") in ("step", "evaluation", "parity", "compile", "waiting"):
             now = time.monotonic()
-            if self.phase == "parity":
+            if self.phase in ("parity", "waiting"):
                 self._outside_seconds += now - self._phase_began
             self.phase = message["phase"]
             self._phase_began = now
@@ -121,7 +121,7 @@ class ChildProcess:
             return self.kill_at or self.give_up_at
         if self.limits is None:
             return None
-        return min(self._deadlines())
+        return min(self._deadlines(), default=None)
 
     def exceeded_limit(self, now: float) -> tuple[Ending, str]:
         """Returns why the process must be ended at `now`, and a message; empty if it may go on."""
@@ -139,6 +139,8 @@ class ChildProcess:
         """Returns {deadline: what to say when it has passed} for the current phase."""
         assert self.limits is not None
         limits = self.limits
+        if self.phase == "waiting":
+            return {}  # for its turn, however long that takes
         if self.phase == "parity":
             message = f"reading the gradients took more than {limits.trial_seconds:g} s"
             return {self._phase_began + limits.trial_seconds: message}
@@ -185,7 +187,7 @@ class ChildProcess:
                 )
             except TrialLost as lost:
                 return failure_reply(lost)
-        if self.task == "train":
+        if self.task in ("train", "train_in_turn"):
             return {"result": asdict(ending), "error": None}
         return _failure("PreparationFailed", ending.message, "")
 

@@ -4,7 +4,8 @@ Only the limit of the whole applies to the start (reading weights and text, crea
 context, a script's preparations): how long a script reads its data does not show whether it hangs,
 and a start that hangs is rare enough to wait for. Reading gradients to compare trainings, about one
 second a billion parameters, does not count towards the training's limits: the limit of the whole is
-extended by its duration, which itself may not exceed that limit.
+extended by its duration, which itself may not exceed that limit. Nor does the time that a training
+waits for its turn (`training/turns.py`), which has no limit.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from autotune.spec.training_request import Stage
 
 _LINES = {
     phase: b'{"phase": "%s"}\n' % phase.encode()
-    for phase in ("step", "evaluation", "parity", "compile")
+    for phase in ("step", "evaluation", "parity", "compile", "waiting")
 }
 
 

@@ -30,9 +30,11 @@ from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
 from autotune.training.script.files import files_after_apply
+from autotune.training.script.in_turn import train_script_in_turn
 from autotune.training.script.rehearsal import why_no_step_in_backward
 from autotune.training.script.run import trace_script
 from autotune.training.script.trainer import examine_script, train_script
+from autotune.training.turns import Turns
 
 
 def identify(*, device: str | None) -> dict[str, Any]:
@@ -113,18 +115,29 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     `autotune.apply`. Raises TrialLost for a failure of the machine, and StudyMismatch where the
     study's text, model or script has changed.
     """
-    memory_kills = host_memory_kills()
-    try:
-        training = _training_request(**request)
-        train_one = trainer.train if training.workload.script is None else train_script
-        measurement = train_one(training, progress=progress)
-    except (StudyMismatch, TrialLost):
-        raise
-    except Exception as error:
-        measurement = _failed(error, request, memory_kills=memory_kills)
+    train_one = trainer.train if request["workload"]["script"] is None else train_script
+    measurement = _measured(request, lambda training: train_one(training, progress=progress))
     if request["workload"]["script"] is None:
         return asdict(measurement)
     return {**asdict(measurement), "script_files": files_after_apply()}
+
+
+def train_in_turn(
+    *, turns: dict[str, Any], progress: Progress = unwatched, **request: Any
+) -> dict[str, Any]:
+    """Trains one configuration while the search lets it, which gets the time of its steps.
+
+    `turns` is {"address": that of `Turns`}. Returns a Measurement with only the outcome. Raises
+    TrialLost and StudyMismatch as `train` does.
+    """
+    train_one = trainer.train_in_turn
+    if request["workload"]["script"] is not None:
+        train_one = train_script_in_turn
+    with Turns(**turns, progress=progress) as own_turns:
+        measurement = _measured(
+            request, lambda training: train_one(training, turns=own_turns, progress=progress)
+        )
+    return asdict(measurement)
 
 
 def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
@@ -146,6 +159,19 @@ def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> d
     except Exception as error:
         failed = _failed(error, request, memory_kills=memory_kills)
         return {"trace": None, "failure": failed.message}
+
+
+def _measured(
+    request: Mapping[str, Any], train_one: Callable[[TrainingRequest], Measurement]
+) -> Measurement:
+    """Returns the measurement of a training, also of one that fails. Raises as `train` does."""
+    memory_kills = host_memory_kills()
+    try:
+        return train_one(_training_request(**request))
+    except (StudyMismatch, TrialLost):
+        raise
+    except Exception as error:
+        return _failed(error, request, memory_kills=memory_kills)
 
 
 def _failed(error: Exception, request: Mapping[str, Any], *, memory_kills: int) -> Measurement:
@@ -218,6 +244,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "check_device": check_device,
     "predict": predict,
     "train": train,
+    "train_in_turn": train_in_turn,
     "trace": trace,
     "prepare_seed": prepare_seed,
 }

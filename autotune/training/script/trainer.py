@@ -12,14 +12,12 @@ calls `model.eval()` is used as reported.
 """
 
 import dataclasses
-import functools
 import math
 import re
 import shlex
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,26 +42,15 @@ from autotune.training.script.interface import begin
 from autotune.training.script.run import (
     RANK_VARIABLES,
     ScriptEnd,
-    WatchedRun,
     choose_device,
     run_script,
     seed_everything,
 )
-from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock, measured_speed
+from autotune.training.script.timed_run import Step, TimedRun
+from autotune.training.speed import measured_speed
 from autotune.training.step import Diverged
 from autotune.training.trainer import LARGEST_LOSS
 from autotune.units import format_size
-
-_HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=..., loss=...)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step(TimedStep):
-    """One optimizer step as it was reported."""
-
-    evaluation_loss: float | None
-    is_evaluated_after_update: bool
-    """Whether the evaluation used the weights after this step's update."""
 
 
 def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
@@ -164,97 +151,36 @@ class _Examination:
         raise ScriptEnd
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Report:
-    """The report of a step that a CUDA device may not have finished."""
-
-    number: int
-    tokens: int
-    wait: StepEnd
-    evaluation_loss: Tensor | float | None
-    is_evaluated_after_update: bool
-    parity_seconds: float
-    """Time spent in the step on reading gradients for the parity check."""
-
-
-class _ScriptTrial(WatchedRun):
+class _ScriptTrial(TimedRun):
     """Measures one configuration during the steps of the script."""
 
     def __init__(
         self, request: TrainingRequest, device: torch.device, *, progress: Progress
     ) -> None:
+        began = time.monotonic()
+        self._meter = make_whole_run_meter(  # before anything touches the device
+            device,
+            uuid=request.device_uuid,
+            cap_bytes=request.cap_bytes if request.enforce_cap else None,
+            new_context_bytes=request.new_context_bytes,
+            shares_device=request.shares_device,
+        )
+        self._device_startup_seconds = time.monotonic() - began
         super().__init__(request, progress=progress)
-        self._steps: list[_Step] = []
-        self._has_ended = False
+        self._steps: list[Step] = []
         self._last_step = request.workload.steps
         if request.shares_perplexity and device.type == "cpu":
             short = request.workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS
             self._last_step = min(self._last_step, short)
         self._dominating: PruningBound | None = None
-        self._updates = 0
-        self._updates_evaluated: int | None = None
-        """Number of updates before the model last changed to evaluation mode; None: never."""
-        self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
-        began = time.monotonic()
-        cap_bytes = request.cap_bytes if request.enforce_cap else None
-        self._meter = make_whole_run_meter(
-            device,
-            uuid=request.device_uuid,
-            cap_bytes=cap_bytes,
-            new_context_bytes=request.new_context_bytes,
-            shares_device=request.shares_device,
-        )
-        self._device_startup_seconds = time.monotonic() - began
-        self._startup_seconds = 0.0
-        self._clock = make_clock(device)
-        self._reports = 0
-        self._unfinished: deque[_Report] = deque()
-        """Reports of steps that the device may not have finished."""
-        self._parity_seconds = 0.0
-        """Time spent on reading gradients until the last report."""
 
-    # -- what the script calls ---------------------------------------------------------------------
-
-    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        try:
-            self._model, self._optimizer = self.apply_and_watch(model, optimizer)
-        except ScriptEnd:
-            self._has_ended = True
-            raise
-        self._optimizer.register_step_post_hook(self._count_update)
-        _watch_mode(self._model, self._note_mode)
-        self._startup_seconds = time.monotonic() - self._request.requested_at
-        self._clock.restart()
-        return self._model, self._optimizer
-
-    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        if self._has_ended:  # the script reports from a `finally` while it is being ended
-            return
-        try:
-            self._process(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
-        except ScriptEnd:
-            self._has_ended = True
-            raise
-        except Exception as error:  # not an error of the script: its handlers must not see it
-            self._has_ended = True
-            raise ScriptEnd(error) from None
-
-    def _process(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        """Processes the report of one step.
-
-        Raises ScriptEnd after the last step, and also any error that ends the trial.
-        """
-        self._unfinished.append(self._make_report(tokens, loss, evaluation_loss))
-        self.watch_next_step()
-        self._progress("step")
-        while len(self._unfinished) > self._most_unfinished:
-            step = self._wait_for_step(self._unfinished.popleft())
+    def _step_ended(self) -> None:
+        done = self._reports
+        is_timed = self.workload.warmup_steps + MEMORY_STEPS < done < self._last_step
+        for step in self._finished_steps(may_run_ahead=is_timed):
             self._steps.append(step)
-            self.note(step.loss, tokens=step.tokens)
             if self._is_dominated():
                 self._end()
-        done = self._reports
         steady_from = self.workload.warmup_steps
         if done == 1:
             self._meter.kernels_have_run()
@@ -266,29 +192,6 @@ class _ScriptTrial(WatchedRun):
                 self._end()  # nothing that follows could bring it back under the cap
         if done == self._last_step:
             self._end()
-        if not self._unfinished:
-            self._clock.restart()  # the time spent here does not belong to the next step
-
-    @property
-    def _most_unfinished(self) -> int:
-        """How many reported steps may be unfinished: one during the timed steps on CUDA, else none.
-
-        After a wait the device is idle until the next step's first kernel arrives. With offloaded
-        activations every step is waited for nevertheless: running a step ahead would pin their
-        host memory again.
-        """
-        is_timed = self.workload.warmup_steps + MEMORY_STEPS < self._reports < self._last_step
-        is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
-        if is_timed and not is_waited_for:
-            return 1
-        return 0
-
-    def _count_update(self, *_: Any) -> None:
-        self._updates += 1
-
-    def _note_mode(self, is_training: bool) -> None:
-        if not is_training:
-            self._updates_evaluated = self._updates
 
     def _is_dominated(self) -> bool:
         """Returns whether an earlier trial of the same numerics is faster in no more memory.
@@ -304,48 +207,6 @@ class _ScriptTrial(WatchedRun):
             )
         return self._dominating is not None
 
-    def _end(self) -> None:
-        self._has_ended = True
-        raise ScriptEnd
-
-    def _make_report(self, tokens: int, loss: Any, evaluation_loss: Any) -> _Report:
-        wait = self._clock.step_ended(loss)
-        self._reports += 1
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise ScriptEnd(
-                ValueError(
-                    f"Invalid tokens={tokens!r} in autotune.report. Give the number of tokens of "
-                    "the step, a whole number of at least 1."
-                )
-            )
-        parity_seconds_before = self._parity_seconds
-        self._parity_seconds = 0.0 if self.parity is None else self.parity.seconds
-        return _Report(
-            number=self._reports,
-            tokens=tokens,
-            wait=wait,
-            evaluation_loss=None if evaluation_loss is None else copied_to_host(evaluation_loss),
-            is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
-            parity_seconds=self._parity_seconds - parity_seconds_before,
-        )
-
-    def _wait_for_step(self, report: _Report) -> _Step:
-        seconds, loss = report.wait()
-        evaluation_loss = None
-        is_finite = math.isfinite(loss)
-        if report.evaluation_loss is not None:
-            evaluation_loss = float(report.evaluation_loss)
-            is_finite = is_finite and math.isfinite(evaluation_loss)
-        if not is_finite:
-            raise ScriptEnd(Diverged(f"the loss became {loss} at step {report.number}"))
-        return _Step(
-            seconds=seconds - report.parity_seconds,
-            tokens=report.tokens,
-            loss=loss,
-            evaluation_loss=evaluation_loss,
-            is_evaluated_after_update=report.is_evaluated_after_update,
-        )
-
     @property
     def _is_over_cap(self) -> bool:
         return (
@@ -354,14 +215,6 @@ class _ScriptTrial(WatchedRun):
         )
 
     # -- the result --------------------------------------------------------------------------------
-
-    def measurement_of_early_end(self) -> Measurement:
-        """Returns the measurement of a script that ended before its last step."""
-        ended = f"the script ended after {self._reports} of {self.workload.steps} steps"
-        if self._reports == 0:
-            return Measurement(outcome="crashed", message=f"{ended}; {_HOW_TO_REPORT}")
-        message = f"{ended}: let it go on, or use fewer --steps"
-        return Measurement(outcome="crashed", message=message)
 
     def measurement(self) -> Measurement:
         """Returns the measurement of a script that ran to its last step."""
@@ -406,7 +259,7 @@ class _ScriptTrial(WatchedRun):
             **offloaded_bytes(self.config),
         }
 
-    def _timed_steps(self) -> list[_Step]:
+    def _timed_steps(self) -> list[Step]:
         """Returns the steps after the warm-up and after those whose memory was measured.
 
         Steps with an evaluation are left out, if at least two others remain.
@@ -446,20 +299,3 @@ class _ScriptTrial(WatchedRun):
         if not loss < LARGEST_LOSS:
             raise Diverged(f"the loss is {loss} after {self.workload.steps} steps")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}
-
-
-def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:
-    """Calls `note` at every `model.train()` and `model.eval()`.
-
-    Patches the method of all modules, so that the model itself, which the script may copy, save and
-    compile, is unchanged.
-    """
-    set_mode = nn.Module.train
-
-    @functools.wraps(set_mode)
-    def train(self: nn.Module, mode: bool = True) -> nn.Module:
-        if self is model:
-            note(mode)
-        return set_mode(self, mode)
-
-    nn.Module.train = train  # type: ignore[assignment, method-assign]

@@ -120,6 +120,7 @@ def test_what_is_compiled_before_the_first_step_belongs_to_the_start(pipe):
         ("step", 101.0, "no step ended within 20 s"),
         ("parity", 51.0, None),
         ("parity", 101.0, "reading the gradients took more than 100 s"),
+        ("waiting", 10_000.0, None),
     ],
 )
 def test_each_phase_has_a_limit_in_addition_to_that_of_the_trial(child, phase, seconds, words):
@@ -150,6 +151,20 @@ def test_reading_gradients_counts_for_no_limit_of_the_training(child, monkeypatc
     child.receive(b'{"phase": "step"}\n')
     assert child.exceeded_limit(now + 189.0) == ("", "")
     assert "no result within 100 s" in child.exceeded_limit(now + 191.0)[1]
+
+
+def test_waiting_for_a_turn_counts_for_no_limit_and_has_none(child, monkeypatch):
+    now = time.monotonic()
+    child.receive(b'{"phase": "waiting"}\n')
+    assert child.deadline() is None
+    monkeypatch.setattr("time.monotonic", lambda: now + 1000.0)
+    child.receive(b'{"phase": "step"}\n')
+    assert child.exceeded_limit(now + 1019.0) == ("", "")
+    assert "no step ended within 20 s" in child.exceeded_limit(now + 1021.0)[1]
+    monkeypatch.setattr("time.monotonic", lambda: now + 1090.0)
+    child.receive(b'{"phase": "step"}\n')
+    assert child.exceeded_limit(now + 1099.0) == ("", "")
+    assert "no result within 100 s" in child.exceeded_limit(now + 1101.0)[1]
 
 
 def test_a_result_may_come_in_pieces_among_whatever_else_was_written(child):

@@ -1,0 +1,392 @@
+"""Times several trainings of a study in turn, so that the same disturbances meet all of them.
+
+Each training has its own process, as a trial has, because tf32, inductor's settings, the allocator
+and its limit belong to a process. Only one of them computes at any moment, also while it builds and
+warms up: two trainings at once would measure each other.
+
+`in turn`: where all fit the device at once, they are started one after the other, and then step in
+rounds. In each round every training has one turn, in an order that is drawn anew. A training that
+waits blocks in a system call (`training/turns.py`).
+
+`in blocks`: where they do not fit, or where that is not known, each is started several times, in an
+order that is drawn anew each time: it builds, warms up, has its turns one after the other and ends.
+"""
+
+import math
+import os
+import random
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from autotune.errors import Stopped
+from autotune.execution.server.client import Reply
+from autotune.memory.host import available_bytes
+from autotune.memory.nvml import open_device
+from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import Schedule, TimedBlock, TurnResult
+from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.workload import Workload
+from autotune.training.turns import Connection
+
+SHORT_TRAININGS = 4
+"""How often each training is started `in blocks`."""
+
+_TURN_SECONDS = 0.2
+"""About how long the turn of the fastest training lasts. At its beginning a GPU has been idle, and
+the caches of a CPU hold the data of another training."""
+_POLL_SECONDS = 0.1
+"""How often a wait checks whether it should end."""
+_SECONDS_TO_END = 5.0
+"""How long to wait for the processes of a stopped run to end."""
+_LARGEST_SHARE = 0.9
+"""Of the free memory, what trainings that are there at once may need."""
+_HOST_BYTES = 512 * 1024**2
+"""What a process needs of the host's memory beside its tensors."""
+_LONGEST_FOLDER_NAME = 90
+"""In bytes. The address of a Unix socket, a path, has at most 108, on some systems 104."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingInTurn:
+    """One training of a run in turn."""
+
+    config: TrainingConfig
+    enforce_cap: bool = True
+    """False for a baseline that may exceed the cap."""
+    device_bytes: int | None = None
+    """Memory that it needs of the device, with its context; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedInTurn:
+    """The result of a run in turn."""
+
+    schedule: Schedule
+    results: tuple[TurnResult, ...]
+    """In the order of the trainings, with the same number of blocks for all that are `ok`."""
+
+
+def fit_at_once(device: DeviceInfo, trainings: Sequence[TrainingInTurn]) -> bool:
+    """Returns whether the device surely holds all trainings at once, next to its other users."""
+    needed_bytes = 0
+    for training in trainings:
+        if training.device_bytes is None:
+            return False
+        needed_bytes += training.device_bytes
+    if device.type == "cpu":
+        free_bytes = available_bytes()
+        needed_bytes += len(trainings) * _HOST_BYTES
+    elif device.uuid is None or not device.is_known_to_nvml or device.compute_mode != "default":
+        return False  # memory in use, or the processes that may use it, are not known
+    else:
+        free_bytes = device.total_memory_bytes - open_device(device.uuid).used_bytes()
+    return free_bytes is not None and needed_bytes <= _LARGEST_SHARE * free_bytes
+
+
+Start = Callable[[int, str], "Future[Reply]"]
+"""Starts the process of a training, given its number and the address that it connects to."""
+
+
+def time_in_turn(
+    trainings: Sequence[TrainingInTurn],
+    *,
+    workload: Workload,
+    device: DeviceInfo,
+    rounds: int,
+    seed: int,
+    start: Start,
+    cancel: Callable[["Future[Reply]"], None],
+    should_stop: Callable[[], bool],
+    on_progress: Callable[[int, int], None],
+) -> TimedInTurn:
+    """Times two or more trainings, of which the first is the partner of the others.
+
+    Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has. What
+    fails has its outcome, and the others are measured; where the partner fails, nothing is.
+    `on_progress` is called with the number of blocks that have been timed, and how many are wanted.
+
+    Trainings that ran out of memory next to each other are all timed again in blocks.
+
+    Raises TrialLost where the machine, and no configuration, ended a training, and Stopped once
+    `should_stop` returns true. All processes have then ended.
+    """
+
+    assert len(trainings) > 1, "a speed is compared with that of another training"
+
+    def timed(schedule: Schedule) -> TimedInTurn:
+        with _Run(
+            [training.config for training in trainings],
+            workload=workload,
+            seed=seed,
+            start=start,
+            cancel=cancel,
+            should_stop=should_stop,
+            on_progress=on_progress,
+        ) as run:
+            if schedule == "in turn":
+                run.in_turn(rounds)
+            else:
+                run.in_blocks(rounds)
+            return TimedInTurn(schedule=schedule, results=run.results())
+
+    if not fit_at_once(device, trainings):
+        return timed("in blocks")
+    at_once = timed("in turn")
+    if any(result.outcome == "out_of_memory" for result in at_once.results):
+        return timed("in blocks")  # it may have been for what the others held
+    return at_once
+
+
+@dataclass(kw_only=True)
+class _Training:
+    """One training of the run and what is known of it."""
+
+    number: int
+    config: TrainingConfig
+    blocks: list[list[TimedBlock]] = field(default_factory=list)
+    """Of each of its processes."""
+    failure: Measurement | None = None
+    """Its outcome, where that is not `ok`."""
+    process: "Future[Reply] | None" = None
+    """Its process; None before it was started and after it has ended."""
+    connection: Connection | None = None
+
+
+class _Run:
+    """Starts the trainings of a run and grants their turns.
+
+    The methods return when nothing is left to measure, and raise as `time_in_turn` does. Use it as
+    a context manager, which ends all processes.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[TrainingConfig],
+        *,
+        workload: Workload,
+        seed: int,
+        start: Start,
+        cancel: Callable[["Future[Reply]"], None],
+        should_stop: Callable[[], bool],
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._trainings = [
+            _Training(number=number, config=config) for number, config in enumerate(configs)
+        ]
+        self._steps_to_time = workload.steps - workload.warmup_steps
+        self._draw = random.Random(seed)
+        self._start = start
+        self._cancel = cancel
+        self._should_stop = should_stop
+        self._on_progress = on_progress
+        self._blocks_timed = 0
+        self._blocks_wanted = 0
+        self._folder = _folder_of_socket()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._address = str(self._folder / "turns")
+        self._listener.bind(self._address)
+        self._listener.listen()
+        self._listener.settimeout(_POLL_SECONDS)
+
+    # -- the two schedules -------------------------------------------------------------------------
+
+    def in_turn(self, rounds: int) -> None:
+        rounds = min(rounds, self._steps_to_time)
+        self._expect(rounds)
+        step_seconds = []
+        for training in self._trainings:
+            seconds = self._begin(training)
+            if seconds is not None:
+                step_seconds.append(seconds)
+            if not self._may_compare:
+                return
+        steps = self._steps_of_turn(min(step_seconds), turns=rounds)
+        for _ in range(rounds):
+            for training in self._drawn_order():
+                has_ended = not self._take_turn(training, steps=steps)
+                if not self._may_compare or (has_ended and training.failure is None):
+                    return
+        for training in self._trainings:
+            self._end(training)
+
+    def in_blocks(self, rounds: int) -> None:
+        turns = min(math.ceil(rounds / SHORT_TRAININGS), self._steps_to_time)
+        self._expect(turns * SHORT_TRAININGS)
+        steps = None
+        for _ in range(SHORT_TRAININGS):
+            for training in self._drawn_order():
+                seconds = self._begin(training)
+                if seconds is not None:
+                    if steps is None:
+                        steps = self._steps_of_turn(seconds, turns=turns)
+                    for _ in range(turns):
+                        if not self._take_turn(training, steps=steps):
+                            break
+                    self._end(training)
+                if not self._may_compare:
+                    return
+
+    def _expect(self, rounds: int) -> None:
+        self._blocks_wanted = rounds * len(self._trainings)
+        self._on_progress(0, self._blocks_wanted)
+
+    def _steps_of_turn(self, step_seconds: float, *, turns: int) -> int:
+        """Returns the steps of a turn, the same for all trainings, whose fastest step is given."""
+        return max(1, min(math.ceil(_TURN_SECONDS / step_seconds), self._steps_to_time // turns))
+
+    def _drawn_order(self) -> Iterator[_Training]:
+        order = list(self._trainings)
+        self._draw.shuffle(order)
+        return (training for training in order if training.failure is None)
+
+    @property
+    def _may_compare(self) -> bool:
+        """Whether the partner, and a training to compare with it, have not failed."""
+        partner, *others = self._trainings
+        return partner.failure is None and any(other.failure is None for other in others)
+
+    # -- one training ------------------------------------------------------------------------------
+
+    def _begin(self, training: _Training) -> float | None:
+        """Starts a training and waits until it has warmed up.
+
+        Returns about what a step takes, in seconds; None where the training has failed.
+        """
+        training.process = self._start(training.number, self._address)
+        training.blocks.append([])
+        while not training.process.done():
+            self._check_stop()
+            try:
+                connected, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            connected.settimeout(_POLL_SECONDS)
+            training.connection = Connection(connected)
+            message = self._receive(training)
+            return None if message is None else float(message["step_seconds"])
+        self._note_end(training)
+        return None
+
+    def _take_turn(self, training: _Training, *, steps: int) -> bool:
+        """Lets a training take its steps; returns False where it has ended instead."""
+        self._check_stop()
+        assert training.connection is not None
+        training.connection.send({"steps": steps})
+        message = self._receive(training)
+        if message is None:
+            return False
+        block = TimedBlock(seconds=message["seconds"], tokens=message["tokens"])
+        training.blocks[-1].append(block)
+        self._blocks_timed += 1
+        self._on_progress(self._blocks_timed, self._blocks_wanted)
+        return True
+
+    def _end(self, training: _Training) -> None:
+        """Ends a training and waits for the end of its process."""
+        if training.connection is not None:
+            training.connection.send({"steps": 0})
+            self._note_end(training)
+
+    def _receive(self, training: _Training) -> dict[str, Any] | None:
+        """Waits for the message of a training; returns None where it has ended instead."""
+        assert training.connection is not None
+        assert training.process is not None
+        while True:
+            try:
+                message = training.connection.receive()
+            except TimeoutError:
+                self._check_stop()
+                if not training.process.done():
+                    continue
+                message = None
+            if message is None:
+                self._note_end(training)
+            return message
+
+    def _note_end(self, training: _Training) -> None:
+        """Waits for the end of a training's process and notes how it ended.
+
+        Raises the error with which it ended.
+        """
+        assert training.process is not None
+        while not training.process.done():
+            self._check_stop()
+            wait([training.process], timeout=_POLL_SECONDS)
+        ending = Measurement.from_dict(training.process.result().result)
+        if ending.outcome != "ok":
+            training.failure = ending
+        self._release(training)
+
+    def _check_stop(self) -> None:
+        if self._should_stop():
+            raise Stopped("the search was stopped", hint="the same command begins again")
+
+    # -- results and end ---------------------------------------------------------------------------
+
+    def results(self) -> tuple[TurnResult, ...]:
+        """Returns the result of each training, with the rounds in which all have a block."""
+        complete = [training for training in self._trainings if training.failure is None]
+        return tuple(
+            self._result(training, blocks=_common_blocks(training, complete))
+            for training in self._trainings
+        )
+
+    def _result(self, training: _Training, *, blocks: tuple[TimedBlock, ...]) -> TurnResult:
+        partner = self._trainings[0]
+        if training.failure is not None:
+            return TurnResult(
+                config=training.config,
+                outcome=training.failure.outcome,
+                message=training.failure.message,
+            )
+        if partner.failure is not None:
+            message = f"not measured, because its partner ended as {partner.failure.outcome}"
+            return TurnResult(config=training.config, outcome="interrupted", message=message)
+        return TurnResult(config=training.config, outcome="ok", blocks=blocks)
+
+    def _release(self, training: _Training) -> None:
+        if training.connection is not None:
+            training.connection.close()
+        training.connection = None
+        training.process = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        processes = []
+        for training in self._trainings:
+            if training.process is not None:
+                self._cancel(training.process)
+                processes.append(training.process)
+            self._release(training)
+        wait(processes, timeout=_SECONDS_TO_END)
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _common_blocks(training: _Training, complete: Sequence[_Training]) -> tuple[TimedBlock, ...]:
+    """Returns the blocks of a training, without those that one of `complete` does not have.
+
+    A script that ends early has fewer.
+    """
+    blocks: list[TimedBlock] = []
+    for number, of_process in enumerate(training.blocks):
+        counts = [len(other.blocks[number]) for other in complete if number < len(other.blocks)]
+        blocks += of_process[: min(counts, default=0)]
+    return tuple(blocks)
+
+
+def _folder_of_socket() -> Path:
+    """Creates a folder that only this user can enter, with a short name."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-"))
+    if len(os.fsencode(folder)) <= _LONGEST_FOLDER_NAME:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="autotune-", dir="/tmp"))

@@ -1,0 +1,197 @@
+"""Times the steps of a user's training script, from one report to the next."""
+
+import functools
+import math
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autotune.spec.result import Measurement
+from autotune.spec.training_request import Progress, TrainingRequest
+from autotune.training.script.run import ScriptEnd, WatchedRun
+from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock
+from autotune.training.step import Diverged
+
+_HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=..., loss=...)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(TimedStep):
+    """One optimizer step as it was reported."""
+
+    evaluation_loss: float | None
+    is_evaluated_after_update: bool
+    """Whether the evaluation used the weights after this step's update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The report of a step that a CUDA device may not have finished."""
+
+    number: int
+    tokens: int
+    wait: StepEnd
+    evaluation_loss: Tensor | float | None
+    is_evaluated_after_update: bool
+    parity_seconds: float
+    """Time spent in the step on reading gradients for the parity check."""
+
+
+class TimedRun(WatchedRun, ABC):
+    """A run of the script that is told of each step, with the time that it took.
+
+    On CUDA the device must have its context before.
+    """
+
+    def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
+        super().__init__(request, progress=progress)
+        self._has_ended = False
+        self._updates = 0
+        self._updates_evaluated: int | None = None
+        """Number of updates before the model last changed to evaluation mode; None: never."""
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        self._startup_seconds = 0.0
+        self._clock = make_clock(self._device)
+        self._reports = 0
+        self._unfinished: deque[Report] = deque()
+        """Reports of steps that the device may not have finished."""
+        self._parity_seconds = 0.0
+        """Time spent on reading gradients until the last report."""
+
+    # -- what the script calls ---------------------------------------------------------------------
+
+    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        try:
+            self._model, self._optimizer = self.apply_and_watch(model, optimizer)
+        except ScriptEnd:
+            self._has_ended = True
+            raise
+        self._optimizer.register_step_post_hook(self._count_update)
+        _watch_mode(self._model, self._note_mode)
+        self._startup_seconds = time.monotonic() - self._request.requested_at
+        self._clock.restart()
+        return self._model, self._optimizer
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        if self._has_ended:  # the script reports from a `finally` while it is being ended
+            return
+        try:
+            self._process(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        except ScriptEnd:
+            self._has_ended = True
+            raise
+        except Exception as error:  # not an error of the script: its handlers must not see it
+            self._has_ended = True
+            raise ScriptEnd(error) from None
+
+    def _process(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self._unfinished.append(self._make_report(tokens, loss, evaluation_loss))
+        self.watch_next_step()
+        self._progress("step")
+        self._step_ended()
+        if not self._unfinished:
+            self._clock.restart()  # the time spent here does not belong to the next step
+
+    @abstractmethod
+    def _step_ended(self) -> None:
+        """Is called at every report.
+
+        Raises ScriptEnd after the last step, and also any error that ends the run.
+        """
+
+    def _end(self) -> None:
+        self._has_ended = True
+        raise ScriptEnd
+
+    def _count_update(self, *_: Any) -> None:
+        self._updates += 1
+
+    def _note_mode(self, is_training: bool) -> None:
+        if not is_training:
+            self._updates_evaluated = self._updates
+
+    # -- its steps ---------------------------------------------------------------------------------
+
+    def _make_report(self, tokens: int, loss: Any, evaluation_loss: Any) -> Report:
+        wait = self._clock.step_ended(loss)
+        self._reports += 1
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise ScriptEnd(
+                ValueError(
+                    f"Invalid tokens={tokens!r} in autotune.report. Give the number of tokens of "
+                    "the step, a whole number of at least 1."
+                )
+            )
+        parity_seconds_before = self._parity_seconds
+        self._parity_seconds = 0.0 if self.parity is None else self.parity.seconds
+        return Report(
+            number=self._reports,
+            tokens=tokens,
+            wait=wait,
+            evaluation_loss=None if evaluation_loss is None else copied_to_host(evaluation_loss),
+            is_evaluated_after_update=self._updates_evaluated in (None, self._updates),
+            parity_seconds=self._parity_seconds - parity_seconds_before,
+        )
+
+    def _finished_steps(self, *, may_run_ahead: bool) -> Iterator[Step]:
+        """Waits for the reported steps and yields those that were not yielded before.
+
+        A CUDA device may run ahead: the last step is then not waited for, because after a wait the
+        device is idle until the next step's first kernel arrives. With offloaded activations every
+        step is waited for nevertheless: running a step ahead would pin their host memory again.
+        """
+        is_waited_for = self._device.type == "cpu" or self.config.activation_offload != "none"
+        most_unfinished = 1 if may_run_ahead and not is_waited_for else 0
+        while len(self._unfinished) > most_unfinished:
+            step = self._wait_for_step(self._unfinished.popleft())
+            self.note(step.loss, tokens=step.tokens)
+            yield step
+
+    def _wait_for_step(self, report: Report) -> Step:
+        seconds, loss = report.wait()
+        evaluation_loss = None
+        is_finite = math.isfinite(loss)
+        if report.evaluation_loss is not None:
+            evaluation_loss = float(report.evaluation_loss)
+            is_finite = is_finite and math.isfinite(evaluation_loss)
+        if not is_finite:
+            raise ScriptEnd(Diverged(f"the loss became {loss} at step {report.number}"))
+        return Step(
+            seconds=seconds - report.parity_seconds,
+            tokens=report.tokens,
+            loss=loss,
+            evaluation_loss=evaluation_loss,
+            is_evaluated_after_update=report.is_evaluated_after_update,
+        )
+
+    def measurement_of_early_end(self) -> Measurement:
+        """Returns the measurement of a script that ended before its last step."""
+        ended = f"the script ended after {self._reports} of {self.workload.steps} steps"
+        if self._reports == 0:
+            return Measurement(outcome="crashed", message=f"{ended}; {_HOW_TO_REPORT}")
+        message = f"{ended}: let it go on, or use fewer --steps"
+        return Measurement(outcome="crashed", message=message)
+
+
+def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:
+    """Calls `note` at every `model.train()` and `model.eval()`.
+
+    Patches the method of all modules, so that the model itself, which the script may copy, save and
+    compile, is unchanged.
+    """
+    set_mode = nn.Module.train
+
+    @functools.wraps(set_mode)
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        if self is model:
+            note(mode)
+        return set_mode(self, mode)
+
+    nn.Module.train = train  # type: ignore[assignment, method-assign]

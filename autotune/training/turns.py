@@ -1,0 +1,106 @@
+"""Turns of trainings that share a device: each computes only while the search lets it.
+
+Trainings that step one after the other within a fraction of a second meet the same disturbances, so
+that the ratio of their speeds is known better than each speed. Two that compute at the same time
+would measure each other instead.
+
+The search listens on a socket. A training builds and warms up, then connects and waits. Messages
+are lines of JSON:
+
+    training    {"step_seconds": 0.4}               has warmed up; its last step took that long
+    search      {"steps": 3}                        take these steps; 0: end
+    training    {"seconds": 1.2, "tokens": 6144}    has taken them
+
+A training that has ended closes the connection. So does a search that has ended, which ends the
+training. Does not import torch: the search imports this, too (`execution/in_turn.py`).
+"""
+
+import json
+import socket
+import time
+from typing import Any, Self
+
+from autotune.spec.training_request import Progress
+
+SETTLE_SECONDS = 0.01
+"""How long a training waits at the beginning of its turn: the threads of the one before are still
+spinning (OpenMP), and the trial server is told whose turn it is."""
+
+
+class Connection:
+    """A connected socket that sends and receives dictionaries, as JSON."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._received = b""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Sends a message; does nothing where the other side has ended."""
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass  # `receive` says so
+
+    def receive(self) -> dict[str, Any] | None:
+        """Waits for a message; returns None when the other side has ended.
+
+        Raises TimeoutError after the socket's timeout; what has arrived is then kept.
+        """
+        while b"\n" not in self._received:
+            try:
+                data = self._socket.recv(4096)
+            except ConnectionError:
+                data = b""
+            if not data:
+                return None
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Turns:
+    """The turns of one training, which the search grants at the Unix socket `address`."""
+
+    def __init__(self, *, address: str, progress: Progress) -> None:
+        self._address = address
+        self._progress = progress
+        self._connection: Connection | None = None
+
+    def begin(self, *, step_seconds: float) -> int:
+        """Waits for the first turn after the warm-up; returns its number of steps, 0 to end.
+
+        `step_seconds` is about what a step takes.
+        """
+        connected = socket.socket(socket.AF_UNIX)
+        try:
+            connected.connect(self._address)
+        except OSError:  # the search has ended
+            return 0
+        self._connection = Connection(connected)
+        return self._wait_after({"step_seconds": step_seconds})
+
+    def next(self, *, seconds: float, tokens: int) -> int:
+        """Ends a turn whose steps took `seconds` and waits for the next; returns as `begin`."""
+        return self._wait_after({"seconds": seconds, "tokens": tokens})
+
+    def _wait_after(self, message: dict[str, Any]) -> int:
+        assert self._connection is not None
+        self._progress("waiting")
+        self._connection.send(message)
+        turn = self._connection.receive()
+        self._progress("step")  # the limits of time count again, also for its end
+        if turn is None:
+            return 0
+        time.sleep(SETTLE_SECONDS)
+        return int(turn["steps"])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.close()
