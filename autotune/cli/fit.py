@@ -174,25 +174,25 @@ def _display(*, quiet: bool, verbose: bool) -> "Iterator[Callable[[FitProgress],
     """
     console = make_console(sys.stderr)
 
-    def show_found(progress: "FitProgress") -> None:
-        if progress.is_found or verbose:
+    def show_lasting(progress: "FitProgress") -> None:
+        if progress.is_lasting or verbose:
             console.print(Text(progress.what), soft_wrap=True)
 
     if quiet:
         yield lambda _: None
     elif verbose:
-        yield show_found
+        yield show_lasting
     elif console.is_terminal and not console.is_dumb_terminal:
         with console.status(Text("starting")) as status:
 
             def show(progress: "FitProgress") -> None:
-                show_found(progress)
-                if not progress.is_found:
+                show_lasting(progress)
+                if not progress.is_lasting:
                     status.update(Text(progress.what))
 
             yield show
     else:
-        yield show_found
+        yield show_lasting
 
 
 def print_fit(result: FitResult, console: Console) -> None:

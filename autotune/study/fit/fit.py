@@ -38,7 +38,8 @@ class FitProgress:
     """What `fit` is doing, or has found."""
 
     what: str
-    is_found: bool = False
+    is_lasting: bool = False
+    """Whether it is to be read later, too: what was found, and what this machine is waiting for."""
 
 
 Listener = Callable[[FitProgress], None]
@@ -53,7 +54,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
     """
 
     def note(sentence: str) -> None:
-        listener(FitProgress(what=sentence))
+        listener(FitProgress(what=sentence, is_lasting=True))
 
     with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
         device_type, compute_capability = predicted_device_of(
@@ -295,7 +296,9 @@ class _Search:
 
     def _say_found(self, row: FitRow) -> None:
         value = "nothing" if row.value is None else self.varying.describe(row.value)
-        self.listener(FitProgress(what=f"{row.technique}: {value} ({row.message})", is_found=True))
+        self.listener(
+            FitProgress(what=f"{row.technique}: {value} ({row.message})", is_lasting=True)
+        )
 
     def _say(self, what: str) -> None:
         self.listener(FitProgress(what=what))
