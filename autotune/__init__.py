@@ -17,6 +17,7 @@ from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.api import (
     compare,
+    confirm,
     dry_run,
     explain,
     export,
@@ -55,6 +56,7 @@ __all__ = [
     "Workload",
     "apply",
     "compare",
+    "confirm",
     "current_config",
     "dry_run",
     "explain",

@@ -94,6 +94,8 @@ def search(
     predict: bool = True,
     full_trainings: bool = False,
     perplexity_seeds: int = 1,
+    confirm: bool = True,
+    confirm_share: float = 0.2,
     fresh: bool = False,
     workers: int = 1,
     trials_per_device: int = 1,
@@ -117,8 +119,11 @@ def search(
     A new study reuses what earlier studies in `storage` measured for the same workload, device and
     versions, in addition to its `trials`; with `fresh` it measures everything again.
 
-    A new study without `trials`, `time_budget` and `until_converged` begins no trial after 10
-    minutes on a CPU and 30 on a GPU; `time_budget="none"` lifts that.
+    After the trials the finalists are measured again, in at most `confirm_share` of the whole time;
+    `confirm=False` leaves it out.
+
+    A new study without `trials`, `time_budget` and `until_converged` takes about 10 minutes on a
+    CPU and 30 on a GPU; `time_budget="none"` lifts that.
 
     A trial is stopped after `trial_time_limit`, or if a step takes longer than `step_time_limit`
     (by default a fifth of it); a step that compiles code may take `compile_time_limit` (by default
@@ -151,6 +156,56 @@ def search(
                 raise
             raise KeyboardInterrupt(
                 "the search was stopped; every finished trial is stored, "
+                "and the same call continues"
+            ) from None
+    return Result.of(found, url=storage, preferences=preferences)
+
+
+def confirm(
+    study: str,
+    *,
+    trial: int | None = None,
+    time_budget: str | float | None = None,
+    confirm_share: float = 0.2,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+    listener: "Listener | None" = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Result:
+    """Measure the finalists of a study again, or its trial of that number, and return the result.
+
+    Each is trained in turn with the baseline, so that the same disturbances meet both. It goes on
+    until nothing is uncertain, for `time_budget`, or for what `confirm_share` of the search's time
+    leaves. Everything measured is stored, and the same call goes on. Raises UnknownStudy,
+    InvalidInput for a trial without a speed, and KeyboardInterrupt as `search` does.
+    """
+    from autotune.study.confirmation.request import confirmation_request
+    from autotune.study.search import search as run
+
+    request, confirmation = confirmation_request(
+        study,
+        trial=trial,
+        time_budget=time_budget,
+        share=confirm_share,
+        storage=storage,
+        preferences=preferences,
+    )
+    is_told = should_stop or _never
+    with ExitStack() as stack:
+        listen = listener or stack.enter_context(_progress_of(request))
+        is_interrupted = stack.enter_context(noted_interrupt())
+        try:
+            found = run(
+                request,
+                listener=listen,
+                should_stop=lambda: is_interrupted() or is_told(),
+                confirmation=confirmation,
+            )
+        except Stopped:
+            if not is_interrupted():
+                raise
+            raise KeyboardInterrupt(
+                "the confirmation was stopped; what was measured is stored, "
                 "and the same call continues"
             ) from None
     return Result.of(found, url=storage, preferences=preferences)

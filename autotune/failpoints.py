@@ -28,6 +28,8 @@ FAILPOINTS = (
     "attempt lost",
     "dead attempt given up",
     "attempt given back",
+    "confirmation measured",
+    "confirmation stored",
 )
 
 _VARIABLE = "AUTOTUNE_FAILPOINT"

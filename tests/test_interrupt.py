@@ -41,6 +41,7 @@ def listener(event):
         os.killpg(0, signal.SIGINT)
 
 settings = dict(name="small", space="small.toml", max_mem="64MiB", trials=4, sampler="random")
+settings["confirm"] = False
 try:
     autotune.search(**settings, listener=listener)
 except KeyboardInterrupt as error:

@@ -17,7 +17,14 @@ from autotune import notebook
 from autotune.analysis.pick import Preferences
 from autotune.errors import InvalidInput
 from autotune.notebook import LiveOutput, cell_output, is_notebook, status_line
-from autotune.study.events import Notice, Preparing, StudyOpened, TrialBegan, TrialEnded
+from autotune.study.events import (
+    Confirming,
+    Notice,
+    Preparing,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+)
 from autotune.study.progress import Progress
 from tests.building.results import record
 from tests.building.studies import config, definition
@@ -119,6 +126,14 @@ def test_running_trials_results_and_notes_are_shown(live, shown):
     assert 'max="2" value="1"' in html
     assert shown[-1][0].startswith("<div>")
     assert "Done" in shown[-1][0]
+
+
+def test_what_a_confirmation_measures_is_shown(live, shown):
+    with live:
+        live(opened())
+        live(Confirming(doing="#7 in turn with #0"))
+        live._draw()
+        assert "measuring #7 in turn with #0" in shown[-1][0]
 
 
 def test_the_time_of_a_phase_is_shown_while_nothing_happens(live, shown, monkeypatch):

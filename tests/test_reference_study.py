@@ -28,6 +28,7 @@ def rows(tmp_path_factory):
         steps=16,
         warmup_steps=4,
         evaluation_sequences=8,
+        confirm=False,
     )
 
 
@@ -71,6 +72,7 @@ def test_what_needs_nine_gibibytes_fails_under_eight_on_a_card_that_has_more(tmp
         "steps": 12,
         "evaluation_sequences": 4,
         "predict": False,
+        "confirm": False,
     }
     needs = autotune.search(name="free", **settings).trials[1].peak_memory_bytes
     assert needs > 9 * GIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import VARIANT_NUMBER, TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
 Missing = Literal[
@@ -150,8 +150,8 @@ class _Known:
         return Effect(
             with_it=with_it,
             without=without,
-            with_number=None if new is None else new.number,
-            without_number=None if old is None else old.number,
+            with_number=_number(new),
+            without_number=_number(old),
             saved_bytes=saved,
             saved_share=saved_share,
             is_predicted=is_predicted,
@@ -236,6 +236,13 @@ def _on_top(
     if effect is not None:
         return effect
     return "failed" if known.was_tried(reverted) else "not tried"
+
+
+def _number(record: TrialRecord | None) -> int | None:
+    """Return the number of a trial; None for a variant of the pick, which is no trial."""
+    if record is None or record.number == VARIANT_NUMBER:
+        return None
+    return record.number
 
 
 def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:

@@ -7,8 +7,11 @@ from typing import Any, TypeAlias
 import numpy
 from numpy.typing import NDArray
 
-from autotune.analysis.tolerance import Tolerance
+from autotune.analysis.tolerance import NOISE_DEVIATIONS, Tolerance
 from autotune.spec.result import TrialRecord
+
+LARGEST_SPEED_NOISE = 0.5
+"""A trial that is twice as fast is faster, however noisy the device."""
 
 Column: TypeAlias = NDArray[numpy.float64]
 Truth: TypeAlias = NDArray[numpy.bool_]
@@ -20,6 +23,8 @@ class _Points:
 
     peak_memory_bytes: NDArray[numpy.int64]
     tokens_per_second: Column
+    speed_error: Column
+    """Relative standard error; 0 where it is not known."""
     perplexity: Column
     perplexity_spread: Column
 
@@ -33,6 +38,7 @@ class _Points:
             tokens_per_second=numpy.array(
                 [record.tokens_per_second for record in records], dtype=float
             ),
+            speed_error=numpy.array([record.speed_error or 0.0 for record in records], dtype=float),
             perplexity=numpy.array([record.perplexity for record in records], dtype=float),
             perplexity_spread=numpy.array(
                 [record.perplexity_spread or 0.0 for record in records], dtype=float
@@ -101,17 +107,31 @@ def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
     """
     return _is_no_worse(one, other, tolerance) & (
         (one.peak_memory_bytes < other.peak_memory_bytes)
-        | (one.tokens_per_second > other.tokens_per_second * (1 + tolerance.speed))
+        | (
+            one.tokens_per_second
+            > other.tokens_per_second * (1 + _speed_noise(one, other, tolerance))
+        )
         | (one.perplexity < other.perplexity - _perplexity_noise(one, other, tolerance))
     )
 
 
 def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
     needs_more = one.peak_memory_bytes > other.peak_memory_bytes
-    is_slower = one.tokens_per_second < other.tokens_per_second * (1 - tolerance.speed)
+    is_slower = one.tokens_per_second < other.tokens_per_second * (
+        1 - _speed_noise(one, other, tolerance)
+    )
     noise = _perplexity_noise(one, other, tolerance)
     is_less_accurate = one.perplexity > other.perplexity + noise
     return ~(needs_more | is_slower | is_less_accurate)
+
+
+def _speed_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:
+    """Return the relative difference in speed that is tolerated.
+
+    It is at least NOISE_DEVIATIONS standard deviations of a difference between the two.
+    """
+    noise = NOISE_DEVIATIONS * numpy.hypot(one.speed_error, other.speed_error)
+    return numpy.minimum(numpy.maximum(tolerance.speed, noise), LARGEST_SPEED_NOISE)
 
 
 def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:

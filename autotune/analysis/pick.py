@@ -1,11 +1,18 @@
 """Picks the configuration to recommend, and gives reasons that a person can check."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from autotune.analysis.confirmed_perplexity import rounding_warning
 from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.tolerance import Tolerance, is_same_speed, perplexity_spread
+from autotune.analysis.tolerance import (
+    NOISE_DEVIATIONS,
+    Tolerance,
+    is_same_speed,
+    perplexity_spread,
+)
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, StudyResult, TrialRecord
@@ -89,7 +96,7 @@ def choose(
     candidates = [record for record in records if record.number in front]
     if not candidates:
         return None
-    allowed = max(preferences.max_perplexity_increase, perplexity_spread(records))
+    allowed = allowed_perplexity_increase(records, preferences)
     best = min(_perplexity(record) for record in candidates)
     good = [record for record in candidates if _perplexity(record) <= best * (1 + allowed)]
     cost = _COST[preferences.prefer]
@@ -103,12 +110,20 @@ def choose(
         f"{descriptions[preferences.prefer]} on the front whose perplexity is within "
         f"{100 * allowed:.2g} % of the best, {best:.4g}"
     )
+    warnings = [_noise_warning(picked, baseline)]
+    if preferences.prefer != "smallest":
+        warnings.append(rounding_warning(records, front=front))
     return Pick(
         number=picked.number,
         criterion=criterion,
         comparison=savings(picked, baseline),
-        warning=_noise_warning(picked, baseline),
+        warning="; ".join(filter(None, warnings)),
     )
+
+
+def allowed_perplexity_increase(records: Sequence[TrialRecord], preferences: Preferences) -> float:
+    """Return by which share of the front's best a perplexity may be larger and still be good."""
+    return max(preferences.max_perplexity_increase, perplexity_spread(records))
 
 
 def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
@@ -116,6 +131,8 @@ def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
     for record, whose in ((picked, "its"), (baseline, "the baseline's")):
         if record is None or not record.tokens_per_second:
             continue
+        if record.tokens_per_second_interval is not None:
+            continue  # the spread is an interval over runs, and says so itself
         spread = (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
         if spread > NOISY_SPREAD:
             return (
@@ -145,10 +162,7 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         sizes = f"{format_size(record.peak_memory_bytes)} for {format_size(baseline_peak)}{source}"
         parts.append(f"{format_percent(abs(saved))} % {less} memory ({sizes})")
     if record.tokens_per_second and baseline.tokens_per_second:
-        ratio = record.tokens_per_second / baseline.tokens_per_second
-        # With much noise, even half the speed is no difference, but not the same either.
-        noise = " (no difference beyond the noise)" if is_same_speed(record, baseline) else ""
-        parts.append(f"{ratio:.2f}x the speed{noise}")
+        parts.append(_speed_ratio(record, baseline))
     if record.perplexity and baseline.perplexity:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
         if change_percent:
@@ -156,6 +170,23 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         else:
             parts.append("the same perplexity")
     return f"against the baseline: {', '.join(parts)}"
+
+
+def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
+    """Return `1.20x the speed`, with the interval where both speeds are known to have one."""
+    assert record.tokens_per_second is not None
+    assert baseline.tokens_per_second is not None
+    ratio = record.tokens_per_second / baseline.tokens_per_second
+    text = f"{ratio:.2f}x the speed"
+    if is_same_speed(record, baseline):
+        if record.confirmations:
+            return "the same speed within the measured noise"
+        # With much noise, even half the speed is no difference, but not the same either.
+        return f"{text} (no difference beyond the noise)"
+    if not record.confirmations or baseline.speed_error is None or record.speed_error is None:
+        return text
+    factor = math.exp(NOISE_DEVIATIONS * math.hypot(record.speed_error, baseline.speed_error))
+    return f"{text} ({ratio / factor:.2f} to {ratio * factor:.2f})"
 
 
 def _known_peak(record: TrialRecord) -> int:

@@ -4,6 +4,7 @@
 load with it.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from autotune.errors import InvalidInput
 from autotune.spec.result import TrialRecord
 
+NOISE_DEVIATIONS = 2.0
+"""Differences in speed below so many of their standard deviations count as equal."""
 DEFAULT_SPEED_TOLERANCE = 0.03
 DEFAULT_PERPLEXITY_TOLERANCE = 0.005
 
@@ -30,12 +33,18 @@ class Tolerance:
 
 
 def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
-    """Return whether two speeds differ by no more than their measured spreads together.
+    """Return whether two speeds differ by no more than is noise.
 
-    False without a measured spread, and without both speeds.
+    Where the errors of both are known, noise is NOISE_DEVIATIONS standard deviations of their
+    difference; otherwise the measured spreads of both over their steps, together. False without a
+    measured spread, and without both speeds.
     """
     if not record.tokens_per_second or not other.tokens_per_second:
         return False
+    if record.speed_error is not None and other.speed_error is not None:
+        difference = math.log(record.tokens_per_second / other.tokens_per_second)
+        error = math.hypot(record.speed_error, other.speed_error)
+        return abs(difference) <= NOISE_DEVIATIONS * error
     noise = (record.tokens_per_second_spread or 0.0) + (other.tokens_per_second_spread or 0.0)
     return noise > 0 and abs(record.tokens_per_second - other.tokens_per_second) <= noise
 

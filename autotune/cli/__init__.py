@@ -57,6 +57,12 @@ class _Commands(LazyGroup):
             help="Print every trial of a study, its front and the pick.",
         ),
         LazyCommand(
+            "confirm",
+            "autotune.cli.confirm:confirm",
+            help="Measure the finalists of a study again, so that the pick is not the luckiest of "
+            "many trials.",
+        ),
+        LazyCommand(
             "plot",
             "autotune.cli.plot:plot",
             help="Draw a figure of a study, by default its front, and print the name of the file.",

@@ -1,5 +1,6 @@
 """`autotune search --dry-run`: print what would be tried, what is excluded, and the time."""
 
+import math
 from collections.abc import Callable
 
 from rich.text import Text
@@ -45,8 +46,14 @@ def print_plan(
     say(f"First     {planned.trials_wanted} trials wanted; the first are")
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
-    if line := time_budget_line(request.default_time_budget_seconds(device.type)):
+    _say_confirmation(planned, say)
+    line = time_budget_line(
+        planned.default_time_budget_seconds, for_trials=planned.seconds_for_trials
+    )
+    if line:
         say(f"Time      {line}")
+    elif planned.seconds_for_trials is not None and math.isfinite(planned.seconds_for_trials):
+        say(f"Time      no trial begins after {format_duration(planned.seconds_for_trials)}")
     _say_time(planned, say)
 
 
@@ -64,22 +71,38 @@ def _predicted(planned: Plan, config: TrainingConfig) -> str:
     return f" ({text})"
 
 
+def _say_confirmation(planned: Plan, say: Callable[[str], None]) -> None:
+    if not planned.variants_share:
+        say("Confirm   nothing: each speed is that of one measurement")
+        return
+    for_finalists = f"{100 * planned.confirm_share:.0f} % of the search's time"
+    for_variants = f"{100 * planned.variants_share:.0f} %"
+    if planned.confirm_seconds is not None and planned.variants_seconds is not None:
+        for_finalists += f" ({format_duration(planned.confirm_seconds)})"
+        for_variants += f" ({format_duration(planned.variants_seconds)})"
+    say(
+        f"Confirm   the finalists are measured again, in at most {for_finalists}, and the pick "
+        f"without each of its techniques, in at most {for_variants}; --no-confirm leaves both out"
+    )
+
+
 def _say_time(planned: Plan, say: Callable[[str], None]) -> None:
     if not planned.is_timed:
         if planned.seconds is None:
             say("Time      not measured; --time-trials times a few short trainings")
         else:
             say(
-                f"Time      about {format_duration(planned.seconds)}, if each takes what a trial "
-                "of those studies took on average; --time-trials times a few short trainings"
+                f"Time      about {format_duration(planned.seconds)} of trials, if each takes what "
+                "a trial of those studies took on average; --time-trials times a few short "
+                "trainings"
             )
         return
     if planned.seconds is None:
         say("Time      unknown: no short training finished")
         return
     say(
-        f"Time      about {format_duration(planned.seconds)}, if trials were drawn uniformly from "
-        "the space; per trial:"
+        f"Time      about {format_duration(planned.seconds)} of trials, if they were drawn "
+        "uniformly from the space; per trial:"
     )
     for precision, seconds in planned.seconds_by_precision.items():
         shared = format_duration(planned.shared_seconds_by_precision[precision])

@@ -45,6 +45,11 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune show my-study --prefer smallest", "pick by memory"),
         ("autotune show my-study --csv > trials.csv", "for a spreadsheet"),
     ),
+    "confirm": (
+        ("autotune confirm my-study", "what the search left uncertain"),
+        ("autotune confirm my-study --time-budget 5m", "for this long"),
+        ("autotune confirm my-study --trial 7", "one trial"),
+    ),
     "plot": (
         ("autotune plot my-study", "the front, as a page"),
         ("autotune plot my-study ladder --out ladder.png", "an image"),

@@ -23,6 +23,7 @@ from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.storage.error_translation import redacted_url
+from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, StudyOpened
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest
 from autotune.study.search import search
@@ -32,12 +33,16 @@ from autotune.units import format_duration
 def run_with_display(
     request: SearchRequest,
     *,
-    space: SearchSpace | None,
+    space: SearchSpace | None = None,
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    confirmation: ConfirmationRequest | None = None,
 ) -> None:
-    """Run the search, show its progress and print its result; `space` as in `search`."""
+    """Run the search, or only the confirmation, show its progress and print its result.
+
+    `space` is as in `search`.
+    """
     display = make_display(
         quiet=quiet,
         preferences=request.preferences,
@@ -59,10 +64,14 @@ def run_with_display(
                     space=space,
                     listener=listener,
                     should_stop=lambda: bool(signals),
+                    confirmation=confirmation,
                 )
         except Stopped:
             if opened:
-                command = continue_command(opened[0].definition.name, request)
+                study = opened[0].definition.name
+                command = continue_command(study, request)
+                if confirmation is not None:
+                    command = shlex.join(["autotune", "confirm", study])
                 print(
                     f"Stopped; every finished trial is stored. Continue with:\n  {command}",
                     file=sys.stderr,

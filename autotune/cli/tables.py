@@ -243,6 +243,8 @@ def _marks(result: StudyResult, record: TrialRecord) -> list[str]:
         marks.append("front")
     if record.number == result.baseline and record.name != "baseline":
         marks.append("baseline")
+    if record.confirmations:
+        marks.append(f"confirmed {record.confirmations}x")
     if record.outcome != "ok":
         marks.append(outcome_label(record))
     return marks

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -22,8 +22,12 @@ from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_size
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "tokens_per_second_interval": ("tokens_per_second_low", "tokens_per_second_high")
+}
+"""The columns of the two ends of an interval: no spreadsheet calculates with both in one cell."""
 _FIRST = ("number", "name", "outcome", "feasible")
-_NO_COLUMN = (*_FIRST, *_NESTED, "is_running")
+_NO_COLUMN = (*_FIRST, *_NESTED, *_BOUNDS, "speed_error", "is_running")
 MARKS = ("front", "pick", "baseline")
 """Columns with true or false per trial; the JSON has them as trial numbers of the study."""
 
@@ -32,8 +36,10 @@ CSV_COLUMNS = (
     *MARKS,
     *FIELD_ORDER,
     *(field.name for field in fields(TrialRecord) if field.name not in _NO_COLUMN),
+    *(column for columns in _BOUNDS.values() for column in columns),
 )
-"""The keys of a trial's JSON object and of its `config`, without other nested objects."""
+"""The keys of a trial's JSON object and of its `config`, without other nested objects, and the ends
+of intervals."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
@@ -54,10 +60,13 @@ def csv_text(result: StudyResult) -> str:
 
 def trial_rows(result: StudyResult) -> list[dict[str, Any]]:
     """Return the values of each trial by column; `CSV_COLUMNS` are among the keys."""
-    return [
-        {**record.to_dict(), **record.config.to_dict(), **_marks(result, record)}
-        for record in result.trials
-    ]
+    rows = []
+    for record in result.trials:
+        values = record.to_dict()
+        for interval, columns in _BOUNDS.items():
+            values |= zip(columns, values[interval] or (None, None), strict=True)
+        rows.append({**values, **record.config.to_dict(), **_marks(result, record)})
+    return rows
 
 
 def _marks(result: StudyResult, record: TrialRecord) -> dict[str, bool]:

@@ -33,6 +33,9 @@ DIRECTIONS: Mapping[str, Literal["minimize", "maximize"]] = {
 
 JSON_SCHEMA = 1
 
+VARIANT_NUMBER = -1
+"""In place of a trial's number: a variant of the pick (`StudyResult.variants`) is no trial."""
+
 PINNED_ON_HOST = "pinned_on_host"
 """Key of the largest number of bytes of host memory that activation offload pinned; torch rounds
 each block up to a power of two."""
@@ -103,7 +106,8 @@ class Measurement:
     """For out_of_memory: bytes of the allocation that failed, if the error message gives them."""
     tokens_per_second: float | None = None
     tokens_per_second_spread: float | None = None
-    """Half the interquartile range of the per-step speeds, in tokens per second."""
+    """Half the interquartile range of the per-step speeds, in tokens per second; of a confirmed
+    trial half the width of its interval."""
     perplexity: float | None = None
     """For several seeds, the mean."""
     perplexity_spread: float | None = None
@@ -186,6 +190,18 @@ class Measurement:
         return self.outcome in ("crashed", "timeout", "diverged", "parity_failed")
 
 
+def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
+    """Return the bits per byte of `perplexity`, scaled from the pair in `first`.
+
+    Both numbers are the mean loss in different units, so bits per byte are proportional to the
+    logarithm of perplexity: bits = bits(first) * ln(perplexity) / ln(perplexity(first)). With a
+    first perplexity of 1 the loss is zero and cannot be scaled: the bits of `first` are returned.
+    """
+    if first.bits_per_byte is None or first.perplexity is None or first.perplexity == 1.0:
+        return first.bits_per_byte
+    return first.bits_per_byte * math.log(perplexity) / math.log(first.perplexity)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord(Measurement):
     """One configuration with everything that was measured of it."""
@@ -199,6 +215,12 @@ class TrialRecord(Measurement):
     seconds: float | None = None
     """Wall-clock time of the whole trial, including the start of its process. None for a trial that
     is reused from an earlier study."""
+    confirmations: int = 0
+    """Measurements in turn with a partner behind `tokens_per_second`; 0: measured once, alone."""
+    tokens_per_second_interval: tuple[float, float] | None = None
+    """Where the speed of a confirmed trial is with a probability of 95 %, over further runs."""
+    speed_error: float | None = None
+    """Relative standard error of the speed within the study, over runs; None: not known."""
     is_running: bool = False
     """Whether a process works on it now; its outcome is `interrupted` until it has one. It holds
     for a moment only, so neither JSON nor CSV has it."""
@@ -227,7 +249,9 @@ class TrialRecord(Measurement):
 
 
 _RECORD_FIELDS = tuple(
-    field.name for field in dataclasses.fields(TrialRecord) if field.name != "is_running"
+    field.name
+    for field in dataclasses.fields(TrialRecord)
+    if field.name not in ("speed_error", "is_running")  # the interval says the error
 )
 _MAPPING_FIELDS = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _PROVENANCE_FIELDS = ("perplexity_source", "reused_from")
@@ -264,6 +288,8 @@ class StudyResult:
     front: tuple[int, ...]
     pick: Pick | None
     baseline: int | None
+    variants: tuple[TrialRecord, ...] = ()
+    """The pick without single techniques, as far as that was measured after the trials."""
 
     def trial(self, number: int) -> TrialRecord:
         """Return the record of a trial by its number. Raises InvalidInput if there is none."""

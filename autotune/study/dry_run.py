@@ -27,7 +27,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Listener, Notice, Preparing
 from autotune.study.new_study import new_definition
 from autotune.study.predictions import Forecaster
-from autotune.study.request import SearchRequest
+from autotune.study.request import VARIANTS_SHARE, SearchRequest
 from autotune.study.requested_space import space_of
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.trial_runner import representative
@@ -71,10 +71,33 @@ class Plan:
     """Share of the legal configurations that have each precision."""
     compiled_share: float
     """Share of the legal configurations that compile."""
+    confirm_share: float
+    """Largest share of the search's time for measuring the finalists again; 0 without."""
+    variants_share: float
+    """Largest share for measuring the pick without each of its techniques; 0 without."""
+    default_time_budget_seconds: float | None
+    """The time budget that applies because the request does not say when to end."""
+    seconds_for_trials: float | None
+    """The part of the time budget in which trials begin; None without a budget."""
+
+    @property
+    def confirm_seconds(self) -> float | None:
+        """Most seconds for measuring the finalists again; None when those of trials are unknown."""
+        return self._seconds_of(self.confirm_share)
+
+    @property
+    def variants_seconds(self) -> float | None:
+        """Most seconds for measuring the pick without each of its techniques; None as above."""
+        return self._seconds_of(self.variants_share)
+
+    def _seconds_of(self, share: float) -> float | None:
+        if self.seconds is None:
+            return None
+        return share * self.seconds / (1.0 - self.confirm_share - self.variants_share)
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of the whole search; None when nothing is known of them.
+        """Seconds of all trials; None when nothing is known of them.
 
         Timed, they are those of trials drawn evenly from the space; otherwise each trial takes the
         mean of the earlier studies' trials.
@@ -177,6 +200,9 @@ def _plan(
     listener: Listener,
     time_trials: bool,
 ) -> Plan:
+    default_budget = request.default_time_budget_seconds(definition.device.type)
+    if default_budget is not None:
+        request = replace(request, time_budget_seconds=default_budget)
     legal = definition.legal_space()
     configurations = {c.fingerprint: c for c in [*legal.configurations(), *legal.named.values()]}
     baseline = definition.baseline_config()
@@ -262,6 +288,10 @@ def _plan(
             precision: count / len(configurations) for precision, count in precisions.items()
         },
         compiled_share=len(compiled) / len(configurations),
+        confirm_share=request.confirm_share if request.confirm else 0.0,
+        variants_share=VARIANTS_SHARE if request.confirm else 0.0,
+        default_time_budget_seconds=default_budget,
+        seconds_for_trials=request.seconds_for_trials,
     )
 
 

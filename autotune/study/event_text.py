@@ -8,6 +8,7 @@ from autotune.spec.result import TrialRecord
 from autotune.study.events import (
     AttemptLost,
     BudgetSpent,
+    Confirming,
     Converged,
     Event,
     Notice,
@@ -87,13 +88,22 @@ def excluded_lines(excluded: Sequence[str]) -> list[str]:
     return lines
 
 
-def time_budget_line(seconds: float | None) -> str:
-    """Return what a time budget that nobody has given means; empty without one."""
-    if seconds is None:
+def time_budget_line(seconds: float | None, *, for_trials: float | None) -> str:
+    """Return what a time budget that nobody has given means; empty without one.
+
+    `for_trials` is the part of it in which trials begin.
+    """
+    if seconds is None or for_trials is None:
         return ""
+    line = f"no trial begins after {format_duration(for_trials)}"
+    if for_trials < seconds:
+        line += (
+            f", which leaves {format_duration(seconds - for_trials)} of {format_duration(seconds)} "
+            "to measure the finalists again"
+        )
     return (
-        f"no trial begins after {format_duration(seconds)}; --time-budget 1h sets "
-        "another limit, --time-budget none lifts it, and so does --trials"
+        f"{line}; --time-budget 1h sets another limit, --time-budget none lifts it, and so does "
+        "--trials"
     )
 
 
@@ -129,7 +139,10 @@ class EventText:
                 yield f"Note: {message}."
             case StudyOpened():
                 yield headline(event)
-                if line := time_budget_line(event.default_time_budget_seconds):
+                line = time_budget_line(
+                    event.default_time_budget_seconds, for_trials=event.seconds_for_trials
+                )
+                if line:
                     yield f"Time: {line}"
                 if lines := excluded_lines(event.legal.excluded):
                     yield "Excluded:"
@@ -149,6 +162,8 @@ class EventText:
                 if record.seconds is not None:
                     took = f", in {format_duration(record.seconds)}"
                 yield f"[{self._progress.status()}]  {_one_line(record)}{took}"
+            case Confirming(doing=doing):
+                yield f"{self._elapsed()}  Measuring {doing} ..."
             case SameProgram(config=config, number=number):
                 yield (
                     f"{config.describe()}: not run, it compiles to the same program as #{number}"

@@ -38,6 +38,8 @@ class StudyOpened:
     """For a new study: the number of records reused from each earlier study, newest first."""
     default_time_budget_seconds: float | None = None
     """The time budget that applies because the request does not say when to end."""
+    seconds_for_trials: float | None = None
+    """The part of a time budget in which trials begin; the rest is for the confirmation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,14 @@ class TrialPhase:
 
     doing: str
     """In a word: starting, training, compiling or evaluating."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirming:
+    """A measurement after the trials begins."""
+
+    doing: str
+    """What is measured and why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +188,7 @@ Event = (
     | Predicting
     | Comparing
     | TrialPhase
+    | Confirming
     | SameProgram
     | SpaceExhausted
     | Converged

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, TrialLost
 from autotune.execution.device_slots import DeviceSlots
@@ -19,11 +20,13 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import RepeatedSpeed
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.study.events import (
     BudgetSpent,
+    Confirming,
     Converged,
     Event,
     Listener,
@@ -45,6 +48,9 @@ from autotune.study.workers.coordinator import Coordinator
 
 REPEATS_BEFORE_DRAWING = 6
 """After this many suggestions in a row that have a trial already, draw a new configuration."""
+
+TRIALS_PER_REPEAT = 8
+"""The baseline is measured again after so many trained trials."""
 
 _SECONDS_BETWEEN_POLLS = 0.5
 """How often an idle worker reads what the other workers have done."""
@@ -70,6 +76,7 @@ class StudySession:
         should_stop: Callable[[], bool],
         trial_options: TrialOptions,
         until_converged: bool = False,
+        repeats_baseline: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
@@ -81,6 +88,8 @@ class StudySession:
         self._listener = listener
         self._should_stop = should_stop
         self._until_converged = until_converged
+        self._repeats_baseline = repeats_baseline
+        self._speed_noise = PRIOR_NOISE_ALONE
         self._clock = clock
         self._optuna = OptunaStudy(
             legal=self._legal, sampler=definition.sampler, seed=definition.seed
@@ -97,7 +106,7 @@ class StudySession:
         self._deadline: float | None = None
         self._ending: Event | None = None
         self._tell_sampler(shared.records.values(), notify=False)
-        self._trial_runner = TrialRunner(
+        self.trial_runner = TrialRunner(
             definition,
             baseline=self._baseline,
             executor=executor,
@@ -123,6 +132,7 @@ class StudySession:
             revision = self._shared.revision
             with self._slot():
                 self._refresh()
+                self._repeat_baseline_if_due()
                 is_done = not self._measure_next() and self._shared.revision == revision
             if is_done and not self._shared.running:
                 break
@@ -318,6 +328,43 @@ class StudySession:
         if measurement.outcome == "crashed" and self._definition.device.type == "cuda":
             self._executor.check_device(self._definition.device.device)
 
+    # -- how noisy the device is -------------------------------------------------------------------
+
+    def _repeat_baseline_if_due(self) -> None:
+        """Measure the speed of the baseline again, once for every TRIALS_PER_REPEAT trials.
+
+        How much it differs from time to time is the noise of every speed that is measured once.
+        """
+        if not self._repeats_baseline:
+            return
+        records = list(self._shared.records.values())
+        baseline = self._shared.records.get(self._baseline.fingerprint)
+        was_timed = baseline is not None and baseline.tokens_per_second is not None
+        if baseline is None or not was_timed or baseline.reused_from is not None:
+            return
+        confirmations = self._shared.confirmations()
+        self._speed_noise = speed_noise(records, confirmations).alone
+        done = sum(isinstance(one, RepeatedSpeed) for one in confirmations)
+        trained = sum(record.was_trained for record in records)
+        if done >= trained // TRIALS_PER_REPEAT:
+            return
+        self._listener(Confirming(doing="the baseline again, to see how noisy the device is"))
+        began = self._clock()
+        try:
+            repeated = self.trial_runner.repeat_speed(
+                self._baseline, log_name=f"trial-{baseline.number}-repeat-{done + 1}"
+            )
+        except TrialLost as error:
+            self._executor.check_device(self._definition.device.device)
+            repeated = RepeatedSpeed(
+                config=self._baseline,
+                tokens_per_second=None,
+                failure=error.message,
+                seconds=self._clock() - began,
+            )
+        self._shared.store_confirmation(repeated)
+        self._speed_noise = speed_noise(records, self._shared.confirmations()).alone
+
     # -- run and store -----------------------------------------------------------------------------
 
     def _measure(self, config: TrainingConfig, *, name: str | None = None) -> bool:
@@ -330,8 +377,11 @@ class StudySession:
         with self._shared.working_on(attempt):
             try:
                 self._predict(config)
-                finished = self._trial_runner.measure(
-                    config, log_name=attempt.log_name, records=self._shared.records.values()
+                finished = self.trial_runner.measure(
+                    config,
+                    log_name=attempt.log_name,
+                    records=self._shared.records.values(),
+                    speed_noise=self._speed_noise,
                 )
                 self._check_device_after(finished.measurement)
             except TrialLost as error:

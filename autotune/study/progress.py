@@ -13,6 +13,7 @@ from autotune.study.eta import eta_seconds
 from autotune.study.events import (
     AttemptLost,
     Comparing,
+    Confirming,
     Event,
     Predicting,
     Preparing,
@@ -108,6 +109,8 @@ class Progress:
                 self.meanwhile = f"comparing the first steps of {config.describe()}"
             case TrialPhase(doing=doing):
                 self.meanwhile = doing
+            case Confirming(doing=doing):
+                self.meanwhile = f"measuring {doing}"
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):

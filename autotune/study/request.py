@@ -17,6 +17,7 @@ from autotune.spec.option import (
     DURATION_OR_NONE,
     EVERYDAY,
     LIMITS,
+    NUMBER,
     RESULTS,
     SIZE,
     SWITCH,
@@ -51,6 +52,10 @@ LARGEST_NUMBER_OF_TRIALS = 1_000_000
 """More trials than any study has, and a number that fits every database's integers."""
 LARGEST_NUMBER_OF_SEEDS = 100
 LARGEST_NUMBER_OF_WORKERS = 256
+LARGEST_CONFIRM_SHARE = 0.5
+"""More than half of the time would be no search any more."""
+VARIANTS_SHARE = 0.15
+"""Of the time of a search, the largest part for measuring the pick without each technique."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +135,9 @@ class SearchRequest:
             group=EVERYDAY,
             kind=DURATION_OR_NONE,
             metavar="TIME",
-            help="Start no new trial after this time: 30m, 2h, or none for no limit. [default: 10m "
-            "on a CPU and 30m on a GPU, without --trials and --until-converged]",
+            help="Time for the trials and for measuring the finalists again: 30m, 2h, or none for "
+            "no limit. [default: 10m on a CPU and 30m on a GPU, without --trials and "
+            "--until-converged]",
             is_repeated=False,
         )
     )
@@ -221,6 +227,28 @@ class SearchRequest:
             "to the seeds that a --script sets.",
         )
     )
+    confirm: bool = setting(
+        Option(
+            flag="--no-confirm",
+            group=THE_SEARCH,
+            keyword="confirm",
+            kind=SWITCH,
+            default=True,
+            help="Do not measure the finalists again after the trials. Speeds are then those of "
+            "one measurement each, of which the fastest is often the luckiest.",
+        )
+    )
+    confirm_share: float = setting(
+        Option(
+            flag="--confirm-share",
+            group=LIMITS,
+            kind=NUMBER,
+            metavar="SHARE",
+            default=0.2,
+            help="Largest share of the search's time for measuring the finalists again.",
+        )
+    )
+    """Up to VARIANTS_SHARE more goes to the pick without each of its techniques."""
     fresh: bool = setting(
         Option(
             flag="--fresh",
@@ -296,6 +324,12 @@ class SearchRequest:
         if self.trials is not None:
             _check_count("number of trials", self.trials, most=LARGEST_NUMBER_OF_TRIALS)
         _check_count("number of seeds", self.perplexity_seeds, most=LARGEST_NUMBER_OF_SEEDS)
+        if not 0 <= self.confirm_share <= LARGEST_CONFIRM_SHARE:
+            raise InvalidInput(
+                f"invalid share of the time for confirmation: {self.confirm_share}",
+                hint=f"use a number from 0 to {LARGEST_CONFIRM_SHARE}; a search with --no-confirm "
+                "measures nothing again",
+            )
         _check_count("--workers", self.workers, most=LARGEST_NUMBER_OF_WORKERS)
         _check_count("--trials-per-device", self.trials_per_device, most=LARGEST_NUMBER_OF_WORKERS)
         self.trial_options.time_limits()
@@ -317,6 +351,13 @@ class SearchRequest:
             perplexity_seeds=self.perplexity_seeds,
             memory_snapshot=self.memory_snapshot,
         )
+
+    @property
+    def seconds_for_trials(self) -> float | None:
+        """The part of the time budget in which trials begin; None without a budget."""
+        if self.time_budget_seconds is None or not self.confirm:
+            return self.time_budget_seconds
+        return self.time_budget_seconds * (1.0 - self.confirm_share - VARIANTS_SHARE)
 
     @property
     def new_trials(self) -> int:

@@ -7,20 +7,25 @@ main loop is `loop.py`, and one trial of it `trial_runner.py`.
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
+from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.front import pareto_front
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose
-from autotune.errors import Stopped
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose, chosen_trial
+from autotune.errors import InvalidInput, Stopped
 from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import work_folder_path
+from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
+from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition
 from autotune.study.open_study import (
@@ -53,11 +58,14 @@ def search(
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
     space: SearchSpace | None = None,
     joins: bool = False,
+    confirmation: ConfirmationRequest | None = None,
 ) -> StudyResult:
     """Start, resume or join the study of `request`, and return its result once it is done.
 
     `space` is what `space_of(request)` has returned, where that was called already.
-    With `joins`, as a worker of another search, it leaves the study's number of trials as it is.
+    With `joins`, as a worker of another search, it leaves the study's number of trials as it is,
+    and the confirmation to that search. With `confirmation` it runs no trial, and measures again
+    what that says.
 
     Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
     `should_stop` returns True. Everything measured until then is stored, and the same call resumes
@@ -72,6 +80,8 @@ def search(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
     )
     stored = stored_study(request, retry)
+    if confirmation is not None:
+        _check_confirmation(request, confirmation, retry)
     if stored is not None:
         check_same_study(request, stored)
         check_sampler(stored.sampler, until_converged=request.until_converged)
@@ -121,6 +131,8 @@ def search(
                         work / name,
                         listener,
                         should_stop,
+                        joins=joins,
+                        confirmation=confirmation,
                         default_time_budget_seconds=default_budget,
                     )
                 return result_of(store, name, request.preferences)
@@ -138,9 +150,12 @@ def _run(
     listener: Listener,
     should_stop: Callable[[], bool],
     *,
+    joins: bool,
+    confirmation: ConfirmationRequest | None,
     default_time_budget_seconds: float | None,
 ) -> None:
     # Optuna, half a second that the commands which only read studies (`result_of`) do not need.
+    from autotune.study.confirmation.session import ConfirmationSession  # noqa: PLC0415
     from autotune.study.loop import StudySession  # noqa: PLC0415
 
     definition = opened.definition
@@ -151,8 +166,13 @@ def _run(
     if request.predict and definition.workload.script is None:
         predict = forecaster.forecast
     deadline = None
-    if request.time_budget_seconds is not None:
-        deadline = time.monotonic() + request.time_budget_seconds
+    if request.seconds_for_trials is not None:
+        deadline = time.monotonic() + request.seconds_for_trials
+
+    def check_stop() -> None:
+        if should_stop():
+            raise Stopped("the search was stopped", hint="run the same command again to continue")
+
     slots = executor.slots_on(definition.device, places=request.trials_per_device)
     with Coordinator(definition, store=store, folder=folder, listener=listener) as shared:
         for sentence in _device_warnings(definition.device, request):
@@ -166,21 +186,61 @@ def _run(
                 is_new=opened.reused is not None,
                 reused={} if opened.reused is None else opened.reused.counts,
                 default_time_budget_seconds=default_time_budget_seconds,
+                seconds_for_trials=request.seconds_for_trials,
             )
         )
+        prediction_cache = PredictionCache(definition, store=store, predict=predict)
         session = StudySession(
             definition,
             shared=shared,
             executor=executor,
             slots=slots,
-            prediction_cache=PredictionCache(definition, store=store, predict=predict),
+            prediction_cache=prediction_cache,
             study_folder=folder,
             listener=listener,
             should_stop=should_stop,
             trial_options=request.trial_options,
             until_converged=request.until_converged,
+            repeats_baseline=request.confirm,
         )
-        session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
+        if confirmation is None:
+            session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
+        if request.confirm and not joins:
+            ConfirmationSession(
+                definition,
+                shared=shared,
+                executor=executor,
+                slots=slots,
+                trial_runner=session.trial_runner,
+                prediction_cache=prediction_cache,
+                study_folder=folder,
+                listener=listener,
+                check_stop=check_stop,
+                trial_options=request.trial_options,
+                preferences=request.preferences,
+            ).run(confirmation or ConfirmationRequest(share=request.confirm_share))
+
+
+def _check_confirmation(
+    request: SearchRequest, confirmation: ConfirmationRequest, retry: RetryPolicy
+) -> None:
+    """Raise UnknownStudy, and InvalidInput for a trial that has no speed to confirm."""
+    with closing(StudyStore(request.storage, retry=retry)) as store:
+        result = result_of(store, request.name or "", request.preferences)
+    if confirmation.trial is None:
+        if result.pick is None:
+            raise InvalidInput(
+                f"study {result.study!r} has no feasible trial to confirm",
+                hint=f"see autotune show {result.study}",
+            )
+        return
+    record = chosen_trial(result, confirmation.trial)
+    if not record.feasible:
+        raise InvalidInput(
+            f"trial {record.number} of study {result.study!r} has no speed to confirm: "
+            f"{OUTCOME_LABELS[record.outcome]}",
+            hint=f"see autotune show {result.study}",
+        )
 
 
 def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str]:
@@ -201,13 +261,16 @@ def result_of(
 ) -> StudyResult:
     """Return a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
     definition, _ = store.definition(study)
+    confirmations = store.confirmations(study)
     running = _running(store, study)
-    records = [
+    trials = [
         dataclasses.replace(record, is_running=True)
         if record.number in running and not record.is_finished
         else record
         for record in store.trials(study)
     ]
+    everything = confirmed_records([*trials, *variant_records(confirmations)], confirmations)
+    records = everything[: len(trials)]
     baseline = _baseline_of(definition, records)
     front = pareto_front(records, tolerance=preferences.tolerance)
     return StudyResult(
@@ -220,6 +283,7 @@ def result_of(
         front=front,
         pick=choose(records, front, baseline=baseline, preferences=preferences),
         baseline=None if baseline is None else baseline.number,
+        variants=tuple(everything[len(trials) :]),
     )
 
 

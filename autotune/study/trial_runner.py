@@ -10,7 +10,6 @@ micro batch; between configurations that compute the same numbers, that differen
 another micro batch is the same training depends on the script: see `ParityGate.updates_alike`.
 """
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,16 +18,18 @@ from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
 from autotune.errors import PreparationFailed
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import PruningBound
+from autotune.spec.confirmation import RepeatedSpeed
+from autotune.spec.early_stopping import PruningBound, speed_margin
 from autotune.spec.parity import ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
-from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
@@ -90,9 +91,18 @@ class TrialRunner:
         )
 
     def measure(
-        self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
+        self,
+        config: TrainingConfig,
+        *,
+        log_name: str,
+        records: Iterable[TrialRecord],
+        speed_noise: float = PRIOR_NOISE_ALONE,
+        may_end_early: bool = True,
     ) -> FinishedTrial:
         """Return the result of one configuration.
+
+        `speed_noise` is the relative standard deviation of a speed between runs, which decides how
+        much faster another trial must be to end this one; none does without `may_end_early`.
 
         Raises Stopped, TrialLost when the machine, not the configuration, ended the trial, and
         StudyMismatch when a script has read other files than its study.
@@ -101,7 +111,13 @@ class TrialRunner:
         if skipped is not None:
             return skipped
         self._store_script_files({})  # other workers may have found some
-        return self._run_with_parity_check(config, log_name=log_name, records=records)
+        return self._run_with_parity_check(
+            config,
+            log_name=log_name,
+            records=records,
+            speed_noise=speed_noise,
+            may_end_early=may_end_early,
+        )
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
         """Return the result of a configuration that is surely over the cap; None to train it.
@@ -118,7 +134,13 @@ class TrialRunner:
         return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
 
     def _run_with_parity_check(
-        self, config: TrainingConfig, *, log_name: str, records: Iterable[TrialRecord]
+        self,
+        config: TrainingConfig,
+        *,
+        log_name: str,
+        records: Iterable[TrialRecord],
+        speed_noise: float,
+        may_end_early: bool,
     ) -> FinishedTrial:
         began = self._clock()
         verdict = self._gate.check(config)
@@ -133,9 +155,13 @@ class TrialRunner:
         shared_with = None
         if verdict.kind != "not compared" and not self._options.full_trainings:
             shared_with = self._representative(config, records)
-        bounds = None
+        bounds: tuple[PruningBound, ...] | None = None
         if shared_with is not None:
-            bounds = pruning_bounds(config, records, is_same=self._is_same_training)
+            bounds = ()
+        if shared_with is not None and may_end_early:
+            bounds = pruning_bounds(
+                config, records, is_same=self._is_same_training, speed_noise=speed_noise
+            )
         finished = self._train_under_cap(
             config, log_name=log_name, reference=verdict.reference, pruning_bounds=bounds
         )
@@ -187,12 +213,7 @@ class TrialRunner:
         failed_seeds = []
         for extra in range(1, self._options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
-            seeded = replace(workload, seed=seed)
-            if workload.script is None:  # a script draws its weights itself
-                self._executor.prepare_seed(self._definition, seeded, self._folder)
-            repeat = self._train(
-                config, log_name=f"{log_name}-seed-{seed}", enforce_cap=False, workload=seeded
-            )
+            repeat = self.train_with_seed(config, seed, log_name=f"{log_name}-seed-{seed}")
             if repeat.measurement.perplexity is None:
                 reason = repeat.measurement.message or repeat.measurement.outcome
                 failed_seeds.append(FailedSeed(seed=seed, reason=reason))
@@ -210,6 +231,34 @@ class TrialRunner:
             bits_per_byte=bits_per_byte_at(mean, first),
             perplexity_spread=statistics.stdev(perplexities) if len(perplexities) > 1 else None,
             perplexity_source=source,
+        )
+
+    def train_with_seed(self, config: TrainingConfig, seed: int, *, log_name: str) -> FinishedTrial:
+        """Train to the end with other initial weights and another order of the data.
+
+        The cap is not enforced: only the perplexity counts. Raises as `measure` does.
+        """
+        seeded = replace(self._definition.workload, seed=seed)
+        if seeded.script is None:  # a script draws its weights itself
+            self._executor.prepare_seed(self._definition, seeded, self._folder)
+        return self._train(config, log_name=log_name, enforce_cap=False, workload=seeded)
+
+    def repeat_speed(self, config: TrainingConfig, *, log_name: str) -> RepeatedSpeed:
+        """Measure the speed of a configuration once more, alone as in a trial.
+
+        The cap is not enforced: the baseline may be over it. Raises as `measure` does.
+        """
+        began = self._clock()
+        repeat = self._train(config, log_name=log_name, enforce_cap=False, pruning_bounds=())
+        measurement = repeat.measurement
+        failure = ""
+        if measurement.tokens_per_second is None:
+            failure = measurement.message or measurement.outcome
+        return RepeatedSpeed(
+            config=config,
+            tokens_per_second=measurement.tokens_per_second,
+            failure=failure,
+            seconds=self._clock() - began,
         )
 
     # -- training in a separate process ------------------------------------------------------------
@@ -349,8 +398,11 @@ def pruning_bounds(
     records: Iterable[TrialRecord],
     *,
     is_same: IsSameTraining = _always_same,
+    speed_noise: float = PRIOR_NOISE_ALONE,
 ) -> tuple[PruningBound, ...]:
     """Return the feasible trials of the same training: one better in memory and speed prunes it.
+
+    `speed_noise` is the relative standard deviation of a speed between runs.
 
     Trials reused from an earlier study are excluded: how fast the device was then is not known.
     """
@@ -370,21 +422,10 @@ def pruning_bounds(
                     number=record.number,
                     peak_memory_bytes=record.peak_memory_bytes,
                     tokens_per_second=record.tokens_per_second,
+                    speed_margin=speed_margin(speed_noise),
                 )
             )
     return tuple(bounds)
-
-
-def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
-    """Return the bits per byte of `perplexity`, scaled from the pair in `first`.
-
-    Both numbers are the mean loss in different units, so bits per byte are proportional to the
-    logarithm of perplexity: bits = bits(first) * ln(perplexity) / ln(perplexity(first)). With a
-    first perplexity of 1 the loss is zero and cannot be scaled: the bits of `first` are returned.
-    """
-    if first.bits_per_byte is None or first.perplexity is None or first.perplexity == 1.0:
-        return first.bits_per_byte
-    return first.bits_per_byte * math.log(perplexity) / math.log(first.perplexity)
 
 
 def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:

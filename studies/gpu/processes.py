@@ -207,6 +207,7 @@ def item_name(configuration: str) -> str:
 def search(name: str, *words: str, place: Place) -> dict[str, Any]:
     """Begins a study or goes on with it; returns what `autotune search --json` prints.
 
+    Its trials are all that is wanted here; the part of the commands confirms one study.
     Raises TimeIsUp, with the study as it is by then, where trials may be missing; CommandFailed.
     """
     budget = max(1.0, place.clock.left() - LATEST_TRIAL_SECONDS)
@@ -217,6 +218,7 @@ def search(name: str, *words: str, place: Place) -> dict[str, Any]:
         "--device",
         place.settings.device,
         "--fresh",
+        "--no-confirm",
         "--json",
         *words,
     ]

@@ -66,7 +66,16 @@ class Run:
 
     def _search(self, name: str, *options: str) -> bool:
         """Starts or continues a study; returns False if time ran out and trials may be missing."""
-        words = ["search", "--scale", self._scale, "--name", name, "--fresh", *options]
+        words = [
+            "search",
+            "--scale",
+            self._scale,
+            "--name",
+            name,
+            "--fresh",
+            "--no-confirm",
+            *options,
+        ]
         words += ["--dataset", self._dataset] if self._dataset else []
         self._commands.append(shlex.join(["autotune", *words]))
         if self._ends is not None:

@@ -1,6 +1,7 @@
 """The table's model with dropout 0.1 after each feed-forward part, to test memory budgets with it.
 
-autotune search --space peak_memory --scale tiny --model studies/peak_memory/with_dropout.py:make
+autotune search --space peak_memory --scale tiny --no-confirm \
+    --model studies/peak_memory/with_dropout.py:make
 """
 
 from torch import Tensor, nn

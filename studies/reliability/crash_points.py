@@ -48,6 +48,8 @@ class Point:
     lost: int = 0
     is_stopped: bool = False
     old_schema: bool = False
+    confirms: bool = False
+    """Whether the searches measure their finalists again."""
 
     @property
     def words(self) -> str:
@@ -85,6 +87,8 @@ def _seldom(name: str) -> Point:
         return Point(name=name, lost=1, repeated=1)
     if name == "attempt given back":
         return Point(name=name, is_stopped=True, repeated=1)
+    if name in ("confirmation measured", "confirmation stored"):
+        return Point(name=name, confirms=True)
     return Point(name=name)
 
 
@@ -94,11 +98,17 @@ def found_at(point: Point, *, url: str, folder: Path) -> list[str]:
         _begin_with_schema_1(url, folder)
     watch, found = Watch(), []
     for words in filter(None, (point.before, point.words)):
-        ended = run(url, folder, crash_point=words, point=point if words == point.words else None)
+        ended = run(
+            url,
+            folder,
+            crash_point=words,
+            point=point if words == point.words else None,
+            confirms=point.confirms,
+        )
         if ended != -signal.SIGKILL:
             found.append(f"it was not killed at {words} but ended with {ended}")
         look(watch, url)
-    if (ended := run(url, folder)) != 0:
+    if (ended := run(url, folder, confirms=point.confirms)) != 0:
         found.append(f"continued, it ended with {ended}")
     last = look(watch, url)
     if last > TRIALS + point.repeated:
@@ -118,23 +128,32 @@ def look(watch: Watch, url: str) -> int:
     return 0 if now is None else len(now.attempts)
 
 
-def run(url: str, folder: Path, *, crash_point: str = "", point: Point | None = None) -> int:
+def run(
+    url: str,
+    folder: Path,
+    *,
+    crash_point: str = "",
+    point: Point | None = None,
+    confirms: bool = False,
+) -> int:
     """How a search in a process of its own ended: its exit code, or its signal below zero."""
     pid = os.fork()
     if pid == 0:
-        _be_the_search(url, folder, crash_point, point)
+        _be_the_search(url, folder, crash_point, point, confirms)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
-def _be_the_search(url: str, folder: Path, crash_point: str, point: Point | None) -> None:
+def _be_the_search(
+    url: str, folder: Path, crash_point: str, point: Point | None, confirms: bool
+) -> None:
     exit_code = 70
     try:
         os.chdir(folder)
         os.environ["AUTOTUNE_LOCK_FOLDER"] = str(folder)
         if crash_point:
             os.environ["AUTOTUNE_FAILPOINT"] = crash_point
-        begin(url, point)
+        begin(url, point, confirms=confirms)
         exit_code = 0
     except Stopped:
         exit_code = 143
@@ -145,7 +164,7 @@ def _be_the_search(url: str, folder: Path, crash_point: str, point: Point | None
         os._exit(exit_code)
 
 
-def begin(url: str, point: Point | None = None) -> None:
+def begin(url: str, point: Point | None = None, *, confirms: bool = False) -> None:
     """Begins the study, or continues it."""
     began: list[int] = []
 
@@ -157,12 +176,13 @@ def begin(url: str, point: Point | None = None) -> None:
         name=STUDY,
         storage=url,
         space=str(SPACE),
-        cap_bytes=80 * 1024**2,
+        cap_bytes=1024**3,
         device="cpu",
         sampler="random",
         trials=TRIALS,
         database_wait_seconds=10.0,
         fresh=True,
+        confirm=confirms,
     )
     is_stopped, lost = (point.is_stopped, point.lost) if point else (False, 0)
     search(

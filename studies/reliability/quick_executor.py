@@ -4,15 +4,18 @@ For proofs about the study itself, a hundred times quicker: it opens, prepares, 
 ends as always.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import PredictionImpossible, TrialLost
+from autotune.execution.in_turn import TimedInTurn, TrainingInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Reply
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import TimedBlock, TurnResult
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
 from studies.reliability.stand_in import measurement_of
@@ -45,6 +48,26 @@ class QuickExecutor(LocalExecutor):
         elif not self._hangs:
             finished.set_result(FinishedTrial(measurement=measurement_of(config), seconds=0.01))
         return finished
+
+    def time_in_turn(
+        self, definition: StudyDefinition, trainings: Sequence[TrainingInTurn], **options: Any
+    ) -> TimedInTurn:
+        results = []
+        for training in trainings:
+            measured = measurement_of(training.config)
+            blocks: tuple[TimedBlock, ...] = ()
+            if measured.tokens_per_second is not None:
+                block = TimedBlock(seconds=1.0 / measured.tokens_per_second, tokens=1)
+                blocks = (block,) * options["rounds"]
+            results.append(
+                TurnResult(
+                    config=training.config,
+                    outcome=measured.outcome,
+                    message=measured.message or "",
+                    blocks=blocks,
+                )
+            )
+        return TimedInTurn(schedule="in turn", results=tuple(results))
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         if not future.done():

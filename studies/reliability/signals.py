@@ -108,7 +108,8 @@ def _with_workers(found: list[str], *, signals: int) -> dict[str, Any]:
                 "small.toml",
                 "--quiet",
             ),
-            *("--storage", study.storage, "--no-predict", "--device", "cpu", "--sampler", "random"),
+            *("--storage", study.storage, "--no-predict", "--no-confirm", "--device", "cpu"),
+            *("--sampler", "random"),
             *(
                 "--trials",
                 "9",

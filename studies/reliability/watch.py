@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
 from autotune.storage.database import Database, sqlite_file, work_folder_path
-from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
+from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, STUDIES, TRIALS
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from studies.reliability.stand_in import measurement_of
@@ -42,6 +42,7 @@ class Snapshot:
     revision: int
     trials: tuple[Mapping[str, Any], ...]
     attempts: tuple[Mapping[str, Any], ...]
+    confirmations: tuple[Mapping[str, Any], ...]
 
     @property
     def finished(self) -> int:
@@ -63,7 +64,9 @@ def snapshot(url: str, study: str) -> Snapshot | None:
         return None
     database = Database(url, create=True)
     try:
-        if not inspect(database.engine).has_table(ATTEMPTS.name):  # or those of an older autotune
+        if not inspect(database.engine).has_table(
+            CONFIRMATIONS.name
+        ):  # or those of an older autotune
             return None
         with database.engine.connect() as connection:
             _begin(connection)
@@ -80,10 +83,18 @@ def snapshot(url: str, study: str) -> Snapshot | None:
                 )
                 .order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.ordinal)
             )
+            confirmations = (
+                select(CONFIRMATIONS)
+                .where(CONFIRMATIONS.c.study_id == row.id)
+                .order_by(CONFIRMATIONS.c.ordinal)
+            )
             return Snapshot(
                 revision=row.revision,
                 trials=tuple(trials.mappings()),
                 attempts=tuple(connection.execute(attempts).mappings()),
+                confirmations=tuple(
+                    dict(row) for row in connection.execute(confirmations).mappings()
+                ),
             )
     finally:
         database.close()
@@ -167,6 +178,8 @@ def _of_two_moments(before: Snapshot, now: Snapshot) -> Iterator[str]:
             yield f"trial {old['number']} has gone or become another"
         elif old["finished_at"] is not None and dict(new) != dict(old):
             yield f"the result of trial {old['number']} has changed from {dict(old)} to {dict(new)}"
+    if now.confirmations[: len(before.confirmations)] != before.confirmations:
+        yield "a confirmation has gone or become another"
     attempts = {attempt["id"]: attempt for attempt in now.attempts}
     for old in before.attempts:
         new = attempts.get(old["id"])

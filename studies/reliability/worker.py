@@ -66,6 +66,7 @@ def main(words: Sequence[str] | None = None) -> int:
         trial_time_limit_seconds=arguments.time_limit,
         predict=False,
         fresh=True,
+        confirm=False,  # the stand-in has no steps to time in turn
     )
     try:
         executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))

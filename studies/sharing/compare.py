@@ -35,6 +35,7 @@ def search(name: str, *, folder: Path, full_trainings: bool) -> tuple[StudyResul
         sampler="grid",
         full_trainings=full_trainings,
         fresh=True,
+        confirm=False,
         listener=lambda event: (
             print(event, flush=True) if type(event).__name__ == "TrialEnded" else None
         ),

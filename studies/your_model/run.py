@@ -63,6 +63,7 @@ def main() -> None:
                 max_mem="512MiB",
                 trials=TRIALS,
                 fresh=True,
+                confirm=False,
                 **workload,
                 **dataset,
             )

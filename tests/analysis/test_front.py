@@ -242,3 +242,33 @@ def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
         record(1, perplexity=10.0, perplexity_source=shared_with(0), perplexity_spread=0.2),
     ]
     assert perplexity_spread(shared) == pytest.approx(0.02)
+
+
+# -- speeds with known errors ----------------------------------------------------------------------
+
+
+def front_with_errors(smaller, faster):
+    """Return the front of a smaller trial and a faster one, each with its speed and its error."""
+    return pareto_front(
+        [
+            record(0, memory=1, speed=smaller[0], speed_error=smaller[1]),
+            record(1, memory=2, speed=faster[0], speed_error=faster[1]),
+        ],
+        tolerance=TOLERANCE,
+    )
+
+
+def test_a_difference_in_speed_within_two_errors_is_none():
+    assert front_with_errors((1000.0, 0.09), (1200.0, 0.09)) == (0,)
+
+
+def test_the_same_difference_counts_once_it_is_confirmed():
+    assert front_with_errors((1000.0, 0.02), (1200.0, 0.02)) == (0, 1)
+
+
+def test_however_small_the_errors_are_a_difference_within_the_tolerance_is_none():
+    assert front_with_errors((1000.0, 0.001), (1025.0, 0.001)) == (0,)
+
+
+def test_a_trial_that_is_more_than_twice_as_fast_is_faster_whatever_the_errors_are():
+    assert front_with_errors((1000.0, 3.0), (2500.0, 3.0)) == (0, 1)

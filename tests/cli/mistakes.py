@@ -31,6 +31,8 @@ COMMAND_LINES = {
         --trials 0 | --trials x | --trials -5 | --trials 1.5 | --trials ''
         --trials 99999999999999999999
         --trials 1e3
+        --confirm-share 2 | --confirm-share -1 | --confirm-share nan | --confirm-share x
+        --no-confirm=x
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
         --seeds 0 | --seeds -1 | --seeds 101 | --seeds many
         --device gpu | --device cuda:x | --device tpu | --device '' | --device cuda:
@@ -43,6 +45,8 @@ COMMAND_LINES = {
         --time-budget soon | --time-budget -1 | --time-budget 0 | --time-budget ''
         --time-budget 1h30
         --time-budget inf
+        --confirm-share 0.6 | --confirm-share -0.1 | --confirm-share nan | --confirm-share 20%
+        --no-confirm --layers 0 | --no-confirm=1
         --time-budget 1e10d | --time-budget 5min | --time-budget '1\nh'
         --workers 0 | --workers 257 | --workers x | --trials-per-device 0 | --trials-per-device 1.5
         --database-wait soon | --database-wait -1s | --database-wait nan
@@ -242,6 +246,17 @@ COMMAND_LINES = {
         real --reference --csv IN_REAL | real --tolerance x IN_REAL
         real --max-perplexity-increase nan IN_REAL
         'a\nerror: b' IN_REAL | '\x1b[2J' IN_REAL | real --max-perplexity-increase x IN_REAL
+    """,
+    "confirm": r"""
+        nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense | nope more
+        nope --storage sqlite:///garbage.db
+        real --trial 99 IN_REAL | real --trial -1 IN_REAL | real --trial x IN_REAL
+        real --time-budget soon IN_REAL | real --time-budget 0 IN_REAL
+        real --time-budget -1 IN_REAL
+        real --confirm-share 0.6 IN_REAL | real --confirm-share -0.1 IN_REAL
+        real --confirm-share x IN_REAL | real --prefer speed IN_REAL | real --tolerance x IN_REAL
+        real --max-perplexity-increase nan IN_REAL | nope --json IN_REAL | nope --quiet IN_REAL
+        nope -q IN_REAL | nope --verbose IN_REAL | nope -v IN_REAL
     """,
     "report": r"""
         nope | nope IN_REAL | real --out page.pdf IN_REAL | real --out folder IN_REAL

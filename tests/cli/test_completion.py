@@ -47,7 +47,7 @@ def completed(line, *, folder, shell="bash"):
         ("autotune sh", ["show"]),
         ("autotune studies ", ["check", "export", "import"]),
         ("autotune search --max-m", ["--max-mem"]),
-        ("autotune search --no-", ["--no-predict", "--no-streaming"]),
+        ("autotune search --no-", ["--no-predict", "--no-confirm", "--no-streaming"]),
         ("autotune search --space ", list(named_spaces())),
         ("autotune search --space peak_memory --scale ", ["full", "small", "tiny"]),
         ("autotune search --sampler ", list(SAMPLERS)),
@@ -66,6 +66,8 @@ def completed(line, *, folder, shell="bash"):
         ("autotune plot first lad", ["ladder"]),
         ("autotune export first --to ", list(TARGETS)),
         ("autotune export first --to pytorch --trial ", ["0", "1", "2"]),
+        ("autotune confirm ", ["second", "first"]),
+        ("autotune confirm first --trial ", ["0", "1", "2"]),
         ("autotune studies export ", ["second", "first"]),
         ("autotune search --script ", []),  # the shell offers files
         ("autotune show --storage nonsense ", []),

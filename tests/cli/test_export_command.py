@@ -264,7 +264,7 @@ def test_json_has_all_that_is_printed(folder, poor_target):
             "one of them",
         ),
         (["by-hand", "--to", "pytorch", "--pick", "best"], InvalidInput, "'best'", "fastest"),
-        (["too-tight", "--to", "pytorch"], InvalidInput, "no feasible trial", "--trial"),
+        (["too-tight", "--to", "pytorch"], InvalidInput, "no feasible trial", "name a trial"),
         (
             ["by-hand", "--to", "pytorch", "-o", "studies/autotune.db"],
             StorageUnavailable,

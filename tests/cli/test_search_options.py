@@ -21,7 +21,7 @@ from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
 from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import Workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
+from autotune.study.request import LARGEST_CONFIRM_SHARE, SEARCH_OPTIONS, SearchRequest, request_of
 
 LAZY = typer.main.get_group(app).commands["search"]
 assert isinstance(LAZY, LazyCommand)
@@ -40,6 +40,8 @@ REPEATED = {
     "full_trainings": SWITCHES,
     "predict": SWITCHES,
     "memory_snapshot": SWITCHES,
+    "confirm": SWITCHES,
+    "confirm_share": st.floats(0.0, LARGEST_CONFIRM_SHARE),
     "perplexity_seeds": st.integers(1, 100),
     "workers": st.integers(1, 256),
     "trials_per_device": st.integers(1, 256),

@@ -1,5 +1,6 @@
 import csv
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -38,9 +39,19 @@ def test_every_trial_is_a_row():
 
 def test_every_flat_name_of_the_json_is_a_column():
     flat = {name for name, value in SMALL.to_dict().items() if name != "config"}
-    assert flat - {"bytes_by_kind", "peak_bytes_by_category", "seconds_by_part"} <= set(CSV_COLUMNS)
+    flat -= {"bytes_by_kind", "peak_bytes_by_category", "seconds_by_part"}
+    flat -= {"tokens_per_second_interval"}  # two columns
+    assert flat <= set(CSV_COLUMNS)
     assert set(FIELD_ORDER) <= set(CSV_COLUMNS)
     assert len(set(CSV_COLUMNS)) == len(CSV_COLUMNS)
+
+
+def test_an_interval_is_two_columns_that_are_empty_where_there_is_none():
+    confirmed = replace(FAST, confirmations=3, tokens_per_second_interval=(1900.0, 2100.0))
+    written = rows(study_result((SMALL, confirmed), front=(0, 1)))
+    ends = [(row["tokens_per_second_low"], row["tokens_per_second_high"]) for row in written]
+    assert ends == [("", ""), ("1900.0", "2100.0")]
+    assert "speed_error" not in CSV_COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ class Machine:
             "--dataset",
             str(self.folder / "text.txt"),
             "--json",
+            "--no-confirm",
             *arguments,
         ]
 

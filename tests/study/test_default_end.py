@@ -10,6 +10,7 @@ from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
 from autotune.study.events import Notice, StudyOpened
 from autotune.study.progress import Progress
+from autotune.study.request import SearchRequest
 from tests.building.studies import definition
 
 SPACE = """
@@ -41,6 +42,7 @@ def searched(tmp_path_factory):
             space=str(space),
             storage=f"sqlite:///{folder}/autotune.db",
             max_mem="8GiB",
+            confirm=False,
             listener=events.append,
             **settings,
         )
@@ -55,6 +57,15 @@ def test_a_new_search_says_its_time_budget_and_that_its_cap_is_loose(searched):
     seconds, notes = searched(name="one")
     assert seconds == 600.0
     assert any("the cap of 8.00 GiB rules nothing out" in note for note in notes)
+
+
+def test_a_search_that_confirms_its_finalists_keeps_a_part_of_its_time_for_them():
+    assert SearchRequest(time_budget_seconds=600.0).seconds_for_trials == pytest.approx(390.0)
+    shared = SearchRequest(time_budget_seconds=600.0, confirm_share=0.05)
+    assert shared.seconds_for_trials == pytest.approx(480.0)
+    alone = SearchRequest(time_budget_seconds=600.0, confirm=False)
+    assert alone.seconds_for_trials == 600.0
+    assert SearchRequest().seconds_for_trials is None
 
 
 def test_a_study_that_is_continued_by_its_name_has_no_default_time_budget(searched):
@@ -74,8 +85,9 @@ def test_a_display_says_when_the_search_ends_and_how_to_lift_it(display):
         records=(),
         is_new=True,
         default_time_budget_seconds=600.0,
+        seconds_for_trials=390.0,
     )
     with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
         shown(opened)
-    assert "no trial begins after 10 m 00 s" in written.getvalue()
+    assert "no trial begins after 6 m 30 s, which leaves 3 m 30 s of 10 m" in written.getvalue()
     assert "--time-budget none" in written.getvalue()

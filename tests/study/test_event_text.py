@@ -1,6 +1,9 @@
 """Lines of events: what a search prints on stderr."""
 
-from autotune.study.event_text import excluded_lines
+from autotune.analysis.pick import DEFAULT_PREFERENCES
+from autotune.study.event_text import EventText, excluded_lines, time_budget_line
+from autotune.study.events import Confirming
+from autotune.study.progress import Progress
 
 NO_BLOCKS = "the model has no list of alike blocks"
 
@@ -23,3 +26,14 @@ def test_a_reason_is_said_once_with_all_that_it_excludes():
         "2 configurations have one of these",
     ]
     assert excluded_lines([]) == []
+
+
+def test_a_measurement_of_a_confirmation_is_a_line():
+    progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
+    (line,) = EventText(progress)(Confirming(doing="#7 in turn with #0: the pick"))
+    assert line.endswith("]  Measuring #7 in turn with #0: the pick ...")
+
+
+def test_a_time_budget_without_a_confirmation_is_for_trials_alone():
+    assert time_budget_line(None, for_trials=None) == ""
+    assert time_budget_line(600.0, for_trials=600.0).startswith("no trial begins after 10 m 00 s; ")

@@ -69,6 +69,7 @@ def run(killer, *, name, trials=3, **options):
         trials=trials,
         predict=False,
         fresh=True,
+        confirm=False,
         **options,
     )
     return search(request, listener=killer, make_executor=killer.make_executor)
@@ -116,7 +117,7 @@ def test_the_search_goes_on_with_the_other_trials(always):
 def test_a_later_search_tries_it_again(always):
     killer = Killer(1, times=0)
     again = search(
-        SearchRequest(name="always", predict=False),
+        SearchRequest(name="always", predict=False, confirm=False),
         listener=killer,
         make_executor=killer.make_executor,
     )
@@ -145,7 +146,7 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
             )
             store.attempts.end(attempt.id, "given_up", cause="its worker has ended")
     result = search(
-        SearchRequest(name="poison", predict=False, trials=4),
+        SearchRequest(name="poison", predict=False, trials=4, confirm=False),
         listener=killer,
         make_executor=killer.make_executor,
     )
@@ -165,7 +166,7 @@ def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, fol
     assert left.is_dir()
     killer = Killer(1, times=0)
     search(
-        SearchRequest(name="always", predict=False),
+        SearchRequest(name="always", predict=False, confirm=False),
         listener=killer,
         make_executor=killer.make_executor,
     )

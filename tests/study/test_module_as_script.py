@@ -21,6 +21,7 @@ def test_a_module_runs_with_its_arguments_as_python_m_would_run_it(tmp_path, mon
     Path("tiny.py").write_text("width = 4")
     Path("space.toml").write_text(SPACE)
     settings = ["--name", "mine", "--space", "space.toml", "--trials", "1", "--device", "cpu"]
+    settings.append("--no-confirm")
     script = ["--script", "package.train", "--global-batch", "2", "--steps", str(STEPS)]
     command = [sys.executable, "-m", "autotune", "search", *settings, *script, "--", "tiny.py"]
     subprocess.run(command, check=True)

@@ -140,6 +140,7 @@ def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
         storage=f"sqlite:///{tmp_path}/autotune.db",
         name="phases",
         trials=2,
+        confirm=False,
         listener=listen,
     )
     assert phases.count("starting") == 2

@@ -64,7 +64,13 @@ def folder(tmp_path_factory, one_trial_server):
 @pytest.fixture(scope="module")
 def result(folder):
     return autotune.search(
-        name="foreseen", space="space.toml", max_mem=CAP_BYTES, trials=4, sampler="grid", **SIZES
+        name="foreseen",
+        space="space.toml",
+        max_mem=CAP_BYTES,
+        trials=4,
+        sampler="grid",
+        confirm=False,
+        **SIZES,
     )
 
 
@@ -137,6 +143,7 @@ def test_predictions_can_be_turned_off(folder):
         sampler="grid",
         predict=False,
         fresh=True,
+        confirm=False,
         **SIZES,
     )
     over = result.trial(1)
@@ -156,6 +163,7 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
         "name": "budgets",
         "space": "budgets.toml",
         "trials": 4,
+        "confirm": False,
         "sampler": "tpe",
     }  # ehvi predicts where in doubt
     result = autotune.search(**options, listener=events.append, **sizes)
@@ -183,6 +191,7 @@ def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
         model=f"{folder}/branching.py:Model",
         trials=1,
         max_mem="1GiB",
+        confirm=False,
         **few,
     )
     assert (result.trial(0).outcome, result.trial(0).predicted_peak_memory_bytes) == ("ok", None)

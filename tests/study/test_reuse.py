@@ -47,7 +47,9 @@ def folder(tmp_path_factory, one_trial_server):
 @pytest.fixture(scope="module")
 def first(folder):
     """A study of two trials."""
-    return autotune.search(name="first", space="space.toml", max_mem="1GiB", trials=2)
+    return autotune.search(
+        name="first", space="space.toml", max_mem="1GiB", trials=2, confirm=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,7 @@ def second(first, events):
         max_mem="2GiB",
         trials=1,
         sampler="grid",
+        confirm=False,
         listener=events.append,
     )
 
@@ -116,7 +119,7 @@ def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypat
 
 
 def test_the_number_of_trials_does_not_count_the_reused_ones(second):
-    again = autotune.search(name="second", trials=2)
+    again = autotune.search(name="second", trials=2, confirm=False)
     assert [trial.reused_from is None for trial in again.trials] == [False, False, True, True]
 
 

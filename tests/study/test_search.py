@@ -63,7 +63,12 @@ def folder(tmp_path_factory, one_trial_server):
         SPACE.replace('"divisors"', "[4]").replace(', "kernel", "backward"', "")
     )
     autotune.search(
-        name="small", space="small.toml", max_mem=CAP_BYTES, trials=TRIALS, sampler="random"
+        name="small",
+        space="small.toml",
+        max_mem=CAP_BYTES,
+        trials=TRIALS,
+        sampler="random",
+        confirm=False,
     )
     yield folder
     os.chdir(before)
@@ -150,7 +155,7 @@ def test_all_of_it_can_be_had_as_a_study_of_optunas(result):
 
 def test_a_finished_study_is_answered_at_once(folder, result):
     events = []
-    again = autotune.search(name="small", listener=events.append)
+    again = autotune.search(name="small", confirm=False, listener=events.append)
     assert not [event for event in events if isinstance(event, TrialBegan)]
     assert again.trials == result.trials
 
@@ -172,18 +177,23 @@ def test_show_prints_the_contract_as_one_json_object(folder, result):
 
 def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
     found = subprocess.run(
-        command("search", "--name", "small", "--json"), capture_output=True, text=True, check=True
+        command("search", "--name", "small", "--no-confirm", "--json"),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(found.stdout)["front"] == list(result.front)
 
 
 def test_an_exhausted_space_ends_the_study(folder):
-    result = autotune.search(name="tiny", space="tiny.toml", trials=50)
+    result = autotune.search(name="tiny", space="tiny.toml", trials=50, confirm=False)
     assert len(result.trials) == 3
 
 
 def test_grid_goes_through_the_space_in_its_order(folder):
-    result = autotune.search(name="grid", space="tiny.toml", sampler="grid", trials=3, fresh=True)
+    result = autotune.search(
+        name="grid", space="tiny.toml", sampler="grid", trials=3, fresh=True, confirm=False
+    )
     assert [trial.config.checkpointing for trial in result.trials] == ["none", "block", "sqrt"]
 
 
@@ -198,6 +208,7 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
         "100000",
         "--trials",
         "2",
+        "--no-confirm",
         folder=folder,
     )
     assert nothing.returncode == 1
@@ -205,7 +216,8 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
 
 
 def test_a_plain_script_without_a_main_guard_can_search(folder):
-    call = "autotune.search(name='plain', space='tiny.toml', trials=1, fresh=True)"
+    settings = "name='plain', space='tiny.toml', trials=1, fresh=True, confirm=False"
+    call = f"autotune.search({settings})"
     script = f"import autotune\nprint({call}.trials[0].outcome)\n"
     Path("plain.py").write_text(script)
     ran = subprocess.run([sys.executable, "plain.py"], capture_output=True, text=True, check=True)
@@ -214,7 +226,9 @@ def test_a_plain_script_without_a_main_guard_can_search(folder):
 
 def test_a_listener_sees_every_trial_begin_and_end(folder):
     events = []
-    autotune.search(name="heard", space="tiny.toml", trials=2, fresh=True, listener=events.append)
+    autotune.search(
+        name="heard", space="tiny.toml", trials=2, fresh=True, confirm=False, listener=events.append
+    )
     assert [type(event) for event in events if isinstance(event, TrialBegan | TrialEnded)] == [
         TrialBegan,
         TrialEnded,
@@ -266,6 +280,30 @@ def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
     assert plan.forecasts
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            ["--confirm-share", "0.05"],
+            [
+                r"Confirm   the finalists are measured again, in at most 5 % of .* \([0-9. ]+s\), ",
+                r"without each of its techniques, in at most 15 % \([0-9. ]+s\); --no-confirm",
+                r"no trial begins after 8 m 00 s, which leaves 2 m 00 s of 10 m 00 s",
+            ],
+        ),
+        (["--time-budget", "20m"], ["in at most 20 %", "no trial begins after 13 m 00 s\n"]),
+        (["--time-budget", "none"], ["in at most 20 %"]),
+        (["--no-confirm"], ["Confirm   nothing", "no trial begins after 10 m 00 s;"]),
+    ],
+    ids=["another share", "a time budget", "no limit", "no confirmation"],
+)
+def test_a_dry_run_announces_the_confirmation_and_its_share_of_the_time(given, said, folder):
+    planned = run_here("search", "--space", "small.toml", "--dry-run", *given, folder=folder)
+    for sentence in said:
+        assert re.search(sentence, planned.stdout), planned.stdout
+    assert ("none" in given) == ("no trial begins" not in planned.stdout)
+
+
 def test_a_search_names_what_it_prepares_before_it_knows_the_device():
     request = request_of({"max_mem": "8GiB", "space": "quick"}, workload={"model": "deep-one"})
     assert beginning_line(request, space_of(request)) == (
@@ -280,7 +318,13 @@ def test_a_dry_run_from_python_can_be_stopped(folder):
 
 def test_workers_run_no_more_trials_than_were_asked_for(folder):
     result = autotune.search(
-        name="two", space="small.toml", trials=3, workers=2, until_converged=True, fresh=True
+        name="two",
+        space="small.toml",
+        trials=3,
+        workers=2,
+        until_converged=True,
+        fresh=True,
+        confirm=False,
     )
     assert len(result.trials) == 3
     assert trials_wanted("two") == 3
@@ -291,7 +335,12 @@ def test_two_databases_with_studies_of_one_name_share_no_files(folder):
     Path("other.txt").write_text("Quite another text, again and again and again.\n" * 2000)
     first, second = (
         autotune.search(
-            name="one", space="tiny.toml", trials=1, storage=f"sqlite:///{name}.db", dataset=dataset
+            name="one",
+            space="tiny.toml",
+            trials=1,
+            confirm=False,
+            storage=f"sqlite:///{name}.db",
+            dataset=dataset,
         )
         for name, dataset in (("a", "other.txt"), ("b", None))
     )
@@ -303,7 +352,12 @@ def test_two_databases_with_studies_of_one_name_share_no_files(folder):
 def test_a_study_begun_again_after_its_database_was_deleted_is_prepared_afresh(folder):
     for width in (32, 64):
         result = autotune.search(
-            name="again", space="tiny.toml", trials=1, storage="sqlite:///deleted.db", width=width
+            name="again",
+            space="tiny.toml",
+            trials=1,
+            confirm=False,
+            storage="sqlite:///deleted.db",
+            width=width,
         )
         for file in Path().glob("deleted.db*"):
             file.unlink()
@@ -351,6 +405,7 @@ def begin(name: str, *, trials: int) -> subprocess.Popen:
         "--name",
         name,
         "--fresh",
+        "--no-confirm",
         "--sampler",
         "random",
         "--space",
@@ -402,7 +457,7 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, fo
         assert finished_before.items() <= finished.items()
         finished_before = finished
         process = subprocess.Popen(
-            command("search", "--name", name, "--quiet"), stdout=subprocess.DEVNULL
+            command("search", "--name", name, "--no-confirm", "--quiet"), stdout=subprocess.DEVNULL
         )
         while process.poll() is None and len(autotune.show(name).trials) <= len(finished):
             time.sleep(0.05)
@@ -419,7 +474,9 @@ def test_a_second_search_of_a_running_study_joins_it(folder):
     first = begin("shared", trials=TRIALS)
     wait_for_trial(first, 1)
     second = subprocess.run(
-        command("search", "--name", "shared", "--json"), capture_output=True, text=True
+        command("search", "--name", "shared", "--no-confirm", "--json"),
+        capture_output=True,
+        text=True,
     )
     first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0)

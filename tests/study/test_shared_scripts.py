@@ -49,7 +49,13 @@ def searched(tmp_path_factory, one_trial_server):
         text = SCRIPT.replace("DIVISOR", divisor).replace("PARTS", parts).replace("TOKENS", tokens)
         Path("train.py").write_text(text)
         Path("space.toml").write_text(SPACE)
-        settings = {"space": "space.toml", "max_mem": "1GiB", "trials": 3, **settings}
+        settings = {
+            "space": "space.toml",
+            "max_mem": "1GiB",
+            "trials": 3,
+            "confirm": False,
+            **settings,
+        }
         workload = {"script": str(Path("train.py").absolute()), "global_batch": 4, "steps": 12}
         result = autotune.search(name=name, **settings, **workload)
         return {trial.config.micro_batch_size: trial for trial in result.trials}

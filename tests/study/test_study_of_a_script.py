@@ -67,7 +67,7 @@ def search(project, *, name="mine", script="train.py", **settings):
         script=str(project / script),
         global_batch=2,
         steps=STEPS,
-        **{"trials": 1, **settings},
+        **{"trials": 1, "confirm": False, **settings},
     )
 
 

@@ -77,7 +77,7 @@ def compute(view: StudyView) -> AblationFigure:
         view.baseline.config if view.baseline is not None else view.definition.baseline_config()
     )
     steps = ablation_steps(
-        view.result.trials,
+        (*view.result.trials, *view.result.variants),
         plain=baseline,
         pick=view.pick,
         predicted_peak=_peaks_of(view),

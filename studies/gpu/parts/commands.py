@@ -33,6 +33,7 @@ TARGETS = (
     "forgather",
 )
 SECONDS = 150.0
+CONFIRM_SECONDS = 60.0
 FIT_SECONDS = 300.0
 """For the predictions of every technique at many sizes."""
 LAST_LINES = 6
@@ -59,6 +60,7 @@ def items(settings: Settings) -> list[Item]:
         Item(name="search-script", work=_of_script, least_seconds=60.0),
         Item(name="two-searches", work=_two_searches, least_seconds=75.0),
         Item(name="search-workers", work=_with_workers, least_seconds=60.0),
+        Item(name="confirm", work=_confirm, least_seconds=CONFIRM_SECONDS + 30.0),
         Item(name="fit", work=_fit, least_seconds=60.0),
         *(
             Item(name=f"export-{target}", work=partial(_export, target=target))
@@ -115,6 +117,7 @@ def _two_searches(place: Place) -> Mapping[str, Any]:
     words = [
         "search",
         "--fresh",
+        "--no-confirm",
         "--json",
         "--quiet",
         "--no-predict",
@@ -155,6 +158,12 @@ def _two_searches(place: Place) -> Mapping[str, Any]:
         f"search {number}": _told(json.loads(output))
         for number, output in enumerate(outputs, start=1)
     }
+
+
+def _confirm(place: Place) -> Mapping[str, Any]:
+    """Measures the finalists of the first study again, in turn with its baseline."""
+    words = ["confirm", STUDY, "--time-budget", f"{CONFIRM_SECONDS:.0f}s", "--storage", STORAGE]
+    return _command(place, words)
 
 
 def _fit(place: Place) -> Mapping[str, Any]:

@@ -126,6 +126,7 @@ def searching(place: Place, name: str) -> Iterator["subprocess.Popen[bytes]"]:
         "--device",
         place.settings.device,
         "--fresh",
+        "--no-confirm",
         "--json",
         "--no-predict",
     ]
@@ -252,6 +253,7 @@ def _script(place: Place, way: str) -> Mapping[str, Any]:
         "--trials",
         "1",
         "--no-predict",
+        "--no-confirm",
         "--fresh",
         "--json",
         "--quiet",

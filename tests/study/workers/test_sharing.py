@@ -10,8 +10,8 @@ import pytest
 import autotune
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import MEASURED
-from autotune.spec.result import Measurement
-from autotune.study.trial_runner import bits_per_byte_at, representative
+from autotune.spec.result import Measurement, bits_per_byte_at
+from autotune.study.trial_runner import representative
 from tests.building.results import mean_of, record, shared_with
 
 SPACE = """
@@ -48,7 +48,13 @@ def folder(tmp_path_factory, one_trial_server):
 
 def search(name, **options):
     return autotune.search(
-        name=name, space="four.toml", max_mem="1GiB", trials=4, sampler="grid", **options
+        name=name,
+        space="four.toml",
+        max_mem="1GiB",
+        trials=4,
+        sampler="grid",
+        confirm=False,
+        **options,
     )
 
 

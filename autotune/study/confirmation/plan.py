@@ -1,0 +1,390 @@
+"""What to measure next after a search: a pure function of the trials and what was measured since.
+
+A racing rule in the manner of Kim and Nelson (2006) and of optimal computing budget allocation
+(Chen and Lee, 2010): measurements go to the leader and to those that may still be faster, and end
+where the difference is certain or too small to matter. In this order:
+
+1. the pick and every member of the front, once each;
+2. the pick, until it has PICK_CONFIRMATIONS, and likewise the trial that is announced, which is
+   another one while a smaller trial is as fast within the noise;
+3. more seeds for classes in 16 bit that compete with fp32 for the pick;
+4. whoever may still be the pick, together with it;
+5. trials whose one measurement may have kept them off the front by bad luck;
+6. the pick, until its error is below half the tolerance;
+7. a pick that no other trial can be compared with, alone.
+
+After each measurement all is decided anew: a trial that was lucky leaves the front, and the one
+that takes its place is measured.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from autotune.analysis.confirmed_perplexity import (
+    classes_to_repeat,
+    with_seed_perplexities,
+)
+from autotune.analysis.confirmed_speed import speed_noise, with_confirmed_speeds
+from autotune.analysis.front import pareto_front
+from autotune.analysis.pick import Preferences, allowed_perplexity_increase, choose
+from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import (
+    Confirmation,
+    PairedSpeed,
+    RepeatedSpeed,
+    SeedPerplexity,
+)
+from autotune.spec.result import TrialRecord
+
+PICK_CONFIRMATIONS = 3
+"""A pick is confirmed by at least so many measurements in turn, time permitting."""
+SUBJECTS_AT_ONCE = 3
+"""How many configurations share one run with the partner: its start costs as much as theirs."""
+MOST_FAILURES = 2
+"""A configuration that failed so often in turn is not tried again."""
+MOST_CONFIRMATIONS = 12
+"""More measurements of one configuration than this gain less than they cost."""
+CERTAIN_DEVIATIONS = 2.0
+"""A difference of so many standard deviations is certain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeInTurn:
+    """Measure the speeds of `subjects` relative to the partner, in one run."""
+
+    partner: TrialRecord
+    subjects: tuple[TrialRecord, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSeed:
+    """Train a representative of a numerics class to the end with another seed."""
+
+    record: TrialRecord
+    seed: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatAlone:
+    """Measure the speed of the only feasible trial again, alone as in a trial."""
+
+    record: TrialRecord
+    reason: str
+
+
+Step: TypeAlias = TimeInTurn | TrainSeed | RepeatAlone
+
+
+def next_step(
+    records: Sequence[TrialRecord],
+    confirmations: Sequence[Confirmation],
+    *,
+    baseline: TrainingConfig,
+    preferences: Preferences,
+    seeds: Sequence[int] = (),
+) -> Step | None:
+    """Return what to measure next; None where nothing is uncertain, or nothing can be measured.
+
+    `records` are as the trials measured them. `seeds` are the further seeds with which a class in
+    16 bit is trained where it competes for the pick.
+    """
+    state = _State(records, confirmations, baseline=baseline, preferences=preferences)
+    if state.partner is None or state.pick is None:
+        return None
+    members = [state.pick, *state.front]
+    unconfirmed = [record for record in members if record.confirmations == 0]
+    if step := state.in_turn(unconfirmed, "measured once so far"):
+        return step
+    for picked in (state.pick, state.announced):
+        if picked is None or not state.can_be_measured(picked):
+            continue
+        if picked.confirmations < PICK_CONFIRMATIONS:
+            others = [*state.challengers(), *state.company_of(picked)]
+            if step := state.in_turn([picked, *others], "the pick"):
+                return step
+    if seed := _next_seed(state, confirmations, seeds):
+        return seed
+    challengers = state.challengers()
+    if challengers and (
+        step := state.in_turn([state.pick, *challengers], "may be as fast as the pick")
+    ):
+        return step
+    if step := state.in_turn(state.hopeful(), "may belong to the front"):
+        return step
+    if not state.is_precise(state.pick) and (step := state.in_turn([state.pick], "the pick")):
+        return step
+    if state.pick.confirmations == 0:
+        return _repeat_alone(state.pick, confirmations)
+    return None
+
+
+def next_step_of(
+    number: int,
+    records: Sequence[TrialRecord],
+    confirmations: Sequence[Confirmation],
+    *,
+    baseline: TrainingConfig,
+    preferences: Preferences,
+    until: int = PICK_CONFIRMATIONS,
+) -> TimeInTurn | None:
+    """Return the next measurement of one trial; None once it has `until` confirmations.
+
+    Also None for a trial that fails in turn, and for the only feasible trial.
+    """
+    state = _State(records, confirmations, baseline=baseline, preferences=preferences)
+    record = next(record for record in state.records if record.number == number)
+    if record.confirmations >= until or not state.can_be_measured(record):
+        return None
+    return state.in_turn([record, *state.company_of(record)], "asked for")
+
+
+def next_variants(
+    records: Sequence[TrialRecord],
+    confirmations: Sequence[Confirmation],
+    *,
+    variants: Collection[TrainingConfig],
+    baseline: TrainingConfig,
+    preferences: Preferences,
+) -> TimeInTurn | None:
+    """Return a run of the variants that trained within the cap and were not measured in turn."""
+    state = _State(records, confirmations, baseline=baseline, preferences=preferences)
+    if state.partner is None:
+        return None
+    wanted = [
+        record
+        for record in state.records
+        if record.config in variants
+        and record.outcome == "ok"
+        and record.confirmations == 0
+        and state.can_be_measured(record)
+    ]
+    return state.in_turn(wanted, "for the ablation")
+
+
+def pick_of(
+    records: Sequence[TrialRecord],
+    confirmations: Sequence[Confirmation],
+    *,
+    baseline: TrainingConfig,
+    preferences: Preferences,
+) -> TrialRecord | None:
+    """Return the trial that is announced as the pick, by all that was measured so far."""
+    state = _State(records, confirmations, baseline=baseline, preferences=preferences)
+    return state.announced
+
+
+def _repeat_alone(record: TrialRecord, confirmations: Sequence[Confirmation]) -> RepeatAlone | None:
+    """Return a repetition of a trial without another to compare it with."""
+    done = [
+        one
+        for one in confirmations
+        if isinstance(one, RepeatedSpeed) and one.config == record.config
+    ]
+    if len(done) >= PICK_CONFIRMATIONS:
+        return None
+    return RepeatAlone(record=record, reason="the only feasible trial")
+
+
+def _next_seed(
+    state: "_State", confirmations: Sequence[Confirmation], seeds: Sequence[int]
+) -> TrainSeed | None:
+    if state.preferences.prefer == "smallest":
+        return None
+    front = [member.number for member in state.front]
+    wanted = classes_to_repeat(state.records, front=front)
+    done = {(one.config, one.seed) for one in confirmations if isinstance(one, SeedPerplexity)}
+    for seed in seeds:
+        for record in wanted:
+            if (record.config, seed) not in done:
+                return TrainSeed(
+                    record=record, seed=seed, reason="rounding may decide its perplexity"
+                )
+    return None
+
+
+class _State:
+    """The trials with all that is known of them, the front, the pick and the partner."""
+
+    def __init__(
+        self,
+        records: Sequence[TrialRecord],
+        confirmations: Sequence[Confirmation],
+        *,
+        baseline: TrainingConfig,
+        preferences: Preferences,
+    ) -> None:
+        self.preferences = preferences
+        self.noise = speed_noise(records, confirmations)
+        self.records = with_seed_perplexities(
+            with_confirmed_speeds(records, confirmations), confirmations
+        )
+        self._failures: Counter[TrainingConfig] = Counter(
+            one.config for one in confirmations if isinstance(one, PairedSpeed) and one.failure
+        )
+        self._failures_with: Counter[TrainingConfig] = Counter(
+            one.partner for one in confirmations if isinstance(one, PairedSpeed) and one.failure
+        )
+        exact = [replace(record, speed_error=None) for record in self.records]
+        self._whole_front = self._front_of(exact)
+        self.partner = self._choose_partner(confirmations, baseline=baseline)
+        self.front = [record for record in self._whole_front if self.can_be_measured(record)]
+        self.pick = self._choose(self.front)
+        self.announced = self._choose(self._front_of(self.records))
+
+    def _front_of(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Return the records on the front of `records`; without speed errors, noise hides none."""
+        by_number = {record.number: record for record in self.records}
+        numbers = pareto_front(records, tolerance=self.preferences.tolerance)
+        return [by_number[number] for number in numbers]
+
+    def _choose(self, front: Sequence[TrialRecord]) -> TrialRecord | None:
+        picked = choose(
+            self.records,
+            [record.number for record in front],
+            baseline=None,
+            preferences=self.preferences,
+        )
+        if picked is None:
+            return None
+        return next(record for record in front if record.number == picked.number)
+
+    def _choose_partner(
+        self, confirmations: Sequence[Confirmation], *, baseline: TrainingConfig
+    ) -> TrialRecord | None:
+        """Return the baseline where it is feasible, otherwise the smallest trial of the front.
+
+        A partner that was used before is kept, so that all ratios are to one speed. One with which
+        every measurement failed is not used again.
+        """
+        used = Counter(
+            one.partner for one in confirmations if isinstance(one, PairedSpeed) and not one.failure
+        )
+        for config, _ in used.most_common():
+            for record in self.records:
+                if record.config == config and record.feasible:
+                    return record
+        baselines = [record for record in self.records if record.config == baseline]
+        for record in [*baselines, *self._whole_front]:
+            if record.feasible and self._failures_with[record.config] < MOST_FAILURES:
+                return record
+        return None
+
+    def can_be_measured(self, record: TrialRecord) -> bool:
+        return self._failures[record.config] < MOST_FAILURES
+
+    def in_turn(self, wanted: Sequence[TrialRecord], reason: str) -> TimeInTurn | None:
+        """Return a run of the first of `wanted`, without the partner and without repetitions.
+
+        None where nothing is left of them.
+        """
+        if self.partner is None:
+            return None
+        subjects: list[TrialRecord] = []
+        for record in wanted:
+            is_other = record.config != self.partner.config and record not in subjects
+            if is_other and self.can_be_measured(record):
+                subjects.append(record)
+        if not subjects:
+            return None
+        return TimeInTurn(
+            partner=self.partner, subjects=tuple(subjects[:SUBJECTS_AT_ONCE]), reason=reason
+        )
+
+    def company_of(self, record: TrialRecord) -> list[TrialRecord]:
+        """Return with whom to measure the partner itself, one trial; none for another record.
+
+        It is a trial of the front where there is one, otherwise the fastest that is feasible.
+        """
+        if self.partner is None or record.config != self.partner.config:
+            return []
+        feasible = [other for other in self.records if other.feasible]
+        candidates = [*self.front, *sorted(feasible, key=lambda other: -_speed(other))]
+        for other in candidates:
+            if other.config != record.config and self.can_be_measured(other):
+                return [other]
+        return []
+
+    def challengers(self) -> list[TrialRecord]:
+        """Return whoever may still be picked instead of the pick, the most likely first.
+
+        Their perplexity is good, and within CERTAIN_DEVIATIONS they may be better than the pick by
+        more than the tolerance.
+        """
+        assert self.pick is not None
+        if self.preferences.prefer == "smallest":
+            return []
+        found = []
+        for record in self.front:
+            is_other = record.number != self.pick.number
+            if not is_other or record.confirmations >= MOST_CONFIRMATIONS:
+                continue
+            if not self._has_good_perplexity(record):
+                continue
+            error = math.hypot(self._error(record), self._error(self.pick))
+            lead = self._lead_of_pick_over(record)
+            may_matter = CERTAIN_DEVIATIONS * error - lead > self.preferences.tolerance.speed
+            if may_matter and lead < CERTAIN_DEVIATIONS * error:
+                found.append((lead / error, record))
+        return [record for _, record in sorted(found, key=lambda item: item[0])]
+
+    def _lead_of_pick_over(self, record: TrialRecord) -> float:
+        """Return the difference in log speed, or in log balance, by which the pick is better."""
+        assert self.pick is not None
+        lead = math.log(_speed(self.pick) / _speed(record))
+        if self.preferences.prefer == "balanced":
+            lead += math.log(_memory(record) / _memory(self.pick))
+        return lead
+
+    def hopeful(self) -> list[TrialRecord]:
+        """Return trials measured once that would be on the front if they had bad luck.
+
+        That is, with a speed higher by one standard deviation of a single measurement.
+        """
+        on_front = {record.number for record in self._whole_front}
+        exact_front = [replace(record, speed_error=None) for record in self._whole_front]
+        found = []
+        for record in self.records:
+            is_unsure = record.feasible and record.confirmations == 0
+            if not is_unsure or record.number in on_front or not self.can_be_measured(record):
+                continue
+            luckier = replace(
+                record,
+                tokens_per_second=_speed(record) * math.exp(self.noise.alone),
+                speed_error=None,
+            )
+            # Whether a trial is on the front depends on the other members only.
+            front = pareto_front([*exact_front, luckier], tolerance=self.preferences.tolerance)
+            if record.number in front:
+                found.append(record)
+        return sorted(found, key=lambda record: -_speed(record))
+
+    def is_precise(self, record: TrialRecord) -> bool:
+        """Return whether two standard errors of the speed are within its tolerance."""
+        error = CERTAIN_DEVIATIONS * self._error(record)
+        return error <= self.preferences.tolerance.speed or (
+            record.confirmations >= MOST_CONFIRMATIONS
+        )
+
+    def _error(self, record: TrialRecord) -> float:
+        return self.noise.alone if record.speed_error is None else record.speed_error
+
+    def _has_good_perplexity(self, record: TrialRecord) -> bool:
+        assert record.perplexity is not None
+        best = min(other.perplexity for other in self.front if other.perplexity is not None)
+        allowed = allowed_perplexity_increase(self.records, self.preferences)
+        return record.perplexity <= best * (1 + allowed)
+
+
+def _speed(record: TrialRecord) -> float:
+    assert record.tokens_per_second is not None
+    return record.tokens_per_second
+
+
+def _memory(record: TrialRecord) -> int:
+    assert record.peak_memory_bytes is not None
+    return record.peak_memory_bytes

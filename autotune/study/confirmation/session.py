@@ -1,0 +1,436 @@
+"""Confirms the finalists of a search: does what `plan.py` says, within a share of the time.
+
+Everything that it measures is stored beside the trials, so that a confirmation that was stopped
+goes on where it was, and every process sees the same.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import assert_never
+
+from autotune.analysis.ablation import without
+from autotune.analysis.confirmed import confirmed_records, variant_records
+from autotune.analysis.pick import Preferences
+from autotune.errors import TrialLost
+from autotune.execution.device_slots import DeviceSlots
+from autotune.execution.in_turn import TrainingInTurn
+from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
+from autotune.failpoints import failpoint
+from autotune.spec.config import FIELD_ORDER, TrainingConfig, rule_violations
+from autotune.spec.confirmation import (
+    Confirmation,
+    PairedSpeed,
+    RepeatedSpeed,
+    SeedPerplexity,
+    VariantMeasurement,
+    paired_speeds,
+)
+from autotune.spec.result import TrialRecord
+from autotune.spec.study import StudyDefinition
+from autotune.study.confirmation.plan import (
+    PICK_CONFIRMATIONS,
+    RepeatAlone,
+    Step,
+    TimeInTurn,
+    TrainSeed,
+    next_step,
+    next_step_of,
+    next_variants,
+    pick_of,
+)
+from autotune.study.confirmation.request import ConfirmationRequest
+from autotune.study.events import Confirming, Listener, Notice, WaitingForDevice
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.request import VARIANTS_SHARE
+from autotune.study.trial_runner import TrialRunner
+from autotune.study.workers.coordinator import Coordinator
+
+ROUNDS = 24
+"""Blocks of each training of a run in turn, or as many as the workload has steps for. Between runs
+of 12 rounds the ratio of two speeds differed by 2.9 to 3.4 %, between runs of 24 by 1.1 to 1.7 %
+(`studies/confirmation`)."""
+FURTHER_SEEDS = 2
+"""Further seeds for a class in 16 bit that competes with fp32: three trainings in all."""
+
+
+class ConfirmationSession:
+    """Measures again what decides a study's front and pick."""
+
+    def __init__(
+        self,
+        definition: StudyDefinition,
+        *,
+        shared: Coordinator,
+        executor: LocalExecutor,
+        slots: DeviceSlots,
+        trial_runner: TrialRunner,
+        prediction_cache: PredictionCache,
+        study_folder: Path,
+        listener: Listener,
+        check_stop: Callable[[], None],
+        trial_options: TrialOptions,
+        preferences: Preferences,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._definition = definition
+        self._shared = shared
+        self._executor = executor
+        self._slots = slots
+        self._trial_runner = trial_runner
+        self._prediction_cache = prediction_cache
+        self._folder = study_folder
+        self._listener = listener
+        self._check_stop = check_stop
+        self._options = trial_options
+        self._preferences = preferences
+        self._clock = clock
+        self._baseline = definition.baseline_config()
+
+    def run(self, request: ConfirmationRequest) -> None:
+        """Confirm the finalists, then measure the pick without each of its techniques.
+
+        Raises Stopped, TrialLost and StorageUnreachable; what was measured until then is stored.
+        """
+        began = self._clock()
+        for_finalists, for_variants = allowed_seconds(
+            self._records(), self._shared.confirmations(), share=request.share
+        )
+        if request.seconds is not None:
+            for_finalists = request.seconds
+        self.confirm(
+            seconds=for_finalists, trial=request.trial, at_least_once=request.at_least_once
+        )
+        if request.seconds is not None:
+            for_variants = max(0.0, request.seconds - (self._clock() - began))
+        if request.trial is None:
+            self.measure_variants(seconds=for_variants)
+
+    # -- the finalists -----------------------------------------------------------------------------
+
+    def confirm(
+        self, *, seconds: float, trial: int | None = None, at_least_once: bool = False
+    ) -> None:
+        """Measure the finalists again, or only that `trial`, for about so many seconds.
+
+        The first measurement of a study, or with `at_least_once` that of this call, is made however
+        short the time is; no other begins that would probably not end within it. Raises Stopped,
+        TrialLost and StorageUnreachable; what was measured until then is stored.
+        """
+        deadline = self._clock() + seconds
+        is_first = at_least_once or not self._was_measured_again()
+        wanted = PICK_CONFIRMATIONS
+        if trial is not None:
+            confirmed = confirmed_records(self._records(), self._shared.confirmations())
+            record = next(record for record in confirmed if record.number == trial)
+            wanted = max(wanted, record.confirmations + 1)
+        while step := self._next_step(trial, wanted=wanted):
+            self._check_stop()
+            if not is_first and self._clock() + self._expected_seconds(step) > deadline:
+                self._note_time_is_up(f"not certain yet: {_described(step)}")
+                return
+            is_first = False
+            with self._slot():
+                self._do(step)
+
+    def _was_measured_again(self) -> bool:
+        return any(isinstance(one, PairedSpeed) for one in self._shared.confirmations())
+
+    def _next_step(self, trial: int | None, *, wanted: int) -> Step | None:
+        """Return what to measure next; of a `trial`, until it has `wanted` confirmations."""
+        self._shared.refresh()
+        records = self._records()
+        confirmations = self._shared.confirmations()
+        if trial is not None:
+            return next_step_of(
+                trial,
+                records,
+                confirmations,
+                baseline=self._baseline,
+                preferences=self._preferences,
+                until=wanted,
+            )
+        return next_step(
+            records,
+            confirmations,
+            baseline=self._baseline,
+            preferences=self._preferences,
+            seeds=self._further_seeds(),
+        )
+
+    def _records(self) -> list[TrialRecord]:
+        return sorted(self._shared.records.values(), key=lambda record: record.number)
+
+    def _further_seeds(self) -> list[int]:
+        """Return the seeds of the repetitions; none where every class was trained with several."""
+        workload = self._definition.workload
+        if self._options.perplexity_seeds > 1:
+            return []
+        return [(workload.seed + extra) % 2**32 for extra in range(1, FURTHER_SEEDS + 1)]
+
+    def _do(self, step: Step) -> None:
+        self._listener(Confirming(doing=_described(step)))
+        measured: Sequence[Confirmation]
+        match step:
+            case TimeInTurn():
+                measured = self._time_in_turn(step)
+            case TrainSeed():
+                measured = [self._train_seed(step)]
+            case RepeatAlone():
+                measured = [self._repeat_alone(step)]
+            case _:
+                assert_never(step)
+        failpoint("confirmation measured")
+        for one in measured:
+            self._shared.store_confirmation(one)
+            failpoint("confirmation stored")
+
+    def _time_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
+        """Return the speeds; where the machine ended the run, that it did.
+
+        Raises TrialLost where the device no longer works.
+        """
+        began = self._clock()
+        try:
+            return self._timed_in_turn(step)
+        except TrialLost as error:
+            self._executor.check_device(self._definition.device.device)
+            return [
+                PairedSpeed(
+                    config=subject.config,
+                    partner=step.partner.config,
+                    schedule="in turn",
+                    rounds=0,
+                    speed_ratio=None,
+                    partner_tokens_per_second=None,
+                    failure=error.message,
+                    seconds=(self._clock() - began) / len(step.subjects),
+                )
+                for subject in step.subjects
+            ]
+
+    def _timed_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
+        began = self._clock()
+        taken = len(self._shared.confirmations())
+        trainings = [
+            TrainingInTurn(
+                config=record.config,
+                enforce_cap=record.feasible,
+                device_bytes=record.device_bytes,
+            )
+            for record in (step.partner, *step.subjects)
+        ]
+        timed = self._executor.time_in_turn(
+            self._definition,
+            trainings,
+            study_folder=self._folder,
+            log_name=f"confirmation-{taken}",
+            trial_options=self._options,
+            rounds=ROUNDS,
+            seed=(self._definition.seed + taken) % 2**32,
+        )
+        return paired_speeds(timed.results, schedule=timed.schedule, seconds=self._clock() - began)
+
+    def _train_seed(self, step: TrainSeed) -> SeedPerplexity:
+        began = self._clock()
+        config = step.record.config
+        log_name = f"trial-{step.record.number}-seed-{step.seed}"
+        finished = self._trial_runner.train_with_seed(config, step.seed, log_name=log_name)
+        measurement = finished.measurement
+        failure = ""
+        if measurement.perplexity is None:
+            failure = measurement.message or measurement.outcome
+        return SeedPerplexity(
+            config=config,
+            seed=step.seed,
+            perplexity=measurement.perplexity,
+            failure=failure,
+            seconds=self._clock() - began,
+        )
+
+    def _repeat_alone(self, step: RepeatAlone) -> RepeatedSpeed:
+        taken = len(self._shared.confirmations())
+        log_name = f"trial-{step.record.number}-repeat-{taken + 1}"
+        return self._trial_runner.repeat_speed(step.record.config, log_name=log_name)
+
+    def _expected_seconds(self, step: Step) -> float:
+        """Return about how long a step takes: as long as the last one of its kind, or its trials.
+
+        Compiled code comes from the study's cache.
+        """
+        confirmations = self._shared.confirmations()
+        if isinstance(step, TrainSeed):
+            trained = [one for one in confirmations if isinstance(one, SeedPerplexity)]
+            return trained[-1].seconds if trained else step.record.seconds or 0.0
+        if isinstance(step, RepeatAlone):
+            repeated = [one for one in confirmations if isinstance(one, RepeatedSpeed)]
+            return repeated[-1].seconds if repeated else step.record.seconds or 0.0
+        paired = [one for one in confirmations if isinstance(one, PairedSpeed)]
+        if paired:
+            return paired[-1].seconds * len(step.subjects)
+        total = 0.0
+        for record in (step.partner, *step.subjects):
+            total += (record.seconds or 0.0) - (record.compile_seconds or 0.0)
+        return total
+
+    # -- the pick without each of its techniques ---------------------------------------------------
+
+    def measure_variants(self, *, seconds: float) -> None:
+        """Measure the pick without each of its techniques, for about so many seconds.
+
+        What was left out for lack of time is named in a notice. Raises as `confirm` does.
+        """
+        deadline = self._clock() + seconds
+        left_out = []
+        for technique, config in self._variants_to_train():
+            self._check_stop()
+            if self._clock() + self._expected_variant_seconds() > deadline:
+                left_out.append(technique)
+                continue
+            self._listener(Confirming(doing=f"the pick without {technique}"))
+            try:
+                with self._slot():
+                    self._train_variant(config)
+            except TrialLost as error:
+                self._executor.check_device(self._definition.device.device)
+                self._listener(Notice(message=f"the pick without {technique}: {error.message}"))
+        while step := self._next_variants_in_turn():
+            self._check_stop()
+            if self._clock() + self._expected_seconds(step) > deadline:
+                left_out.append("the speeds of the pick without some of its techniques")
+                break
+            with self._slot():
+                self._do(step)
+        if left_out:
+            self._note_time_is_up(
+                f"not measured: the pick without {', '.join(sorted(set(left_out)))}"
+            )
+
+    def _variants(self) -> dict[str, TrainingConfig]:
+        """Return the pick without each of its techniques, by technique, where that is legal."""
+        pick = pick_of(
+            self._records(),
+            self._shared.confirmations(),
+            baseline=self._baseline,
+            preferences=self._preferences,
+        )
+        if pick is None:
+            return {}
+        at = self._definition.legal_space().at
+        variants = {}
+        for technique in FIELD_ORDER:
+            if getattr(pick.config, technique) == getattr(self._baseline, technique):
+                continue
+            variant = without(pick.config, technique, plain=self._baseline)
+            if not rule_violations(variant.to_dict(), at):
+                variants[technique] = variant
+        return variants
+
+    def _variants_to_train(self) -> list[tuple[str, TrainingConfig]]:
+        known = {record.config for record in self._records() if record.is_finished}
+        known |= {
+            one.config
+            for one in self._shared.confirmations()
+            if isinstance(one, VariantMeasurement)
+        }
+        return [
+            (technique, config)
+            for technique, config in self._variants().items()
+            if config not in known
+        ]
+
+    def _train_variant(self, config: TrainingConfig) -> None:
+        began = self._clock()
+        self._prediction_cache.of(config)
+        finished = self._trial_runner.measure(
+            config,
+            log_name=f"variant-{config.fingerprint}",
+            records=self._records(),
+            may_end_early=False,  # without a technique of the pick it is often dominated
+        )
+        self._shared.store_confirmation(
+            VariantMeasurement(
+                config=config,
+                measurement=finished.measurement,
+                seconds=self._clock() - began,
+            )
+        )
+
+    def _next_variants_in_turn(self) -> TimeInTurn | None:
+        """Return a run of variants whose speed was measured only once; None if there is none."""
+        confirmations = self._shared.confirmations()
+        records = [*self._records(), *variant_records(confirmations)]
+        return next_variants(
+            records,
+            confirmations,
+            variants=set(self._variants().values()),
+            baseline=self._baseline,
+            preferences=self._preferences,
+        )
+
+    def _expected_variant_seconds(self) -> float:
+        """Return about how long a trial takes here, by the median of those that were trained."""
+        seconds = [
+            record.seconds for record in self._records() if record.was_trained and record.seconds
+        ]
+        return statistics.median(seconds) if seconds else 0.0
+
+    # -- the device --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        def report_wait(holder: str) -> None:
+            self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
+
+        study = self._definition.name
+        with self._executor.slot(self._slots, on_wait=report_wait, study=study):
+            yield
+
+    def _note_time_is_up(self, what: str) -> None:
+        self._listener(
+            Notice(
+                message=f"the time for confirmation is used up; {what}; "
+                f"autotune confirm {self._definition.name} --time-budget none goes on"
+            )
+        )
+
+
+def _described(step: Step) -> str:
+    if isinstance(step, TrainSeed):
+        return f"#{step.record.number} with seed {step.seed}, as {step.reason}"
+    if isinstance(step, RepeatAlone):
+        return f"#{step.record.number} again: {step.reason}"
+    subjects = ", ".join(_name(record) for record in step.subjects)
+    return f"{subjects} in turn with {_name(step.partner)}: {step.reason}"
+
+
+def _name(record: TrialRecord) -> str:
+    return f"#{record.number}" if record.number >= 0 else record.config.describe()
+
+
+def allowed_seconds(
+    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], *, share: float
+) -> tuple[float, float]:
+    """Return how many seconds are left for the finalists, and for the variants of the pick.
+
+    Each is its share of the whole search, trials and all, less what was spent already:
+
+        share / (1 - share - VARIANTS_SHARE) * seconds of the trials - seconds spent
+    """
+    trials = sum(record.seconds or 0.0 for record in records)
+    whole = trials / (1.0 - share - VARIANTS_SHARE)
+    of_variants = {one.config for one in confirmations if isinstance(one, VariantMeasurement)}
+    spent_on_variants = 0.0
+    spent_on_finalists = 0.0
+    for one in confirmations:
+        if one.config in of_variants:
+            spent_on_variants += one.seconds
+        elif not isinstance(one, RepeatedSpeed):
+            spent_on_finalists += one.seconds
+    return (
+        max(0.0, share * whole - spent_on_finalists),
+        max(0.0, VARIANTS_SHARE * whole - spent_on_variants),
+    )
