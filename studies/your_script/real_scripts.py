@@ -439,7 +439,8 @@ def export_and_train(script: RealScript, work: Path, *, name: str, pick: Any) ->
     """Exports the pick, and trains with it as the export says; returns promised and found peak."""
     export = [sys.executable, "-m", "autotune", "export", name, "--to", "pytorch", "--json"]
     written = json.loads(run(export, folder=work))
-    variable, _python, *command = shlex.split(written["command"])
+    words = shlex.split(written["command"])  # cd FOLDER && AUTOTUNE_CONFIG=FILE python ...
+    variable, _python, *command = words[words.index("&&") + 1 :]
     name_of_variable, _, value = variable.partition("=")
     printed = run(
         [sys.executable, str(HERE / "peak_of_a_run.py"), *command],
