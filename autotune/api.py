@@ -217,7 +217,6 @@ def _progress_of(request: SearchRequest) -> "AbstractContextManager[Listener]":
         return nullcontext(_ignore)
     return live_progress(
         preferences=request.preferences,
-        time_budget_seconds=request.time_budget_seconds,
         until_converged=request.until_converged,
     )
 

@@ -85,9 +85,7 @@ def status_line(doing: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def live_progress(
-    *, preferences: "Preferences", time_budget_seconds: float | None, until_converged: bool
-) -> "Iterator[Listener]":
+def live_progress(*, preferences: "Preferences", until_converged: bool) -> "Iterator[Listener]":
     """Yield a listener that shows a running search in the output of the cell."""
     # The search imports it in any case, a script that only trains does not.
     from autotune.study.progress import Progress  # noqa: PLC0415
@@ -96,11 +94,7 @@ def live_progress(
         # Optuna imports it, and without widgets it warns into the cell.
         warnings.filterwarnings("ignore", message="IProgress not found")
         importlib.import_module("tqdm.auto")
-    progress = Progress(
-        preferences=preferences,
-        time_budget_seconds=time_budget_seconds,
-        until_converged=until_converged,
-    )
+    progress = Progress(preferences=preferences, until_converged=until_converged)
     with LiveOutput(progress, cell_output()) as display:
         yield display
 

@@ -87,7 +87,7 @@ def shown():
 
 @pytest.fixture
 def live(shown):
-    progress = Progress(preferences=Preferences(), time_budget_seconds=None)
+    progress = Progress(preferences=Preferences())
     return LiveOutput(progress, lambda html, text: shown.append((html, text)))
 
 

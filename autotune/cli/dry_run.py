@@ -18,7 +18,7 @@ from autotune.units import format_duration, format_size
 def print_plan(
     request: SearchRequest, *, space: SearchSpace | None, time_trials: bool, quiet: bool
 ) -> None:
-    display = make_display(quiet=quiet, preferences=request.preferences, time_budget_seconds=None)
+    display = make_display(quiet=quiet, preferences=request.preferences)
     with display:
         planned = plan(request, space=space, time_trials=time_trials, listener=display)
     console = make_console()

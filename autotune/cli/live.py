@@ -89,8 +89,11 @@ class LiveDisplay:
         running = [Spinner("dots", text=Text(f" {line}")) for line in progress.doing()]
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
-        status.add_row(bar, Text(progress.status()))
-        return Group(table, *running, Text(""), status, Text(progress.best(), style="bold"))
+        status.add_row(bar, Text(progress.counts()))
+        lines = [Text(progress.best(), style="bold")]
+        if left := progress.time_left():
+            lines.insert(0, Text(left))
+        return Group(table, *running, Text(""), status, *lines)
 
 
 _COLUMNS: dict[str, dict[str, Any]] = {
@@ -129,18 +132,13 @@ def make_display(
     *,
     quiet: bool,
     preferences: Preferences,
-    time_budget_seconds: float | None,
     until_converged: bool = False,
 ) -> LiveDisplay | PlainDisplay | SilentDisplay:
     """Return the display that suits stderr: a listener for events and a context manager."""
     if quiet:
         return SilentDisplay()
     console = make_console(sys.stderr)
-    progress = Progress(
-        preferences=preferences,
-        time_budget_seconds=time_budget_seconds,
-        until_converged=until_converged,
-    )
+    progress = Progress(preferences=preferences, until_converged=until_converged)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(progress, console)
     return PlainDisplay(progress, console)

@@ -46,7 +46,6 @@ def run_with_display(
     display = make_display(
         quiet=quiet,
         preferences=request.preferences,
-        time_budget_seconds=request.time_budget_seconds,
         until_converged=request.until_converged,
     )
     opened: list[StudyOpened] = []

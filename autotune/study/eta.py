@@ -1,4 +1,4 @@
-"""Estimated time left of a search, from the average duration of its latest trials.
+"""Estimated time left for the trials of a search, from the average duration of its latest trials.
 
 The first trials say little of the others: they compile code that later ones find in a cache, and
 are trained to the end where later ones share a perplexity. So the average is over the latter half

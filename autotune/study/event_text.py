@@ -163,7 +163,7 @@ class EventText:
                     took = f", in {format_duration(record.seconds)}"
                 yield f"[{self._progress.status()}]  {_one_line(record)}{took}"
             case Confirming(doing=doing):
-                yield f"{self._elapsed()}  Measuring {doing} ..."
+                yield f"{self._elapsed_and_left()}  Measuring {doing} ..."
             case SameProgram(config=config, number=number):
                 yield (
                     f"{config.describe()}: not run, it compiles to the same program as #{number}"
@@ -215,6 +215,13 @@ class EventText:
                 )
             case WorkerEnded(number=number, exit_code=code, log_file=log_file):
                 yield f"Worker {number} ended with exit code {code}; see {log_file}."
+
+    def _elapsed_and_left(self) -> str:
+        """Return how long the search has been running, and how long its confirmation still may."""
+        times = [format_duration(self._progress.seconds)]
+        if self._progress.is_confirming and (left := self._progress.time_left()):
+            times.append(left)
+        return f"[{', '.join(times)}]"
 
     def _elapsed(self) -> str:
         """Return how long the search has been running, to stand before a line."""

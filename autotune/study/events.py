@@ -40,6 +40,9 @@ class StudyOpened:
     """The time budget that applies because the request does not say when to end."""
     seconds_for_trials: float | None = None
     """The part of a time budget in which trials begin; the rest is for the confirmation."""
+    confirm_share: float | None = None
+    """The largest share of the search's time for measuring the finalists again after the trials;
+    None where nothing is measured again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,14 @@ class Confirming:
 
     doing: str
     """What is measured and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmationTime:
+    """The trials are done, and the confirmation has time for what is left of it."""
+
+    seconds: float
+    """For how long measurements may go on from now; infinite without a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +200,7 @@ Event = (
     | Comparing
     | TrialPhase
     | Confirming
+    | ConfirmationTime
     | SameProgram
     | SpaceExhausted
     | Converged

@@ -1,5 +1,6 @@
 """State of a running search for the displays: trials so far, time left and the best so far."""
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -9,10 +10,12 @@ from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.trial_text import format_speed
 from autotune.spec.result import TrialRecord
+from autotune.study.confirmation.request import seconds_of_search
 from autotune.study.eta import eta_seconds
 from autotune.study.events import (
     AttemptLost,
     Comparing,
+    ConfirmationTime,
     Confirming,
     Event,
     Predicting,
@@ -37,12 +40,12 @@ class Progress:
         self,
         *,
         preferences: Preferences,
-        time_budget_seconds: float | None,
         until_converged: bool = False,
     ) -> None:
         self._preferences = preferences
         self._until_converged = until_converged
-        self._budget_seconds = time_budget_seconds
+        self._confirmation_ends_at: float | None = None
+        """When the confirmation ends, by the clock; None before it has begun."""
         self._ended_at = [time.monotonic()]
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
@@ -50,20 +53,25 @@ class Progress:
         self.preparing = ""
         self.meanwhile = ""
         """What the search does in or between trials, such as predicting, compiling or waiting."""
-        self._began = self._phase_began = self._trial_began = time.monotonic()
+        self.measuring = ""
+        """What is measured again: the baseline between two trials, or a finalist after them."""
+        self._began = self._phase_began = self._task_began = time.monotonic()
 
     def note(self, event: Event) -> None:
         """Update the state with an event."""
-        phase, running = self._phase(), self.running
+        phase, task = self._phase(), self._task()
         self._take(event)
         now = time.monotonic()
         if self._phase() != phase:
             self._phase_began = now
-        if self.running is not running:
-            self._trial_began = now
+        if self._task() != task:
+            self._task_began = now
 
     def _phase(self) -> tuple[bool, str, str]:
         return self.opened is None, self.preparing, self.meanwhile
+
+    def _task(self) -> tuple[int | None, str]:
+        return None if self.running is None else self.running.number, self.measuring
 
     @property
     def seconds(self) -> float:
@@ -76,9 +84,9 @@ class Progress:
         return time.monotonic() - self._phase_began
 
     @property
-    def trial_seconds(self) -> float:
-        """How long the trial in `running` has been running."""
-        return time.monotonic() - self._trial_began
+    def task_seconds(self) -> float:
+        """How long the trial in `running`, or what `measuring` says, has been running."""
+        return time.monotonic() - self._task_began
 
     def doing(self) -> list[str]:
         """Return in lines what the search does now, each with how long it has been doing it."""
@@ -88,7 +96,9 @@ class Progress:
         if self.running is not None:
             name = f"{self.running.name}: " if self.running.name else ""
             trial = f"#{self.running.number} {name}{self.running.config.describe()}"
-            doing.append(f"{trial}, {format_duration(self.trial_seconds)}")
+            doing.append(f"{trial}, {format_duration(self.task_seconds)}")
+        elif self.measuring:
+            doing.append(f"{self.measuring}, {format_duration(self.task_seconds)}")
         if self.meanwhile:
             doing.append(f"{self.meanwhile}, {format_duration(self.phase_seconds)}")
         return doing
@@ -99,18 +109,20 @@ class Progress:
                 self.preparing = what
             case StudyOpened():
                 self.opened = event
-                if event.default_time_budget_seconds is not None:
-                    self._budget_seconds = event.default_time_budget_seconds
                 self.records = [record for record in event.records if record.is_finished]
                 self._ended_at = [time.monotonic()]
             case Predicting(config=config):
+                self.measuring = ""
                 self.meanwhile = f"predicting {config.describe()}"
             case Comparing(config=config):
                 self.meanwhile = f"comparing the first steps of {config.describe()}"
             case TrialPhase(doing=doing):
                 self.meanwhile = doing
             case Confirming(doing=doing):
-                self.meanwhile = f"measuring {doing}"
+                self.measuring = f"measuring {doing}"
+                self.meanwhile = ""
+            case ConfirmationTime(seconds=seconds):
+                self._confirmation_ends_at = time.monotonic() + seconds
             case SameProgram():
                 self.meanwhile = ""
             case WaitingForDevice(device=device, holder=holder):
@@ -123,6 +135,7 @@ class Progress:
                 self.meanwhile = ""
             case TrialBegan():
                 self.running = event
+                self.measuring = ""
                 self.meanwhile = ""
             case AttemptLost(number=number) if (
                 self.running is not None and self.running.number == number
@@ -141,15 +154,50 @@ class Progress:
         return self.opened.trials_wanted if self.opened else 0
 
     def eta_seconds(self) -> float | None:
-        """Estimate the seconds left from the latest trials, at most what the time budget leaves.
+        """Estimate the seconds left for the trials, at most while new ones may begin.
 
         Returns None before the first trial has ended.
         """
         now = time.monotonic()
         left = eta_seconds(self._ended_at, now=now, trials_left=self.wanted - len(self.records))
-        if left is None or self._budget_seconds is None:
+        limit = self.opened.seconds_for_trials if self.opened else None
+        if left is None or limit is None:
             return left
-        return min(left, max(0.0, self._budget_seconds - (now - self._ended_at[0])))
+        return min(left, max(0.0, limit - (now - self._ended_at[0])))
+
+    def seconds_of_confirmation(self) -> float | None:
+        """Estimate for how long the finalists may be measured again once the trials have ended.
+
+        Returns None before the first trial has ended, and where nothing is measured again.
+        """
+        left = self.eta_seconds()
+        if left is None or self.opened is None or self.opened.confirm_share is None:
+            return None
+        of_trials = left + sum(record.seconds or 0.0 for record in self.records)
+        return seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
+
+    @property
+    def is_confirming(self) -> bool:
+        """Whether the trials are done, and finalists are measured again."""
+        return self._confirmation_ends_at is not None
+
+    def time_left(self) -> str:
+        """Return in words how long the search still takes; empty where that is not known.
+
+        `about 40 s left, then up to 25 s of confirmation`, and later `at most 20 s left`.
+        """
+        if self._confirmation_ends_at is not None:
+            of_confirmation = self._confirmation_ends_at - time.monotonic()
+            is_limited = 0 < of_confirmation < math.inf
+            return f"at most {format_duration(of_confirmation)} left" if is_limited else ""
+        parts = []
+        left = self.eta_seconds()
+        if left is not None and round(left) > 0:
+            about = "at most" if self._until_converged else "about"
+            parts.append(f"{about} {format_duration(left)} left")
+        if confirmation := self.seconds_of_confirmation():
+            parts.append(f"then up to {format_duration(confirmation)} of confirmation")
+        return ", ".join(parts)
 
     def best(self) -> str:
         """Return the pick so far in one line."""
@@ -165,13 +213,14 @@ class Progress:
             f"perplexity {record.perplexity:.2f}"
         )
 
+    def counts(self) -> str:
+        """Return how many trials there are, of how many, and with which outcomes."""
+        return f"{len(self.records)}/{self.wanted}  {outcome_counts(self.records)}"
+
     def status(self) -> str:
-        left = self.eta_seconds()
-        parts = [f"{len(self.records)}/{self.wanted}", outcome_counts(self.records)]
-        if left:
-            about = "at most" if self._until_converged else "about"
-            parts.append(f"{about} {format_duration(left)} left")
-        return "  ".join(parts)
+        """Return the counts and the time left."""
+        left = self.time_left()
+        return f"{self.counts()}  {left}" if left else self.counts()
 
 
 def _trials(numbers: Sequence[int]) -> str:

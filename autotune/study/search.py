@@ -173,6 +173,7 @@ def _run(
         if should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
 
+    confirms = request.confirm and not joins
     slots = executor.slots_on(definition.device, places=request.trials_per_device)
     with Coordinator(definition, store=store, folder=folder, listener=listener) as shared:
         for sentence in _device_warnings(definition.device, request):
@@ -187,6 +188,7 @@ def _run(
                 reused={} if opened.reused is None else opened.reused.counts,
                 default_time_budget_seconds=default_time_budget_seconds,
                 seconds_for_trials=request.seconds_for_trials,
+                confirm_share=request.confirm_share if confirms else None,
             )
         )
         prediction_cache = PredictionCache(definition, store=store, predict=predict)
@@ -205,7 +207,7 @@ def _run(
         )
         if confirmation is None:
             session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
-        if request.confirm and not joins:
+        if confirms:
             ConfirmationSession(
                 definition,
                 shared=shared,

@@ -140,7 +140,7 @@ def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_
 
 def test_a_display_says_what_could_not_be_done_as_usual():
     written = io.StringIO()
-    progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
+    progress = Progress(preferences=DEFAULT_PREFERENCES)
     with PlainDisplay(progress, Console(file=written, width=140)) as shown:
         shown(Notice(message="the cache is elsewhere"))
     assert written.getvalue() == "Note: the cache is elsewhere.\n"

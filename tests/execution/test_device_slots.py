@@ -360,7 +360,7 @@ def test_the_owner_of_a_trial_that_still_runs_is_reported(sockets_of):
 
 
 def test_the_display_says_for_whom_a_search_waits():
-    progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
+    progress = Progress(preferences=DEFAULT_PREFERENCES)
     progress.note(WaitingForDevice(device="cpu", holder="process 17 of user ada"))
     assert (
         progress.meanwhile

@@ -87,7 +87,7 @@ def test_a_display_says_when_the_search_ends_and_how_to_lift_it(display):
         default_time_budget_seconds=600.0,
         seconds_for_trials=390.0,
     )
-    with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
+    with display(Progress(preferences=Preferences()), console) as shown:
         shown(opened)
     assert "no trial begins after 6 m 30 s, which leaves 3 m 30 s of 10 m" in written.getvalue()
     assert "--time-budget none" in written.getvalue()

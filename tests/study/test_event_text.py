@@ -29,7 +29,7 @@ def test_a_reason_is_said_once_with_all_that_it_excludes():
 
 
 def test_a_measurement_of_a_confirmation_is_a_line():
-    progress = Progress(preferences=DEFAULT_PREFERENCES, time_budget_seconds=None)
+    progress = Progress(preferences=DEFAULT_PREFERENCES)
     (line,) = EventText(progress)(Confirming(doing="#7 in turn with #0: the pick"))
     assert line.endswith("]  Measuring #7 in turn with #0: the pick ...")
 

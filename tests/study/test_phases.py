@@ -1,7 +1,9 @@
 """What a search does, and for how long, in every phase."""
 
 import io
+import math
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -9,7 +11,10 @@ from rich.console import Console
 import autotune
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
+from autotune.study.event_text import EventText
 from autotune.study.events import (
+    ConfirmationTime,
+    Confirming,
     Preparing,
     StudyOpened,
     TrialBegan,
@@ -51,7 +56,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def progress(clock):
-    return Progress(preferences=Preferences(), time_budget_seconds=None)
+    return Progress(preferences=Preferences())
 
 
 @pytest.fixture
@@ -83,6 +88,17 @@ def test_a_trial_and_its_phase_have_their_own_times(progress, clock, opened):
     assert phase == "training, 5.0 s"
 
 
+def test_what_is_measured_again_stays_above_its_phases(progress, clock, opened):
+    progress.note(opened)
+    progress.note(Confirming(doing="the pick without precision"))
+    clock(3.0)
+    progress.note(TrialPhase(doing="training"))
+    clock(2.0)
+    assert progress.doing() == ["measuring the pick without precision, 5.0 s", "training, 2.0 s"]
+    progress.note(TrialBegan(number=3, config=config(0), name=None))
+    assert progress.doing() == [f"#3 {config(0).describe()}, 0.0 s"]
+
+
 def test_a_trial_that_has_ended_leaves_no_phase(progress, opened):
     progress.note(opened)
     progress.note(TrialBegan(number=0, config=config(0), name=None))
@@ -99,14 +115,66 @@ def test_a_wait_for_the_device_says_for_whom_and_how_long(progress, clock, opene
     assert line.endswith("(process 17 of user ada), 1 m 01 s")
 
 
+def test_the_time_left_is_that_of_the_trials_and_the_confirmation_follows(progress, clock, opened):
+    progress.note(replace(opened, trials_wanted=3, confirm_share=0.2))
+    clock(65.0)
+    progress.note(TrialEnded(record=record(0, config=config(0), seconds=65.0)))
+    # 2 trials of 65 s, and then 20 % and 15 % of a search of 3 * 65 s / 65 %.
+    assert progress.time_left() == "about 2 m 10 s left, then up to 1 m 45 s of confirmation"
+
+
+def test_a_time_budget_limits_the_trials_to_the_part_in_which_they_begin(progress, clock, opened):
+    progress.note(replace(opened, trials_wanted=30, seconds_for_trials=390.0, confirm_share=0.2))
+    clock(65.0)
+    progress.note(TrialEnded(record=record(0, config=config(0), seconds=65.0)))
+    assert progress.time_left() == "about 5 m 25 s left, then up to 3 m 30 s of confirmation"
+
+
+def test_without_a_confirmation_none_is_announced(progress, clock, opened):
+    progress.note(opened)
+    clock(10.0)
+    progress.note(TrialEnded(record=record(0, config=config(0), seconds=10.0)))
+    assert progress.time_left() == "about 10.0 s left"
+
+
+def test_during_a_confirmation_the_time_left_is_what_is_left_of_it(progress, clock, opened):
+    progress.note(replace(opened, confirm_share=0.2))
+    progress.note(ConfirmationTime(seconds=40.0))
+    clock(15.0)
+    measuring = Confirming(doing="#3 in turn with #0: the pick")
+    progress.note(measuring)
+    assert progress.status().endswith("at most 25.0 s left")
+    (line,) = EventText(progress)(measuring)
+    assert line.startswith("[15.0 s, at most 25.0 s left]  Measuring #3 in turn with #0")
+    clock(26.0)
+    assert progress.time_left() == "", "a measurement that has begun is not broken off"
+
+
+def test_a_confirmation_without_a_limit_has_no_time_left(progress, opened):
+    progress.note(opened)
+    progress.note(ConfirmationTime(seconds=math.inf))
+    assert progress.time_left() == ""
+
+
 def test_the_live_table_shows_the_time_of_a_phase(opened):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=160)
-    progress = Progress(preferences=Preferences(), time_budget_seconds=None)
+    progress = Progress(preferences=Preferences())
     with LiveDisplay(progress, console) as shown:
         shown(Preparing(what="reading the text"))
         time.sleep(0.6)
     assert "reading the text, 0." in written.getvalue()
+
+
+def test_at_80_columns_the_time_left_is_a_line_of_its_own(progress, clock, opened):
+    written = io.StringIO()
+    shown = LiveDisplay(progress, Console(file=written, width=80))
+    progress.note(replace(opened, trials_wanted=30, confirm_share=0.2))
+    clock(600.0)
+    progress.note(TrialEnded(record=record(0, config=config(0), seconds=600.0)))
+    shown._live.console.print(shown._draw())
+    left = "about 4 h 50 m left, then up to 2 h 41 m of confirmation"
+    assert left in [line.strip() for line in written.getvalue().splitlines()]
 
 
 def test_in_a_file_each_step_says_when_it_began_and_each_trial_how_long_it_took(

@@ -34,7 +34,7 @@ def test_a_running_search_says_where_a_trial_was_measured(display, expected):
         is_new=True,
         reused={"x": 1},
     )
-    with display(Progress(preferences=Preferences(), time_budget_seconds=None), console) as shown:
+    with display(Progress(preferences=Preferences()), console) as shown:
         shown(opened)
     assert expected in written.getvalue()
 
@@ -51,7 +51,7 @@ def test_a_narrow_row_is_compared_with_the_baseline_and_not_with_the_first_reuse
         is_new=True,
         reused={"x": 1},
     )
-    progress = Progress(preferences=Preferences(), time_budget_seconds=None)
+    progress = Progress(preferences=Preferences())
     with LiveDisplay(progress, console) as shown:
         shown(opened)
     assert "as the baseline" not in written.getvalue()

@@ -1,12 +1,15 @@
 """What to measure again, and for how long."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
+from autotune.spec.confirmation import Confirmation, RepeatedSpeed, VariantMeasurement
 from autotune.spec.option import DURATION_OR_NONE
-from autotune.study.request import SearchRequest
+from autotune.spec.result import TrialRecord
+from autotune.study.request import VARIANTS_SHARE, SearchRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +52,32 @@ def confirmation_request(
     return request, ConfirmationRequest(
         share=share, seconds=seconds, trial=trial, at_least_once=True
     )
+
+
+def allowed_seconds(
+    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], *, share: float
+) -> tuple[float, float]:
+    """Return how many seconds are left for the finalists, and for the variants of the pick.
+
+    Each is its share of the whole search, trials and all, less what was spent already:
+
+        share / (1 - share - VARIANTS_SHARE) * seconds of the trials - seconds spent
+    """
+    whole = seconds_of_search(sum(record.seconds or 0.0 for record in records), share=share)
+    of_variants = {one.config for one in confirmations if isinstance(one, VariantMeasurement)}
+    spent_on_variants = 0.0
+    spent_on_finalists = 0.0
+    for one in confirmations:
+        if one.config in of_variants:
+            spent_on_variants += one.seconds
+        elif not isinstance(one, RepeatedSpeed):
+            spent_on_finalists += one.seconds
+    return (
+        max(0.0, share * whole - spent_on_finalists),
+        max(0.0, VARIANTS_SHARE * whole - spent_on_variants),
+    )
+
+
+def seconds_of_search(seconds_of_trials: float, *, share: float) -> float:
+    """Return how long a search takes whose confirmation uses all the time that it may."""
+    return seconds_of_trials / (1.0 - share - VARIANTS_SHARE)

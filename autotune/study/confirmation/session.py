@@ -42,10 +42,15 @@ from autotune.study.confirmation.plan import (
     next_variants,
     pick_of,
 )
-from autotune.study.confirmation.request import ConfirmationRequest
-from autotune.study.events import Confirming, Listener, Notice, WaitingForDevice
+from autotune.study.confirmation.request import ConfirmationRequest, allowed_seconds
+from autotune.study.events import (
+    ConfirmationTime,
+    Confirming,
+    Listener,
+    Notice,
+    WaitingForDevice,
+)
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.request import VARIANTS_SHARE
 from autotune.study.trial_runner import TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 
@@ -99,14 +104,19 @@ class ConfirmationSession:
         for_finalists, for_variants = allowed_seconds(
             self._records(), self._shared.confirmations(), share=request.share
         )
+        if request.trial is not None:
+            for_variants = 0.0
+        allowed = for_finalists + for_variants
         if request.seconds is not None:
-            for_finalists = request.seconds
+            allowed = for_finalists = request.seconds
+        self._listener(ConfirmationTime(seconds=allowed))
         self.confirm(
             seconds=for_finalists, trial=request.trial, at_least_once=request.at_least_once
         )
         if request.seconds is not None:
             for_variants = max(0.0, request.seconds - (self._clock() - began))
         if request.trial is None:
+            self._listener(ConfirmationTime(seconds=for_variants))
             self.measure_variants(seconds=for_variants)
 
     # -- the finalists -----------------------------------------------------------------------------
@@ -409,28 +419,3 @@ def _described(step: Step) -> str:
 
 def _name(record: TrialRecord) -> str:
     return f"#{record.number}" if record.number >= 0 else record.config.describe()
-
-
-def allowed_seconds(
-    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], *, share: float
-) -> tuple[float, float]:
-    """Return how many seconds are left for the finalists, and for the variants of the pick.
-
-    Each is its share of the whole search, trials and all, less what was spent already:
-
-        share / (1 - share - VARIANTS_SHARE) * seconds of the trials - seconds spent
-    """
-    trials = sum(record.seconds or 0.0 for record in records)
-    whole = trials / (1.0 - share - VARIANTS_SHARE)
-    of_variants = {one.config for one in confirmations if isinstance(one, VariantMeasurement)}
-    spent_on_variants = 0.0
-    spent_on_finalists = 0.0
-    for one in confirmations:
-        if one.config in of_variants:
-            spent_on_variants += one.seconds
-        elif not isinstance(one, RepeatedSpeed):
-            spent_on_finalists += one.seconds
-    return (
-        max(0.0, share * whole - spent_on_finalists),
-        max(0.0, VARIANTS_SHARE * whole - spent_on_variants),
-    )

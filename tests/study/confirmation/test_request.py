@@ -5,8 +5,7 @@ import math
 import pytest
 
 from autotune.spec.confirmation import PairedSpeed, RepeatedSpeed, VariantMeasurement
-from autotune.study.confirmation.request import confirmation_request
-from autotune.study.confirmation.session import allowed_seconds
+from autotune.study.confirmation.request import allowed_seconds, confirmation_request
 from autotune.study.request import VARIANTS_SHARE
 from tests.building.commands import run_here
 from tests.building.results import record
