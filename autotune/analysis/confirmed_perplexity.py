@@ -82,12 +82,14 @@ def with_seed_perplexities(
     return result
 
 
-def classes_to_repeat(records: Sequence[TrialRecord], *, front: Sequence[int]) -> list[TrialRecord]:
+def classes_to_repeat(
+    records: Sequence[TrialRecord], *, contenders: Sequence[int]
+) -> list[TrialRecord]:
     """Return the representatives that should be trained with further seeds, the reference first.
 
-    The reference is that of the fastest feasible trial of full precision. A class in 16 bit
-    competes with it where its fastest trial on the front is at least as fast, so that only
-    perplexity may speak against it.
+    The reference is that of the fastest feasible trial of full precision. A class in 16 bit is
+    compared with it where one of its trials is among the `contenders`: the numbers of the trials
+    that nothing but their perplexity may keep from being the pick (`pick.contenders`).
     """
     full = [record for record in records if record.feasible and _is_full(record)]
     if not full:
@@ -98,8 +100,7 @@ def classes_to_repeat(records: Sequence[TrialRecord], *, front: Sequence[int]) -
         return []
     found = [reference]
     for record in records:
-        is_faster = (record.tokens_per_second or 0.0) >= (fastest.tokens_per_second or 0.0)
-        if record.number not in front or _is_full(record) or not is_faster:
+        if record.number not in contenders or _is_full(record):
             continue
         representative = _representative(record, records)
         if representative is not None and representative not in found:
@@ -107,15 +108,15 @@ def classes_to_repeat(records: Sequence[TrialRecord], *, front: Sequence[int]) -
     return found if len(found) > 1 else []
 
 
-def rounding_warning(records: Sequence[TrialRecord], *, front: Sequence[int]) -> str:
+def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int]) -> str:
     """Return that rounding may have decided between classes; empty if it cannot have, or did not.
 
-    It did not where each class that competes was trained with several seeds.
+    It did not where each class of the `contenders` was trained with several seeds.
     """
     once = sorted(
         {
             record.config.precision
-            for record in classes_to_repeat(records, front=front)
+            for record in classes_to_repeat(records, contenders=contenders)
             if not _is_full(record) and record.perplexity_spread is None
         }
     )

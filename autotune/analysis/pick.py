@@ -112,13 +112,32 @@ def choose(
     )
     warnings = [_noise_warning(picked, baseline)]
     if preferences.prefer != "smallest":
-        warnings.append(rounding_warning(records, front=front))
+        numbers = contenders(picked, candidates, preferences=preferences)
+        warnings.append(rounding_warning(records, contenders=numbers))
     return Pick(
         number=picked.number,
         criterion=criterion,
         comparison=savings(picked, baseline),
         warning="; ".join(filter(None, warnings)),
     )
+
+
+def contenders(
+    picked: TrialRecord, front: Sequence[TrialRecord], *, preferences: Preferences
+) -> list[int]:
+    """Return the numbers of the trials that would be picked if their perplexity were good.
+
+    That is the pick, and whatever is better than it by what is preferred, or may be better within
+    NOISE_DEVIATIONS standard deviations of the difference of their speeds.
+    """
+    cost = _COST[preferences.prefer]
+    found = []
+    for record in front:
+        both = (record, picked)
+        noise = math.hypot(record.speed_error or 0.0, picked.speed_error or 0.0)
+        if cost(record, both) <= cost(picked, both) * math.exp(NOISE_DEVIATIONS * noise):
+            found.append(record.number)
+    return found
 
 
 def allowed_perplexity_increase(records: Sequence[TrialRecord], preferences: Preferences) -> float:

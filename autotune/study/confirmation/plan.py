@@ -7,7 +7,8 @@ where the difference is certain or too small to matter. In this order:
 1. the pick and every member of the front, once each;
 2. the pick, until it has PICK_CONFIRMATIONS, and likewise the trial that is announced, which is
    another one while a smaller trial is as fast within the noise;
-3. more seeds for classes in 16 bit that compete with fp32 for the pick;
+3. more seeds for classes in 16 bit with a trial that, within the noise, only its perplexity may
+   keep from being the pick;
 4. whoever may still be the pick, together with it;
 5. trials whose one measurement may have kept them off the front by bad luck;
 6. the pick, until its error is below half the tolerance;
@@ -23,13 +24,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from autotune.analysis.confirmed_perplexity import (
-    classes_to_repeat,
-    with_seed_perplexities,
-)
+from autotune.analysis.confirmed_perplexity import classes_to_repeat, with_seed_perplexities
 from autotune.analysis.confirmed_speed import speed_noise, with_confirmed_speeds
 from autotune.analysis.front import pareto_front
-from autotune.analysis.pick import Preferences, allowed_perplexity_increase, choose
+from autotune.analysis.pick import (
+    Preferences,
+    allowed_perplexity_increase,
+    choose,
+    contenders,
+)
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import (
     Confirmation,
@@ -193,10 +196,12 @@ def _repeat_alone(record: TrialRecord, confirmations: Sequence[Confirmation]) ->
 def _next_seed(
     state: "_State", confirmations: Sequence[Confirmation], seeds: Sequence[int]
 ) -> TrainSeed | None:
-    if state.preferences.prefer == "smallest":
+    if state.pick is None or state.preferences.prefer == "smallest":
         return None
-    front = [member.number for member in state.front]
-    wanted = classes_to_repeat(state.records, front=front)
+    wanted = classes_to_repeat(
+        state.records,
+        contenders=contenders(state.pick, state.front, preferences=state.preferences),
+    )
     done = {(one.config, one.seed) for one in confirmations if isinstance(one, SeedPerplexity)}
     for seed in seeds:
         for record in wanted:

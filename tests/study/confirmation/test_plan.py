@@ -294,6 +294,43 @@ def test_seeds_come_after_the_pick_is_confirmed():
     )
 
 
+def trained_with_seeds(machine, *, prefer="fastest"):
+    machine.confirm(seeds=(8, 9), prefer=prefer)
+    return {step.record.number for step in machine.steps if isinstance(step, TrainSeed)}
+
+
+def three_classes(*, speed_of_third, noise=0.02):
+    """Return a machine whose pick is in 16 bit, and a smaller trial of another class in 16 bit."""
+    trials = [
+        (CONFIGS[0], 400, 1000.0, 10.0),
+        (TrainingConfig(micro_batch_size=64, precision="bf16-mixed"), 300, 2000.0, 10.01),
+        (TrainingConfig(micro_batch_size=64, precision="bf16-true"), 200, speed_of_third, 10.02),
+    ]
+    machine = Machine(trials, alone=noise, in_turn=noise)
+    for number in range(3):
+        machine.change(number, perplexity_source=MEASURED)
+    return machine
+
+
+def test_a_class_in_16_bit_that_is_far_slower_than_the_pick_gets_no_seeds():
+    assert trained_with_seeds(three_classes(speed_of_third=1300.0)) == {0, 1}
+
+
+def test_a_class_in_16_bit_that_may_be_as_fast_as_the_pick_gets_seeds():
+    assert trained_with_seeds(three_classes(speed_of_third=1900.0, noise=0.05)) == {0, 1, 2}
+
+
+def test_a_class_in_16_bit_that_is_slower_but_the_better_balance_gets_seeds():
+    machine = three_classes(speed_of_third=1500.0)
+    assert 2 in trained_with_seeds(machine, prefer="balanced")
+
+
+def test_a_faster_class_whose_one_training_was_too_bad_gets_seeds():
+    machine = three_classes(speed_of_third=1300.0)
+    machine.change(1, perplexity=10.2)
+    assert 1 in trained_with_seeds(machine)
+
+
 def test_where_every_class_has_its_seeds_none_is_trained_again():
     machine = mixed()
     machine.change(0, peak_memory_bytes=100 * MIB)
