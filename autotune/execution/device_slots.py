@@ -82,11 +82,14 @@ class DeviceSlots:
         return len(self._numbers)
 
     @contextmanager
-    def slot(self, pause: Callable[[], None], *, study: str = "") -> Iterator[str]:
+    def slot(
+        self, pause: Callable[[], None], *, study: str = "", alone: bool = False
+    ) -> Iterator[str]:
         """Waits for a slot, calling `pause` between two attempts, and holds it during the block.
 
-        Searches that wait for it learn the name of the `study`. Yields the lock that the trials of
-        the slot must hold, as `TrialServer.submit` takes it.
+        Searches that wait for it learn the name of the `study`. With `alone` it waits for all
+        slots and holds them, so that no other trial of as many places runs at the same time. Yields
+        the lock that the trials of the slot must hold, as `TrialServer.submit` takes it.
         """
         with ExitStack() as held:
             slot_names = [f"{number}.turn" for number in self._numbers]
@@ -96,19 +99,24 @@ class DeviceSlots:
             queue = _wait_for(lambda: self._locks.acquire("line"), pause)
             held.callback(queue.release)
             self._awaited = slot_names
-            number, slot = _wait_for(self._acquire_slot, pause)
-            held.callback(slot.release)
+            numbers = []
+            for _ in self._numbers if alone else range(1):
+                number, slot = _wait_for(self._acquire_slot, pause)
+                held.callback(slot.release)
+                numbers.append(number)
+                if study:
+                    self._locks.name_study(f"{number}.turn", slot, study, held)
+                self._awaited = [f"{one}.turn" for one in self._numbers if one not in numbers]
             self._awaited = []
-            if study:
-                self._locks.name_study(f"{number}.turn", slot, study, held)
             if self._node is not None:
-                self._lock_node(self._node, held, pause)
+                self._lock_node(self._node, held, pause, shared=self.places > 1 and not alone)
             queue.release()
-            trials = f"{number}.trials"
-            self._awaited = self._locks.trial_lock_names(trials)
-            while not self._locks.trials_have_ended(trials):
-                pause()
-            yield self._locks.trial_lock(trials)
+            for number in numbers:
+                trials = f"{number}.trials"
+                self._awaited = self._locks.trial_lock_names(trials)
+                while not self._locks.trials_have_ended(trials):
+                    pause()
+            yield self._locks.trial_lock(f"{numbers[0]}.trials")
 
     def holder(self) -> str:
         """Returns who is waited for; empty where it is not known.
@@ -131,14 +139,16 @@ class DeviceSlots:
                 return number, slot
         return None
 
-    def _lock_node(self, node: Path, held: ExitStack, pause: Callable[[], None]) -> None:
+    def _lock_node(
+        self, node: Path, held: ExitStack, pause: Callable[[], None], *, shared: bool
+    ) -> None:
         try:
             descriptor = os.open(node, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return  # no permission, or the device is gone
         node_lock = _HeldLock(descriptor)
         held.callback(node_lock.release)
-        while not files.try_acquire(descriptor, shared=len(self._numbers) > 1):
+        while not files.try_acquire(descriptor, shared=shared):
             pause()
 
 

@@ -109,9 +109,14 @@ class ServerTasks:
 
     @contextmanager
     def slot(
-        self, slots: DeviceSlots, *, on_wait: Callable[[str], None], study: str = ""
+        self,
+        slots: DeviceSlots,
+        *,
+        on_wait: Callable[[str], None],
+        study: str = "",
+        alone: bool = False,
     ) -> Iterator[None]:
-        """Waits for a slot on the device; processes started in the block hold it.
+        """Waits for a slot on the device, or for all with `alone`; processes started here hold it.
 
         Others that wait learn the name of the `study`. Calls `on_wait` once where it has to wait,
         with the holder of the slot, or "" where that is not known. Raises Stopped where the search
@@ -126,8 +131,8 @@ class ServerTasks:
                 on_wait(slots.holder())
             self._pause()
 
-        with slots.slot(pause, study=study) as self._slot:
-            self._shares_device = slots.places > 1
+        with slots.slot(pause, study=study, alone=alone) as self._slot:
+            self._shares_device = slots.places > 1 and not alone
             try:
                 yield
             finally:

@@ -277,8 +277,8 @@ class SearchRequest:
             kind=COUNT,
             metavar="N",
             default=1,
-            help="Number of trials that run at once on one device. More than one makes the "
-            "measured speeds less reliable.",
+            help="Number of trials that run at once on one device. More than one makes their "
+            "speeds less reliable; finalists are measured again one run at a time.",
         )
     )
     database_wait_seconds: float = setting(

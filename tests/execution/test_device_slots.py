@@ -130,6 +130,38 @@ def test_as_many_slots_as_places_can_be_held_at_a_time(slots_on):
         pass
 
 
+def test_who_is_to_be_alone_waits_for_all_slots(slots_on):
+    for held in range(1, 3):
+        searches = [begun(slots_on(places=3)) for _ in range(held)]
+        with pytest.raises(Waited), slots_on(places=3).slot(give_up, alone=True):
+            pass
+        for search in searches:
+            search.__exit__(None, None, None)
+    with slots_on(places=3).slot(give_up, alone=True):
+        pass
+
+
+def test_nobody_gets_a_slot_beside_who_is_alone_and_all_are_free_afterwards(slots_on):
+    with slots_on(places=2).slot(give_up, alone=True):
+        with pytest.raises(Waited), slots_on(places=2).slot(give_up):
+            pass
+        with pytest.raises(Waited), slots_on(places=2).slot(give_up, alone=True):
+            pass
+    assert [begun(slots_on(places=2)) for _ in range(2)]
+
+
+def test_who_is_to_be_alone_waits_for_a_trial_that_still_runs_in_any_slot(slots_on):
+    first, second = begun(slots_on(places=2)), slots_on(places=2).slot(give_up)
+    lock = second.__enter__()
+    with forked(lambda: _hold_slot(lock)):
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        with pytest.raises(Waited), slots_on(places=2).slot(give_up, alone=True):
+            pass
+        with slots_on(places=2).slot(give_up):
+            pass
+
+
 def test_another_device_has_separate_slots(slots_on):
     other = DeviceInfo(
         device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1"
@@ -405,6 +437,15 @@ def test_those_that_allow_several_trials_share_the_node(far_apart):
 
 def test_one_that_allows_a_single_trial_does_not_share_the_node(far_apart):
     with far_apart(1, places=2).slot(give_up), pytest.raises(Waited), far_apart(2).slot(give_up):
+        pass
+
+
+def test_who_is_alone_does_not_share_the_node(far_apart):
+    with (
+        far_apart(1, places=2).slot(give_up, alone=True),
+        pytest.raises(Waited),
+        far_apart(2, places=2).slot(give_up),
+    ):
         pass
 
 

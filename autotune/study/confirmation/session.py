@@ -396,7 +396,8 @@ class ConfirmationSession:
             self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
 
         study = self._definition.name
-        with self._executor.slot(self._slots, on_wait=report_wait, study=study):
+        # A trial beside it would disturb one training more than the other.
+        with self._executor.slot(self._slots, on_wait=report_wait, study=study, alone=True):
             yield
 
     def _note_time_is_up(self, what: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,14 @@ import autotune
 from autotune.analysis.ablation import Effect
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import Stopped
+from autotune.execution.device_slots import DeviceSlots
 from autotune.reporting.figures.ablation import compute
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import PairedSpeed, VariantMeasurement
-from autotune.study.events import Confirming
+from autotune.study.events import ConfirmationTime, Confirming, WaitingForDevice
 from autotune.study.search import view_of
 from tests.building.commands import run_here
-from tests.building.studies import open_store
+from tests.building.studies import definition, open_store
 
 SPACE = """
 [techniques]
@@ -74,7 +76,28 @@ def stopped(folder):
 
 
 @pytest.fixture(scope="module")
-def result(stopped):
+def held_up(stopped):
+    """What a search with two slots did after its trials while another one had a slot: events."""
+    events = []
+
+    def listen(event):
+        events.append(event)
+
+    with closing(DeviceSlots(definition("any").device, places=2)) as others:
+        other = others.slot(lambda: None)
+        other.__enter__()  # slot 0, so that the search has slot 1 for what is no confirmation
+        with pytest.raises(Stopped):
+            search(
+                trials_per_device=2,
+                listener=listen,
+                should_stop=lambda: any(isinstance(one, WaitingForDevice) for one in events),
+            )
+        other.__exit__(None, None, None)
+    return events, stored()
+
+
+@pytest.fixture(scope="module")
+def result(held_up):
     return search()
 
 
@@ -113,6 +136,13 @@ def test_a_confirmation_that_was_stopped_has_lost_no_trial_and_goes_on(stopped, 
     trials, confirmations = stopped
     assert (trials, confirmations) == (TRIALS, [])
     assert len(stored()) > 0
+
+
+def test_a_confirmation_waits_until_no_other_trial_runs_on_the_device(held_up):
+    events, confirmations = held_up
+    assert isinstance(events[-1], WaitingForDevice)
+    assert any(isinstance(event, ConfirmationTime) for event in events)
+    assert confirmations == []
 
 
 def test_a_search_stores_speeds_in_turn_with_the_baseline_and_counts_them_as_no_trials(result):
