@@ -281,6 +281,7 @@ def predict(
     )
 
     _check_names(workload, of=predict)
+    _check_configuration(configuration)
     given = {"device": device, "configuration": configuration, **workload}
     result = _result_of(study, trial=trial, given=given, storage=storage)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
@@ -379,9 +380,10 @@ def fit_request(
 
     Raises InvalidInput and UnknownStudy.
     """
-    from autotune.study.fit.request import CUDA_CONTEXT_BYTES, FitRequest
+    from autotune.study.fit.request import FitRequest
 
     _check_names(workload, of=fit)
+    _check_configuration(configuration)
     if scale is not None and space is None:
         raise InvalidInput(f"scale {scale!r} needs a search space", hint="give a space, too")
     given = {"device": device, "configuration": configuration or None, "space": space, **workload}
@@ -409,7 +411,7 @@ def fit_request(
         space=None if space is None else load_space(space).at_scale(scale),
         compute_capability=compute_capability,
         torch_version=torch_version,
-        context_bytes=CUDA_CONTEXT_BYTES if context is None else _bytes_of(context),
+        context_bytes=None if context is None else _bytes_of(context),
         confirms=confirm,
     )
 
@@ -440,6 +442,16 @@ def _check_names(workload: Mapping[str, Any], *, of: Callable[..., object]) -> N
 
 def _bytes_of(size: str | int) -> int:
     return parse_size(size) if isinstance(size, str) else size
+
+
+def _check_configuration(configuration: object) -> None:
+    """Raise InvalidInput for anything but a mapping of choices by field."""
+    if configuration is not None and not isinstance(configuration, Mapping):
+        raise InvalidInput(
+            f"configuration = {configuration!r} is no dictionary of fields",
+            hint='write configuration={"checkpointing": "block"}, or use to_dict() of a trial\'s '
+            "config",
+        )
 
 
 def _result_of(

@@ -134,6 +134,14 @@ def test_a_misspelt_keyword_is_answered_with_what_was_meant(call, near):
     assert "sha256" not in raised.value.hint
 
 
+@pytest.mark.parametrize("configuration", [[1], "block", TrainingConfig()])
+@pytest.mark.parametrize("function", [autotune.predict, autotune.fit])
+def test_a_configuration_that_is_no_dictionary_is_answered_with_one(function, configuration):
+    with pytest.raises(InvalidInput, match="is no dictionary of fields") as raised:
+        function(configuration=configuration)
+    assert 'configuration={"checkpointing": "block"}' in raised.value.hint
+
+
 @pytest.mark.parametrize("number", [4, 99, -1])
 def test_a_trial_that_is_not_there_is_an_error_that_names_those_that_are(number, result):
     with pytest.raises(InvalidInput, match=f"has no trial {number}") as raised:

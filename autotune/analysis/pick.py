@@ -147,6 +147,7 @@ def allowed_perplexity_increase(records: Sequence[TrialRecord], preferences: Pre
 
 def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
     """Return a warning if the speed of the pick, or of what it is compared with, varied much."""
+    varied = []
     for record, whose in ((picked, "its"), (baseline, "the baseline's")):
         if record is None or not record.tokens_per_second:
             continue
@@ -154,11 +155,10 @@ def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
             continue  # the spread is an interval over runs, and says so itself
         spread = (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
         if spread > NOISY_SPREAD:
-            return (
-                f"{whose} speed varied by ±{100 * spread:.0f} %, so something else was using the "
-                "device: do not trust speeds"
-            )
-    return ""
+            varied.append(f"{whose} speed varied by ±{100 * spread:.0f} %")
+    if not varied:
+        return ""
+    return f"{' and '.join(varied)}, so something else was using the device: do not trust speeds"
 
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:

@@ -127,7 +127,6 @@ def fit(
     from autotune.study.fit.fit import fit as run  # noqa: PLC0415
 
     options.check_scale(scale, space=space)
-    _check_context(context, device=device)
     if max_mem is None and study is None:
         raise InvalidInput(
             "there is no memory cap", hint="give --max-mem 8GiB, or the name of a study"
@@ -156,14 +155,6 @@ def fit(
         print_fit(result, make_console())
     if result.best is None or (result.confirmed is not None and result.confirmed.went_over):
         raise typer.Exit(1)
-
-
-def _check_context(context: str | None, *, device: str | None) -> None:
-    if context is not None and device == "cpu":
-        raise InvalidInput(
-            f"--context {context} is for a CUDA device, but the device is cpu",
-            hint="leave --context out",
-        )
 
 
 @contextmanager

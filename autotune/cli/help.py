@@ -5,17 +5,19 @@ option still carries the heading of its group as typer's `rich_help_panel`; here
 writes it.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from autotune.errors import InvalidInput
 from autotune.spec.option import GROUPS
 
 MOST_UNGROUPED = 12
 """A command with more options than this has them under the headings of their groups."""
-HAS_SEPARATOR = "has_separator"
-"""Key of a context's `meta`: whether `--` stands on the command line, which parsing removes."""
+AFTER_SEPARATOR = "after_separator"
+"""Key of a context's `meta`: how many arguments stand after `--`, which parsing removes."""
 _OTHER = "Other options"
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for each hyphen while lines are wrapped, so that no name of an option is divided."""
@@ -114,9 +116,14 @@ class HelpfulCommand(TyperCommand):
             # A shell completes the value of the last option. Without the value, parsing would end
             # there, and the arguments before it would not be known.
             args = args[:-1]
-        has_separator = "--" in args  # parsing empties the list
-        context = super().make_context(info_name, args, parent, **extra)
-        context.meta[HAS_SEPARATOR] = has_separator
+        # Parsing empties the list.
+        after_separator = len(args) - args.index("--") - 1 if "--" in args else 0
+        context = super().make_context(
+            info_name, args, parent, **{**extra, "allow_extra_args": True}
+        )
+        if context.args and not context.resilient_parsing:
+            raise _unexpected_argument(context)
+        context.meta[AFTER_SEPARATOR] = after_separator
         return context
 
     def _takes_value(self, word: str) -> bool:
@@ -132,6 +139,20 @@ class HelpfulCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_parameters(self, ctx, formatter)
+
+
+def _unexpected_argument(context: Any) -> InvalidInput:
+    """Return the error for an argument that a command does not take, such as a trial's number."""
+    argument = str(context.args[0])
+    takes_trial = any("--trial" in each.opts for each in context.command.params)
+    study = context.params.get("study")
+    hint = f"see {context.command_path} --help"
+    if argument.isdigit() and takes_trial:
+        hint = f"did you mean --trial {argument}? otherwise {hint}"
+    elif argument.isdigit() and isinstance(study, str):
+        of_trial = shlex.join(["autotune", "explain", study, argument])
+        hint = f"of one trial, {of_trial} shows the peak; otherwise {hint}"
+    return InvalidInput(f"{context.command_path} takes no argument {argument!r}", hint=hint)
 
 
 class HelpfulGroup(TyperGroup):

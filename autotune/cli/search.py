@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.help import HAS_SEPARATOR
+from autotune.cli.help import AFTER_SEPARATOR
 from autotune.cli.option_groups import with_search_settings, with_workload
 from autotune.errors import InvalidInput
 from autotune.spec.model_choice import with_model_config
@@ -66,7 +66,8 @@ def search(
     Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
     """
     if script_arguments:
-        if workload.get("script") is not None and not context.meta[HAS_SEPARATOR]:
+        before_separator = len(script_arguments) - context.meta[AFTER_SEPARATOR]
+        if workload.get("script") is not None and before_separator:
             raise InvalidInput(
                 f"{script_arguments[0]!r} is no option of autotune search",
                 hint=f"put arguments of the script behind a separate --: autotune search --script "

@@ -13,8 +13,8 @@ from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, recipe_of
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.spec.user_code import is_function_reference, read_reference, script_file
-from autotune.spec.user_paths import expanded, is_plain_file, path_exists
+from autotune.spec.user_code import is_function_reference, read_reference, script_sha256
+from autotune.spec.user_paths import expanded, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 
@@ -131,11 +131,12 @@ def write_export(
     version = version_of(target, target_version)
     recipe = recipe_of(result, record)
     folder_of_files = folder or RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
+    search_folder = _search_folder(recipe.workload)
     recipe = dataclasses.replace(
         recipe,
-        workload=_with_absolute_paths(recipe.workload),
+        workload=_with_absolute_paths(recipe.workload, also_script=search_folder is not None),
         folder=folder_of_files.absolute(),
-        search_folder=_search_folder(recipe.workload),
+        search_folder=search_folder,
     )
     content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
     if strict:
@@ -152,12 +153,15 @@ def write_export(
 
 
 def _search_folder(workload: Workload) -> Path | None:
-    """Return the current folder if the script of a study is found from it, as in the search."""
+    """Return the current folder if the script of a study is found from it, as in the search.
+
+    Another script of that name, or an edited one, is not the study's.
+    """
     if workload.script is None:
         return None
     try:
-        is_here = is_plain_file(script_file(workload.script))
-    except InvalidInput:  # a module that is not there
+        is_here = workload.model_sha256 in ("", script_sha256(workload.script))
+    except InvalidInput:  # it is not there
         is_here = False
     return Path.cwd() if is_here else None
 
@@ -175,13 +179,11 @@ def _without_guesses(content: Export, workload: Workload) -> Export:
     return dataclasses.replace(content, unsupported=unsupported)
 
 
-def _with_absolute_paths(workload: Workload) -> Workload:
+def _with_absolute_paths(workload: Workload, *, also_script: bool) -> Workload:
     """Make the paths of the workload absolute: the export is used in another folder."""
-    paths = {
-        "dataset": workload.dataset,
-        "tokenizer": workload.tokenizer,
-        "script": workload.script,
-    }
+    paths: dict[str, str | None] = {"dataset": workload.dataset, "tokenizer": workload.tokenizer}
+    if also_script:
+        paths["script"] = workload.script
     found = {name: _absolute(path) for name, path in paths.items() if path not in _NOT_PATHS}
     if is_function_reference(workload.model):
         reference = read_reference(workload.model)

@@ -153,6 +153,15 @@ def test_a_noisy_baseline_is_warned_of():
     assert "the baseline's speed varied by ±39 %" in picked.warning
 
 
+def test_a_noisy_pick_and_a_noisy_baseline_are_both_warned_of():
+    noisy, picked = (
+        record(number, speed=1000.0, tokens_per_second_spread=spread, memory=memory * MIB)
+        for number, spread, memory in ((0, 390.0, 200), (1, 250.0, 100))
+    )
+    warning = choose([noisy, picked], [1], baseline=noisy, preferences=Preferences()).warning
+    assert "its speed varied by ±25 % and the baseline's speed varied by ±39 %, so" in warning
+
+
 def test_savings_are_counted_against_the_baseline():
     one = record(1, memory=50 * MIB, speed=1200.0, perplexity=10.1)
     baseline = record(0, memory=200 * MIB, speed=1000.0, perplexity=10.0)

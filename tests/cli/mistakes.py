@@ -134,7 +134,7 @@ COMMAND_LINES = {
         --script train.py --learning-rate sgd=1 | --script train.py --tokenizer bytes
         --script ~nobody/train.py
         --script train.py --schedule cosine | --script train.py --eval-sequences 5
-        --script binary.py
+        --script binary.py | --script train.py x.py -- y
         --memory-snapshot --device cpu | --memory-snapshot=x | --dry-run --json
         --time-trials
         --dry-run --max-mem x
@@ -157,7 +157,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --vary depth | --max-mem 8GiB --vary ''
         --max-mem 8GiB --vary width --model llama
         --max-mem 8GiB --context much | --max-mem 8GiB --context -1
-        --max-mem 8GiB --device cpu --context 1GiB
+        --max-mem 8GiB --device cpu --context 1GiB | real --context 1GiB IN_REAL
         --max-mem 8GiB --device tpu | --max-mem 8GiB --torch two | --max-mem 8GiB --torch 2
         --max-mem 8GiB --torch ٢.٨
         --max-mem 8GiB --precision fp64 | --max-mem 8GiB --micro-batch 3
@@ -241,7 +241,8 @@ COMMAND_LINES = {
         nope --storage sqlite:///missing.db
         nope --storage sqlite:///folder | nope --storage sqlite:///pipe | nope --prefer speed
         real --prefer speed IN_REAL
-        real more IN_REAL | real --csv --json IN_REAL | real --csv --markdown IN_REAL
+        real more IN_REAL | real 1 IN_REAL | real --csv --json IN_REAL
+        real --csv --markdown IN_REAL
         real --reference IN_REAL
         real --reference --csv IN_REAL | real --tolerance x IN_REAL
         real --max-perplexity-increase nan IN_REAL

@@ -110,6 +110,11 @@ def test_the_error_names_what_is_wrong(arguments, named, rejected):
         ("export x", "--to", "Trainer to export to: pytorch"),
         ("--show-completion tcsh", "'tcsh'", "bash, zsh or fish"),
         ("search --script a.py b/c.py", "'b/c.py' is no option", "--script a.py ... -- b/c.py"),
+        ("search --script a.py x.py -- y", "'x.py' is no option", "--script a.py ... -- x.py y"),
+        ("show x 3", "autotune show takes no argument '3'", "autotune explain x 3 shows the peak"),
+        ("confirm x 3", "takes no argument '3'", "did you mean --trial 3?"),
+        ("doctor 3", "autotune doctor takes no argument '3'", "see autotune doctor --help"),
+        ("fit real --context 1GiB --storage sqlite:///real.db", "1.00 GiB", "--context"),
     ],
 )
 def test_the_hint_is_the_form_that_works(line, error, hint, rejected, folder):

@@ -9,6 +9,7 @@ import pytest
 from autotune.exporters import TARGETS
 from autotune.exporters.written import write_export
 from autotune.spec.config import TrainingConfig
+from autotune.spec.user_code import script_sha256
 from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
 
@@ -84,6 +85,25 @@ def test_the_command_runs_a_script_where_the_search_ran_it(found_here, tmp_path,
     assert written.content.command == f"{starts}{file} python {script} a/b.py"
     assert ("Use it:" in str(written)) == found_here
     assert ("in the folder of the search" in str(written)) != found_here
+
+
+def test_another_script_of_the_same_name_is_not_taken_for_that_of_the_study(tmp_path, monkeypatch):
+    """As where studies of one name in two databases ran a train.py each."""
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "own.py").write_text(f"# {folder}\nimport autotune\n")
+    monkeypatch.chdir(tmp_path / "one")
+    workload = recipe(model="script", script="own.py").workload
+    workload = dataclasses.replace(workload, model_sha256=script_sha256("own.py"))
+    result = dataclasses.replace(study_result([record(0)]), workload=workload)
+    commands = []
+    for folder in ("one", "other"):
+        monkeypatch.chdir(tmp_path / folder)
+        written = write_export(result, result.trial(0), "pytorch", folder=Path("out"))
+        commands.append(written.content.command)
+    assert commands[0].startswith(f"cd {tmp_path / 'one'} && ")
+    assert commands[1].endswith("python own.py")
+    assert "or was edited: start it in the folder of the search" in str(written)
 
 
 @pytest.mark.parametrize("target", ["transformers", "accelerate", "deepspeed", "lightning"])

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,7 @@ import time
 import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_optimizer import with_fusion
 from autotune.techniques.user_training import apply_to_user_training
+from autotune.training.script.run import seed_everything
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "studies" / "your_script" / "train.py"
 SCRIPT = textwrap.dedent("""
@@ -183,6 +186,26 @@ def test_the_seed_of_the_study_is_added_to_the_seeds_that_the_script_sets(script
     found = [trial_of(file)["final_loss"], trial_of(file, seed=7)["final_loss"]]
     file.write_text(file.read_text().replace("manual_seed(0)", "manual_seed(seed=7)"))
     assert trial_of(file)["final_loss"] == found[1] != found[0]
+
+
+def test_the_seed_of_the_study_is_added_once_to_the_seed_of_cuda(monkeypatch):
+    """torch.manual_seed seeds CUDA by torch.cuda.manual_seed_all, and both are changed."""
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: seeds.append(seed))
+    for module, name in (
+        (random, "seed"),
+        (numpy.random, "seed"),
+        (torch, "manual_seed"),
+        (torch.random, "manual_seed"),
+        (torch.cuda, "manual_seed"),
+    ):
+        monkeypatch.setattr(module, name, getattr(module, name))  # seed_everything replaces it
+    with torch.random.fork_rng():
+        seed_everything(7)
+        torch.manual_seed(1)
+        torch.cuda.manual_seed_all(2)
+        assert torch.initial_seed() == 8
+    assert seeds[-2:] == [8, 9]
 
 
 def test_the_seed_of_the_study_is_added_to_a_seed_that_numpy_has_drawn(script, trial_of):

@@ -73,7 +73,10 @@ def _for_a_script(recipe: Recipe) -> Export:
         "names"
     ]
     if recipe.search_folder is None:
-        notes.append(f"{user_script} is not found from here: start it in the folder of the search")
+        notes.append(
+            f"the study's {user_script} is not found from here, or was edited: start it in the "
+            "folder of the search"
+        )
     else:
         command = f"cd {shlex.quote(str(recipe.search_folder))} && {command}"
     return Export(

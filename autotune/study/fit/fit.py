@@ -98,7 +98,7 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.varying = self.request.varying(self.device_type)
-        self.context_bytes = self.request.context_bytes if self.device_type == "cuda" else 0
+        self.context_bytes = self.request.context_bytes_on(self.device_type)
 
     # -- which configurations ----------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from autotune.study.fit.varying import VARY, Vary, Varying
 from autotune.study.predictions import requested_device, workload_of
 from autotune.study.request import check_cap
 from autotune.study.requested_space import on_some_device
+from autotune.units import format_size
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 """Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
@@ -39,7 +40,8 @@ class FitRequest:
     """Compute capability of the GPU to predict for; None: that of this machine's GPU, or an assumed
     one if it has none."""
     torch_version: str | None = None
-    context_bytes: int = CUDA_CONTEXT_BYTES
+    context_bytes: int | None = None
+    """Memory of the device's context; None: CUDA_CONTEXT_BYTES on a CUDA device."""
     confirms: bool = True
     """Whether one real trial is run, if this machine has the device."""
 
@@ -47,6 +49,8 @@ class FitRequest:
         check_cap(self.cap_bytes)
         check_device(self.device)
         check_release(self.torch_version)
+        if self.device == "cpu":
+            self.context_bytes_on(self.device)
         meant = requested_device(self.device, self.compute_capability)
         if self.vary not in VARY:
             raise InvalidInput(
@@ -60,6 +64,18 @@ class FitRequest:
             )
         # The device, and with it the defaults of the workload, is not known yet.
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
+
+    def context_bytes_on(self, device_type: str) -> int:
+        """Return the memory of the context. Raises InvalidInput where it is given for a CPU."""
+        if device_type == "cuda":
+            return CUDA_CONTEXT_BYTES if self.context_bytes is None else self.context_bytes
+        if self.context_bytes is not None:
+            raise InvalidInput(
+                f"a context of {format_size(self.context_bytes)} is for a CUDA device, but the "
+                f"device is {device_type}",
+                hint="leave --context out",
+            )
+        return 0
 
     def varying(self, device_type: str) -> Varying:
         """Return the size that varies, with the workload on a kind of device."""

@@ -72,6 +72,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
     if seed == 0:
         return
+    shifted = _ShiftedSeed(by=seed)
     for module, name in (
         (random, "seed"),
         (numpy.random, "seed"),
@@ -80,23 +81,40 @@ def seed_everything(seed: int) -> None:
         (torch.cuda, "manual_seed"),
         (torch.cuda, "manual_seed_all"),
     ):
-        setattr(module, name, _shifted(getattr(module, name), by=seed))
+        setattr(module, name, shifted.function(getattr(module, name)))
 
 
-def _shifted(set_seed: Callable[..., Any], *, by: int) -> Callable[..., Any]:
-    """Returns `set_seed`, which adds `by` to a seed that is a number."""
-    signature = inspect.signature(set_seed)
+class _ShiftedSeed:
+    """Adds `by` to each seed that is set by functions that it has made.
 
-    @functools.wraps(set_seed)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs).arguments
-        for name in ("seed", "a"):  # Python's own calls it `a`
-            if isinstance(arguments.get(name), Integral):  # numpy's integers, too
-                # What all of them take.
-                arguments[name] = (int(arguments[name]) + by) % 2**32
-        return set_seed(**arguments)
+    One of them may call another: `torch.manual_seed` seeds CUDA's generators by
+    `torch.cuda.manual_seed_all`. The inner call gets a seed to which `by` has been added.
+    """
 
-    return call
+    def __init__(self, by: int) -> None:
+        self._by = by
+        self._is_inside = False
+
+    def function(self, set_seed: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `set_seed`, which adds `by` to a seed that is a number."""
+        signature = inspect.signature(set_seed)
+
+        @functools.wraps(set_seed)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._is_inside:
+                return set_seed(*args, **kwargs)
+            arguments = signature.bind(*args, **kwargs).arguments
+            for name in ("seed", "a"):  # Python's own calls it `a`
+                if isinstance(arguments.get(name), Integral):  # numpy's integers, too
+                    # What all of them take.
+                    arguments[name] = (int(arguments[name]) + self._by) % 2**32
+            self._is_inside = True
+            try:
+                return set_seed(**arguments)
+            finally:
+                self._is_inside = False
+
+        return call
 
 
 def choose_device(device: torch.device) -> None:
