@@ -10,6 +10,7 @@ repeated than the kills have cost. Prints a JSON object whose `violations` must 
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,9 @@ from typing import Any
 
 from autotune.errors import Stopped
 from autotune.failpoints import FAILPOINTS
+from autotune.spec.confirmation import Confirmation
+from autotune.storage.store import StudyStore
+from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, TrialBegan
 from autotune.study.search import SearchRequest, search
 from studies.reliability.quick_executor import QuickExecutor
@@ -69,11 +74,18 @@ def points(*, visits: int) -> Iterator[Point]:
         "result kept, not committed": 0,
         "result kept": 0,
         "result delivered": 0,
+        "confirmation measured": 0,
+        "confirmation stored": 0,
     }
     for name in FAILPOINTS:
         if name in often:
             for visit in range(1, visits + 1):
-                yield Point(name=name, visit=visit, repeated=often[name])
+                yield Point(
+                    name=name,
+                    visit=visit,
+                    repeated=often[name],
+                    confirms=name.startswith("confirmation"),
+                )
         else:
             yield _seldom(name)
 
@@ -87,8 +99,6 @@ def _seldom(name: str) -> Point:
         return Point(name=name, lost=1, repeated=1)
     if name == "attempt given back":
         return Point(name=name, is_stopped=True, repeated=1)
-    if name in ("confirmation measured", "confirmation stored"):
-        return Point(name=name, confirms=True)
     return Point(name=name)
 
 
@@ -108,8 +118,11 @@ def found_at(point: Point, *, url: str, folder: Path) -> list[str]:
         if ended != -signal.SIGKILL:
             found.append(f"it was not killed at {words} but ended with {ended}")
         look(watch, url)
+    confirmed = confirmations(url) if point.confirms else []
     if (ended := run(url, folder, confirms=point.confirms)) != 0:
         found.append(f"continued, it ended with {ended}")
+    if point.confirms and confirmations(url)[: len(confirmed)] != confirmed:
+        found.append("a confirmation was lost or changed")
     last = look(watch, url)
     if last > TRIALS + point.repeated:
         found.append(f"{last - TRIALS} attempts were made again, not {point.repeated}")
@@ -126,6 +139,12 @@ def look(watch: Watch, url: str) -> int:
     if now is not None:
         watch.look(now)
     return 0 if now is None else len(now.attempts)
+
+
+def confirmations(url: str) -> list[Confirmation]:
+    """What was measured again so far."""
+    with closing(StudyStore(url, create=False)) as store:
+        return store.confirmations(STUDY)
 
 
 def run(
@@ -185,12 +204,21 @@ def begin(url: str, point: Point | None = None, *, confirms: bool = False) -> No
         confirm=confirms,
     )
     is_stopped, lost = (point.is_stopped, point.lost) if point else (False, 0)
+    make_executor = partial(QuickExecutor, lost=lost, hangs=is_stopped)
     search(
         request,
         listener=listener,
         should_stop=lambda: is_stopped and bool(began),
-        make_executor=partial(QuickExecutor, lost=lost, hangs=is_stopped),
+        make_executor=make_executor,
     )
+    if confirms:
+        # As `autotune confirm`: the share of so quick a search is over after one measurement.
+        without_limit = ConfirmationRequest(share=0.0, seconds=math.inf)
+        search(
+            SearchRequest(name=STUDY, storage=url),
+            make_executor=make_executor,
+            confirmation=without_limit,
+        )
 
 
 def _begin_with_schema_1(url: str, folder: Path) -> None:
@@ -240,9 +268,14 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--visits", type=int, default=5)
+    parser.add_argument("--only", action="append", choices=FAILPOINTS, help="one point, repeatable")
     arguments = parser.parse_args()
     said: dict[str, Any] = about_this_machine()
-    chosen = list(points(visits=arguments.visits))
+    chosen = [
+        point
+        for point in points(visits=arguments.visits)
+        if not arguments.only or point.name in arguments.only
+    ]
     said["points"] = [point.words for point in chosen]
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
