@@ -1,11 +1,12 @@
-"""Recomputes, compiles or converts the transformer blocks of any model, as the trials of autotune do.
+"""Checkpoints, compiles or converts the transformer blocks of a model, as trials of autotune do.
 
     from autotune_blocks import prepare_blocks
     prepare_blocks(model, checkpointing="every-2", compiled=True)
 
-Call it once, after the weights are loaded and before an optimizer or a trainer gets the model. Needs torch (and
-torchao for fp8) and nothing else: keep it beside your script. The blocks are the longest list of modules of one class;
-name another with `path="model.layers"`. Names of parameters stay what they are, but for checkpointing "sqrt".
+Call it once, after the weights are loaded and before an optimizer or a trainer gets the model.
+It needs only torch (and torchao for fp8): put it next to your script. The blocks are the longest
+list of modules of one class; name another with `path="model.layers"`. The names of parameters do
+not change, except with checkpointing "sqrt".
 """
 
 import itertools
@@ -14,11 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
-KEPT = frozenset(
+SAVED_OPERATORS = frozenset(
     {
         _aten.mm.default,
         _aten.addmm.default,
@@ -32,13 +36,16 @@ KEPT = frozenset(
         _aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
 )
-"""What `selective` keeps: matrix products and the attention kernels made of them."""
+"""Operators whose results `selective` saves: matrix products and attention kernels."""
 EVERY = {"block": 1, "every-2": 2, "every-4": 4}
-"""Which blocks are recomputed: those whose index is divisible by this."""
+"""Blocks whose index is divisible by this number are recomputed."""
 
 
 class Segment(nn.Module):
-    """Several blocks, one after the other, as one module; one may return a tuple with the next one's input first."""
+    """Several consecutive blocks as one module.
+
+    A block may return a tuple; its first element is the input of the next block.
+    """
 
     def __init__(self, blocks: list[nn.Module]) -> None:
         super().__init__()
@@ -52,43 +59,77 @@ class Segment(nn.Module):
 
 
 def prepare_blocks(
-    model: nn.Module, *, checkpointing: str = "none", compiled: bool = False, fp8: bool = False, path: str | None = None
+    model: nn.Module,
+    *,
+    checkpointing: str = "none",
+    compiled: bool = False,
+    fp8: bool = False,
+    path: str | None = None,
 ) -> None:
-    """Changes the model in place, in the order that works. Raises ValueError where it has no such blocks."""
-    path = find_blocks(model) if path is None else path
+    """Applies the techniques to `model` in place, in the order in which they work together.
+
+    `path` names the list of blocks, such as "model.layers"; by default it is found by
+    `find_blocks`. Raises ValueError if the model has no such blocks.
+    """
+    if path is None:
+        path = find_blocks(model)
     if fp8:
         _convert_to_fp8(model.get_submodule(path))
+    if checkpointing != "none":
+        _stop_caching(model)
     _checkpoint_in_blocks(model, path, checkpointing)
     if compiled:
         for block in _blocks(model, path):
             block.compile(dynamic=False)
-    if checkpointing == "sqrt":  # several compiled blocks in one segment, and not a segment in one graph
+    if checkpointing == "sqrt":
+        # After compiling, so that a segment holds compiled blocks and is not one graph itself.
         _checkpoint_segments(model, path)
 
 
 def find_blocks(model: nn.Module) -> str:
-    """Path of the longest list of modules of one class that is inside no other list."""
-    lists = _lists(model, "")
-    if not lists:
-        raise ValueError(f"{type(model).__name__} has no list of alike blocks: name it with path=...")
-    return max(lists, key=lambda path: len(list(model.get_submodule(path).children())))
+    """Returns the path of the longest list of alike modules that is in no other list.
+
+    Alike are modules of one class, or of classes with a common base that is not torch's. Raises
+    ValueError if there is no such list.
+    """
+    paths = _block_list_paths(model, "")
+    if not paths:
+        raise ValueError(
+            f"{type(model).__name__} has no list of blocks of one class: name it with path=..."
+        )
+    return max(paths, key=lambda path: len(_blocks(model, path)))
 
 
-def _lists(module: nn.Module, prefix: str) -> list[str]:
-    found = []
+def _block_list_paths(module: nn.Module, prefix: str) -> list[str]:
+    paths = []
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
-            found += [prefix + name] if len({type(block) for block in child}) == 1 else []
+            if _are_alike(child):
+                paths.append(prefix + name)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
-            found.append(prefix + name)
+            paths.append(prefix + name)
         else:
-            found += _lists(child, f"{prefix}{name}.")
-    return found
+            paths += _block_list_paths(child, f"{prefix}{name}.")
+    return paths
+
+
+def _are_alike(modules: nn.ModuleList) -> bool:
+    """Tells blocks of one class, or of classes with a common base, from other lists."""
+    classes = {type(module) for module in modules}
+    if len(classes) <= 1:
+        return bool(classes)
+    shared = set.intersection(*(set(one.__mro__) for one in classes))
+    return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
+
+
+def _is_of_torch(base: type) -> bool:
+    return base.__module__.partition(".")[0] == "torch"
 
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:
-    """A feed-forward part is a sequence too, of modules without children."""
-    return len({type(module) for module in modules}) == 1 and any(True for _ in modules[0].children())
+    """Tells blocks from the layers of a feed-forward part, which have no children."""
+    has_one_class = len({type(module) for module in modules}) == 1
+    return has_one_class and any(True for _ in modules[0].children())
 
 
 def _blocks(model: nn.Module, path: str) -> list[nn.Module]:
@@ -100,6 +141,14 @@ def _replace(model: nn.Module, path: str, blocks: list[nn.Module]) -> None:
     model.set_submodule(path, nn.Sequential(*blocks) if is_sequence else nn.ModuleList(blocks))
 
 
+def _stop_caching(model: nn.Module) -> None:
+    """Turns off the cache of transformers' models, which recomputation would fill twice."""
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:
+            config.use_cache = False
+
+
 def _checkpoint_in_blocks(model: nn.Module, path: str, checkpointing: str) -> None:
     blocks = _blocks(model, path)
     if checkpointing == "attention":
@@ -107,30 +156,47 @@ def _checkpoint_in_blocks(model: nn.Module, path: str, checkpointing: str) -> No
         for block in blocks:
             setattr(block, name, _recomputed(getattr(block, name)))
     elif checkpointing == "selective":
-        _replace(model, path, [_recomputed(block, context_fn=_selective_contexts) for block in blocks])
+        blocks = [_recomputed(block, context_fn=_selective_contexts) for block in blocks]
+        _replace(model, path, blocks)
     elif checkpointing in EVERY:
-        every = EVERY[checkpointing]
-        _replace(model, path, [b if index % every else _recomputed(b) for index, b in enumerate(blocks)])
+        for index in range(0, len(blocks), EVERY[checkpointing]):
+            blocks[index] = _recomputed(blocks[index])
+        _replace(model, path, blocks)
     elif checkpointing not in ("none", "sqrt"):
-        raise ValueError(f"checkpointing {checkpointing!r} is not known")
+        known = ", ".join(["none", "attention", "selective", *EVERY, "sqrt"])
+        raise ValueError(f"Invalid checkpointing: {checkpointing!r}. Choose one of {known}.")
+
+
+def segment_bounds(layers: int) -> list[int]:
+    """Return where `sqrt` cuts the blocks: segment i has those from bounds[i] to bounds[i + 1].
+
+    It makes round(sqrt(layers)) segments of nearly equal length.
+    """
+    segments = round(math.sqrt(layers))
+    return [round(index * layers / segments) for index in range(segments + 1)]
 
 
 def _checkpoint_segments(model: nn.Module, path: str) -> None:
-    """Consecutive blocks in round(sqrt(layers)) segments of nearly equal length, each recomputed as a whole."""
+    """Recomputes the blocks in round(sqrt(layers)) segments of nearly equal length."""
     blocks = _blocks(model, path)
-    segments = round(math.sqrt(len(blocks)))
-    bounds = [round(index * len(blocks) / segments) for index in range(segments + 1)]
-    _replace(model, path, [_recomputed(Segment(blocks[start:end])) for start, end in itertools.pairwise(bounds)])
+    bounds = segment_bounds(len(blocks))
+    parts = [Segment(blocks[start:end]) for start, end in itertools.pairwise(bounds)]
+    _replace(model, path, [_recomputed(part) for part in parts])
 
 
 def _attention_name(blocks: list[nn.Module]) -> str:
-    """The attribute of every block with attention in its name and matrices in it; a norm may be named after it."""
+    """Returns the attribute of the blocks that is named after attention and has matrices.
+
+    A norm may have attention in its name as well, but has no matrices.
+    """
     for name, child in blocks[0].named_children():
-        words = f"{name} {type(child).__name__}".lower()
+        names = f"{name} {type(child).__name__}".lower()
+        if "attn" not in names and "attention" not in names:
+            continue
         matrices = sum(parameter.dim() == 2 for parameter in child.parameters())
-        if ("attn" in words or "attention" in words) and matrices > 1 and all(hasattr(b, name) for b in blocks):
+        if matrices > 1 and all(hasattr(block, name) for block in blocks):
             return name
-    raise ValueError(f"no attention was found in {type(blocks[0]).__name__}")
+    raise ValueError(f"no attention module was found in {type(blocks[0]).__name__}")
 
 
 def _recomputed(module: nn.Module, **options: Any) -> nn.Module:
@@ -141,12 +207,18 @@ def _selective_contexts() -> Any:
     return create_selective_checkpoint_contexts(_keep_matrix_products)
 
 
-def _keep_matrix_products(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _keep_matrix_products(
+    _context: Any, operator: Any, *_args: Any, **_kwargs: Any
+) -> CheckpointPolicy:
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operator in SAVED_OPERATORS
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def _convert_to_fp8(blocks: nn.Module) -> None:
-    """Every linear layer of a block whose sides are multiples of 16: what a product in fp8 wants."""
+    """Converts linear layers of the blocks whose two sizes are multiples of 16, as fp8 needs."""
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(blocks, module_filter_fn=_can_be_fp8)

@@ -1,11 +1,12 @@
-"""What a configuration of autotune asks for and Lightning has no key for, as a callback of its Trainer.
+"""A callback for Lightning's Trainer that applies what it has no key for.
 
     trainer:
       callbacks:
         - class_path: autotune_callback.AutotuneCallback
-          init_args: {checkpointing: every-2, compile: block, learning_rate: 0.002, warmup_steps: 10}
+          init_args: {checkpointing: every-2, compile: block, learning_rate: 0.002}
 
-Keep it and `autotune_blocks.py` beside the script that starts training. Needs lightning and nothing of autotune.
+Put it and `autotune_blocks.py` next to the script that starts training. It needs lightning, and no
+autotune.
 """
 
 import math
@@ -18,7 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class AutotuneCallback(Callback):
-    """Sets up process and model when training starts, and the learning rate before every step."""
+    """Prepares process and model when training starts, sets the learning rate before every step."""
 
     def __init__(
         self,
@@ -27,7 +28,9 @@ class AutotuneCallback(Callback):
         warmup_steps: int = 1,
         total_steps: int = 1,
         smallest_rate: float = 0.1,
-        checkpointing: Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"] = "none",
+        checkpointing: Literal[
+            "none", "attention", "selective", "every-4", "every-2", "block", "sqrt"
+        ] = "none",
         compile: Literal["none", "block", "model"] = "none",
         fp8: bool = False,
         memory_budget: float = 1.0,
@@ -36,30 +39,40 @@ class AutotuneCallback(Callback):
         gradient_clipping: float | None = None,
         blocks: str | None = None,
     ) -> None:
-        """What is not said is as Lightning does it by itself.
+        """Stores the settings. With the defaults, Lightning's behaviour does not change.
 
         Args:
-            learning_rate: That of the optimizer once it has risen.
-            schedule: After the rise: constant, or a cosine down to smallest_rate at total_steps.
+            learning_rate: Learning rate of the optimizer after the warm-up.
+            schedule: After the warm-up: constant, or a cosine down to smallest_rate at total_steps.
             warmup_steps: Steps over which the learning rate rises linearly.
             total_steps: Optimizer steps of the schedule.
-            smallest_rate: Share of the learning rate that a cosine ends at.
-            checkpointing: Which parts of the blocks are recomputed in backward.
-            compile: What torch.compile sees at once: nothing, each block, or the whole training step.
-            fp8: Whether the products of the blocks are in fp8; needs torchao and trainer.precision bf16-mixed.
+            smallest_rate: Fraction of the learning rate at which a cosine ends.
+            checkpointing: Parts of the blocks that are recomputed in the backward pass.
+            compile: Unit of torch.compile: none, each block, or the whole training step.
+            fp8: Whether the linear layers of the blocks compute in fp8. Needs torchao and
+                trainer.precision bf16-mixed.
             memory_budget: torch.compile's activation memory budget.
-            attention: Kernel behind scaled_dot_product_attention.
-            float32_matmul_precision: "high" lets products of float32 use TF32.
-            gradient_clipping: Largest norm of all gradients, where trainer.gradient_clip_val refuses a fused optimizer.
-            blocks: Path of the list of transformer blocks, such as model.layers; found by structure if not said.
+            attention: Kernel of scaled_dot_product_attention.
+            float32_matmul_precision: "high" lets matrix products of float32 use TF32.
+            gradient_clipping: Largest norm of all gradients. For fused optimizers, with which
+                Lightning rejects trainer.gradient_clip_val.
+            blocks: Path of the list of transformer blocks, such as model.layers. By default it is
+                found by the structure of the model.
         """
         super().__init__()
-        self.learning_rate, self.schedule, self.smallest_rate = learning_rate, schedule, smallest_rate
-        self.warmup_steps, self.total_steps = warmup_steps, total_steps
-        self.checkpointing, self.compile, self.fp8, self.blocks = checkpointing, compile, fp8, blocks
-        self.memory_budget, self.attention = memory_budget, attention
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.warmup_steps = warmup_steps
+        self.total_steps = total_steps
+        self.smallest_rate = smallest_rate
+        self.checkpointing = checkpointing
+        self.compile = compile
+        self.fp8 = fp8
+        self.memory_budget = memory_budget
+        self.attention = attention
         self.float32_matmul_precision = float32_matmul_precision
         self.gradient_clipping = gradient_clipping
+        self.blocks = blocks
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -67,7 +80,7 @@ class AutotuneCallback(Callback):
             self.prepare(pl_module)
 
     def set_process(self) -> None:
-        """Settings that must hold before the first kernel runs and the first graph is compiled."""
+        """Makes settings that must hold before the first kernel runs and a graph is compiled."""
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
         torch._functorch.config.activation_memory_budget = self.memory_budget
         torch.backends.cuda.enable_flash_sdp(self.attention in ("auto", "flash"))
@@ -76,37 +89,54 @@ class AutotuneCallback(Callback):
         torch.backends.cuda.enable_math_sdp(self.attention in ("auto", "math"))
 
     def prepare(self, module: LightningModule) -> None:
-        by_block = self.compile == "block"
-        if self.checkpointing != "none" or by_block or self.fp8:
-            prepare_blocks(module, checkpointing=self.checkpointing, compiled=by_block, fp8=self.fp8, path=self.blocks)
+        """Applies checkpointing, fp8 and compilation to the module in place."""
+        compiles_blocks = self.compile == "block"
+        if self.checkpointing != "none" or compiles_blocks or self.fp8:
+            prepare_blocks(
+                module,
+                checkpointing=self.checkpointing,
+                compiled=compiles_blocks,
+                fp8=self.fp8,
+                path=self.blocks,
+            )
         if self.compile == "model":
-            # What a module logs is no part of a graph: traced, it fails.
+            # Logging cannot be traced by the compiler, so it stays outside the graph.
             module.__dict__["log"] = torch.compiler.disable(module.log)
             module.__dict__["log_dict"] = torch.compiler.disable(module.log_dict)
             module.__dict__["training_step"] = torch.compile(module.training_step, dynamic=False)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         rate = self.rate(trainer.global_step)
-        for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                if isinstance(group["lr"], torch.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Any
+    ) -> None:
         if self.gradient_clipping is None:
             return
-        if (scaler := getattr(trainer.precision_plugin, "scaler", None)) is not None:
-            scaler.unscale_(optimizer)  # a fused optimizer does it in its step, which is too late for a norm
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            # A fused optimizer unscales in its step, which is too late for a norm.
+            scaler.unscale_(optimizer)
+        parameters = []
+        for group in optimizer.param_groups:
+            parameters += group["params"]
         torch.nn.utils.clip_grad_norm_(parameters, self.gradient_clipping, foreach=False)
 
     def rate(self, step: int) -> float:
-        """Of an optimizer step, counted from 0."""
+        """Returns the learning rate of an optimizer step, counted from 0."""
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / self.warmup_steps
         if self.schedule == "constant":
             return self.learning_rate
-        done = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
+        progress = (step - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps)
         amplitude = (1 - self.smallest_rate) / 2
-        return self.learning_rate * (self.smallest_rate + amplitude * (1 + math.cos(math.pi * done)))
+        factor = self.smallest_rate + amplitude * (1 + math.cos(math.pi * progress))
+        return self.learning_rate * factor

@@ -1,13 +1,14 @@
-"""gpt of 6 layers, width 128, 8 x 128 tokens a step, trained as in study tour, trial 39: fp32, checkpointing block,
-compile model, micro-batch 4.
+"""gpt of 6 layers, width 128, 8 x 128 tokens a step, trained as in study tour, trial 39: fp32,
+checkpointing block, compile model, micro-batch 4.
 
-Measured there: peak memory 31.85 MiB, 10,193 tokens/s, perplexity 21.65.
+Measured: peak memory 31.85 MiB, 10,193 tokens/s, perplexity 21.65.
 
-    python train.py                         # on the workload's own text
-    python train.py --text my.txt           # on a text, jsonl, csv or parquet file, a folder, or a name on the hub
+    python train.py                     # on the text of the workload
+    python train.py --text my.txt       # on a text, jsonl, csv or parquet file, a folder,
+                                        # or a name on the hub
     python train.py --steps 2000 --save model.pt
 
-Written by autotune, which it does not need. What makes up the configuration is in `apply_techniques`, `Updater`,
+Written by autotune, which it does not need. The configuration is in `apply_techniques`, `Updater`,
 `train_step` and the settings below.
 """
 
@@ -23,6 +24,7 @@ import sysconfig
 import time
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -31,7 +33,9 @@ import numpy
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -47,17 +51,20 @@ LEARNING_RATE = 0.002
 LEARNING_RATE_WARMUP_STEPS = 10
 SEED = 0
 WEIGHTS_DTYPE = torch.float32
+PEAK_MEMORY_BYTES: int | None = 33396480
+"""Measured in the trial."""
+TRIAL = 'study tour, trial 39, on cpu'
 
 
-# -- techniques -------------------------------------------------------------------------------------------------------
+# -- techniques ------------------------------------------------------------------------------------
 
 
 def apply_techniques(model: Any) -> None:
-    """Everything that stands inside the model, in this order."""
+    """Applies the techniques inside the model, in the order in which they work together."""
     blocks = list(model.blocks)
     blocks = [Checkpointed(block) for block in blocks]
     model.blocks = nn.ModuleList(blocks)
-    model.compile(dynamic=False)  # last: all of the above is inside its one graph
+    model.compile(dynamic=False)  # last: the graph contains all of the above
 
 
 class Checkpointed(nn.Module):
@@ -72,7 +79,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.module, *args, use_reentrant=False, **self._options, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """What a model reads of its own parts, such as the kind of a block, is still found."""
+        """Looks up attributes in `module`, since models read them from their blocks."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -108,27 +115,27 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-# -- training ---------------------------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 class Training:
-    """The model with its techniques, and what updates it."""
+    """The model with its techniques, and its updater."""
 
     def __init__(self) -> None:
         torch.manual_seed(SEED)
         self.model: Any = make_model()
         self.model.train()
-        torch.manual_seed(SEED)  # dropout begins as it does with weights from a file
+        torch.manual_seed(SEED)  # dropout is the same as with weights from a file
         move_to_device(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        """By the names they have before techniques wrap the model's parts."""
+        """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
         self.updater = Updater(list(self.parameters.values()))
 
 
 @torch.no_grad()
 def move_to_device(model: nn.Module) -> None:
-    """Parameters are cast on the host, one by one; buffers keep their dtype."""
+    """Casts parameters on the host, one by one; buffers stay in their dtype."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)
     for module in model.modules():
@@ -137,15 +144,16 @@ def move_to_device(model: nn.Module) -> None:
 
 
 def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Summed token loss of a micro batch."""
+    """Returns the summed token loss of a micro batch."""
     loss: Tensor = model(tokens, labels)
     return loss
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
-    """One optimizer step over the global batch; returns the mean token loss before it.
+    """Makes one optimizer step on the global batch; returns the mean token loss before it.
 
-    Losses are divided by the labels of the global batch, so that gradients add up to its own whatever the micro batch.
+    Losses are divided by the number of labels in the global batch, so that the gradients do not
+    depend on the size of the micro batches.
     """
     training.updater.set_learning_rate(rate)
     valid_labels = max(1, int((batch[1] != IGNORED_LABEL).sum()))
@@ -161,16 +169,24 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
 
 @torch.no_grad()
 def evaluate(model: Any, held_out: Sequences) -> float:
-    """Mean token loss on the held-out sequences, in the micro batches of the training."""
+    """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
     model.eval()
     summed_loss(model, held_out, 0)  # compiles the graph without gradients
-    parts = [summed_loss(model, held_out, start) for start in range(0, EVALUATION_SEQUENCES, MICRO_BATCH)]
+    total_loss = 0.0
+    total_labels = 0
+    for start in range(0, EVALUATION_SEQUENCES, MICRO_BATCH):
+        loss, valid_labels = summed_loss(model, held_out, start)
+        total_loss += loss
+        total_labels += valid_labels
     model.train()
-    return sum(loss for loss, _ in parts) / max(1, sum(count for _, count in parts))
+    return total_loss / max(1, total_labels)
 
 
 def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
-    """Of a whole micro batch; rows beyond the held-out sequences are there for the shape only, without labels."""
+    """Returns the summed loss and the number of labels of the micro batch that begins at `start`.
+
+    The micro batch is always full; rows beyond the held-out sequences have no labels.
+    """
     indices = numpy.arange(start, start + MICRO_BATCH)
     beyond = indices >= EVALUATION_SEQUENCES
     tokens, labels = held_out.batch(numpy.where(beyond, 0, indices))
@@ -180,7 +196,7 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 
 
 def learning_rate(step: int, *, steps: int) -> float:
-    """Linear rise, then constant."""
+    """Returns the rate at `step`, counted from 0: a linear warm-up, then a constant rate."""
     if step < LEARNING_RATE_WARMUP_STEPS:
         return LEARNING_RATE * (step + 1) / LEARNING_RATE_WARMUP_STEPS
     return LEARNING_RATE
@@ -188,13 +204,13 @@ def learning_rate(step: int, *, steps: int) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # compiled code must not see a new number every step
+        if isinstance(group["lr"], torch.Tensor):  # a new number would make torch compile again
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
-# -- model ------------------------------------------------------------------------------------------------------------
+# -- model -----------------------------------------------------------------------------------------
 
 
 def make_model() -> nn.Module:
@@ -215,20 +231,24 @@ INITIAL_DEVIATION = 0.02
 
 
 def rotary_table(*, sequence_length: int, head_size: int) -> Tensor:
-    """Cosines and sines of every position's angles: [2, sequence, head_size], float32."""
-    frequencies = torch.pow(ROTARY_BASE, -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    angles = torch.outer(torch.arange(sequence_length, dtype=torch.float32), frequencies).repeat(1, 2)
+    """Return cosine and sine of the angles of each position: float32 [2, sequence, head_size]."""
+    exponents = -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+    frequencies = torch.pow(ROTARY_BASE, exponents)
+    positions = torch.arange(sequence_length, dtype=torch.float32)
+    angles = torch.outer(positions, frequencies).repeat(1, 2)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Turns pairs (i, i + head_size/2) of x [batch, heads, sequence, head_size] by their position's angle."""
+    """Rotate pairs (i, i + head_size/2) of x [batch, heads, sequence, head_size] by position."""
     cosine, sine = rotary.to(x.dtype).unbind()
     first, second = x.chunk(2, dim=-1)
     return x * cosine + torch.cat([-second, first], dim=-1) * sine
 
 
 class Attention(nn.Module):
+    """Causal self-attention with rotary positions."""
+
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -239,18 +259,20 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(rotate(query, rotary), rotate(key, rotary), value, is_causal=True)
+        attended = F.scaled_dot_product_attention(
+            rotate(query, rotary), rotate(key, rotary), value, is_causal=True
+        )
         output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
         return output
 
 
 def default_feed_forward_width(width: int) -> int:
-    """Inner size of the feed-forward: 8/3 of the width, rounded up to a multiple of 32."""
+    """Return the inner size of the feed-forward: 8/3 of the width, up to a multiple of 32."""
     return -(-8 * width // (3 * 32)) * 32
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, *, width: int, inner: int) -> None:
         super().__init__()
@@ -264,6 +286,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and feed-forward, each with a norm before and a residual connection."""
+
     def __init__(self, *, width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.attention_norm = nn.RMSNorm(width, eps=1e-6)
@@ -278,14 +302,23 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """forward(tokens [batch, sequence], labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
 
     def __init__(
-        self, *, layers: int, width: int, heads: int, inner: int, vocab_size: int, sequence_length: int
+        self,
+        *,
+        layers: int,
+        width: int,
+        heads: int,
+        inner: int,
+        vocab_size: int,
+        sequence_length: int,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, width)
-        self.blocks = nn.ModuleList(Block(width=width, heads=heads, inner=inner) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(width=width, heads=heads, inner=inner) for _ in range(layers)
+        )
         self.norm = nn.RMSNorm(width, eps=1e-6)
         self.head = nn.Linear(width, vocab_size, bias=False)
         self.token_loss: TokenLoss = full_token_loss
@@ -301,7 +334,10 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def initialize(model: nn.Module) -> None:
-    """N(0, 0.02) for matrices; those that write to the residual stream smaller by sqrt(2 * layers), as in GPT-2."""
+    """Draw all matrices from N(0, 0.02) as in GPT-2.
+
+    Those that write to the residual stream have a standard deviation of 0.02 / sqrt(2 * layers).
+    """
     assert isinstance(model, GPT)
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -314,43 +350,61 @@ def initialize(model: nn.Module) -> None:
 
 IGNORED_LABEL = -100
 TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
-"""(hidden states [batch, sequence, width], head, labels [batch, sequence]) -> sum of token losses, float32 scalar."""
+"""Function of hidden states [batch, sequence, width], head and labels [batch, sequence] that
+returns the sum of the token losses as a float32 scalar."""
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum of cross entropies in float32: logits [batch, sequence, vocabulary], labels [batch, sequence]."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL)
+    """Return the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+    )
 
 
 def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
-    """A `TokenLoss` with the logits of the whole batch at once."""
+    """A `TokenLoss` that computes the logits of the whole batch at once."""
     return next_token_loss(head(hidden), labels)
 
 
-# -- text -------------------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
-_NOT_DOCUMENTATION = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
+_NOT_DOCUMENTATION = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idle_test",
+    "lib2to3",
+    "ensurepip",
+}
 _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
 
 
 def python_docs() -> list[str]:
-    """One string a topic or module, topics first, each group in alphabetical order."""
+    """Return a string per topic and per module: topics first, each group in alphabetical order."""
     return [text for _, text in sorted(topics.items())] + list(_module_docstrings())
 
 
 def _module_docstrings() -> Iterator[str]:
     root = Path(sysconfig.get_path("stdlib"))
     for file in sorted(root.rglob("*.py")):
-        if _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts) and (text := _docstring(file)):
+        if not _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts):
+            continue
+        text = _docstring(file)
+        if text:
             yield text
 
 
 def _docstring(file: Path) -> str | None:
-    """The module docstring, read without parsing the rest of the file."""
+    """Return the module docstring, read without parsing the rest of the file."""
     with file.open("rb") as source:
         try:
-            first = next(token for token in tokenize.tokenize(source.readline) if token.type not in _BEFORE_DOCSTRING)
+            first = next(
+                token
+                for token in tokenize.tokenize(source.readline)
+                if token.type not in _BEFORE_DOCSTRING
+            )
         except (SyntaxError, tokenize.TokenError, UnicodeDecodeError):
             return None
     if first.type != tokenize.STRING:
@@ -368,26 +422,30 @@ READERS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-"""How `datasets` calls the reader of each kind of local file."""
+"""Name of the reader in `datasets`, by suffix of a local file."""
 _ALL = "train"
-"""The split that everything belongs to where no file is named by one."""
+"""The split of all files if no file is named after a split."""
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """All that can be read, in alphabetical order; the card of a dataset and the like are no part of it."""
+    """Return the readable files in alphabetical order, without dataset cards and the like."""
+    files = sorted(
+        file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS
+    )
+    if not files:
+        return []
     from datasets.data_files import FILES_TO_IGNORE
 
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS)
     return [file for file in files if file.name not in FILES_TO_IGNORE] or files
 
 
 def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """{split: files} by the names of files and folders, as `datasets` understands them."""
+    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     try:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except FileNotFoundError:  # nothing that it takes for data
+    except FileNotFoundError:  # it finds no data files
         return {}
     readable = {str(file.resolve()): file for file in everything}
     by_split = {
@@ -408,65 +466,93 @@ WANTS_SPLITS = False
 
 
 def documents(name: str, *, split: str) -> Iterable[Any]:
-    """Local text, jsonl, csv or parquet files, a folder of them or of `save_to_disk`, or a name on the hub."""
+    """Reads text, jsonl, csv or parquet files, a folder of them, or a data set.
+
+    A data set is a folder written by `save_to_disk` or a name on the hub.
+    """
     if name == 'python-docs':
         return python_docs()
     path = Path(name).expanduser()
     is_saved = any((path / file).exists() for file in ("state.json", "dataset_dict.json"))
     if path.is_file() or (path.is_dir() and not is_saved and DATASET_CONFIG is None):
-        return _of_files(path, split=split)
+        return _read_files(path, split=split)
     import datasets
 
     if not is_saved:
-        where = str(path) if path.is_dir() else name
-        return of_rows(datasets.load_dataset(where, DATASET_CONFIG, split=split, streaming=STREAMING))
+        source = str(path) if path.is_dir() else name
+        rows = datasets.load_dataset(source, DATASET_CONFIG, split=split, streaming=STREAMING)
+        return texts_of_rows(rows)
     rows = datasets.load_from_disk(str(path))
-    return of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
+    return texts_of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
 
 
-def _of_files(path: Path, *, split: str) -> Iterable[Any]:
-    everything = [path] if path.is_file() else _files_in(path)
-    kinds = {READERS.get(file.suffix.lower()) for file in everything}
+def _read_files(path: Path, *, split: str) -> Iterable[Any]:
+    all_files = [path] if path.is_file() else _files_in(path)
+    kinds = {READERS.get(file.suffix.lower()) for file in all_files}
     if len(kinds) != 1 or kinds == {None}:
-        raise SystemExit(f"{path} holds no files of one kind that can be read: {', '.join(READERS)}")
-    splits = {} if path.is_file() else _files_named_by_split(path, everything)
-    is_laid_out = _ALL in splits and {file for files in splits.values() for file in files} == set(everything)
-    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {_ALL: everything}
+        known = ", ".join(READERS)
+        raise SystemExit(f"{path} must contain files of one kind, one of: {known}")
+    splits = {} if path.is_file() else _files_named_by_split(path, all_files)
+    in_splits = {file for files in splits.values() for file in files}
+    is_laid_out = _ALL in splits and in_splits == set(all_files)
+    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {_ALL: all_files}
     [kind] = kinds
     if kind == "text":
         if split not in files:
-            raise SystemExit(f"{path} has no split {split!r}, but {', '.join(files)}")
+            known = ", ".join(files)
+            raise SystemExit(f"{path} has no split {split!r}. Choose one of: {known}")
         return (file.read_text(encoding="utf-8") for file in files[split])
     import datasets
 
-    names = {part: [glob.escape(str(file)) for file in of_part] for part, of_part in files.items()}
-    return of_rows(datasets.load_dataset(kind, data_files=names, split=split, streaming=STREAMING))
+    names = {}
+    for name, paths in files.items():
+        names[name] = [glob.escape(str(file)) for file in paths]
+    rows = datasets.load_dataset(kind, data_files=names, split=split, streaming=STREAMING)
+    return texts_of_rows(rows)
 
 
-def of_rows(rows: Any) -> Iterator[Any]:
-    """The column that is named, else the tokens, else the column called text, else the only one of strings."""
+def texts_of_rows(rows: Any) -> Iterator[Any]:
+    """Yields the texts of TEXT_COLUMN; without it the tokens or the texts that the rows have.
+
+    Without TEXT_COLUMN and tokens, the column is the one called text or the first one of strings.
+    """
     rows = rows.with_format(None)
-    features = {name: getattr(feature, "dtype", "") for name, feature in (rows.features or {}).items()}
-    texts = [name for name, kind in features.items() if kind in ("string", "large_string", "string_view")]
-    if rows.features is None:  # streamed
-        seen = [(name, value) for row in rows.take(64) for name, value in row.items()]
-        texts = [name for name in dict(seen) if any(isinstance(value, str) for other, value in seen if other == name)]
-        features = dict(seen)
-    if TEXT_COLUMN is None and "input_ids" in features and "input_ids" not in texts:
-        yield from _samples(rows, [name for name in ("input_ids", "labels", "attention_mask") if name in features])
+    string_types = ("string", "large_string", "string_view")
+    has_strings = {}
+    if rows.features is None:  # streamed: the types are unknown, so look at some values
+        for row in rows.take(64):
+            for name, value in row.items():
+                has_strings[name] = has_strings.get(name, False) or isinstance(value, str)
+    else:
+        for name, feature in rows.features.items():
+            has_strings[name] = getattr(feature, "dtype", "") in string_types
+    columns = list(has_strings)
+    text_columns = [name for name in columns if has_strings[name]]
+    if TEXT_COLUMN is None and "input_ids" in columns and "input_ids" not in text_columns:
+        names = ("input_ids", "labels", "attention_mask")
+        yield from _samples(rows, [name for name in names if name in columns])
         return
-    column = TEXT_COLUMN or ("text" if "text" in texts or not texts else texts[0])
-    yield from (row[column] for row in rows.select_columns([column]) if row[column])
+    column = TEXT_COLUMN
+    if column is None:
+        column = "text" if "text" in text_columns or not text_columns else text_columns[0]
+    for row in rows.select_columns([column]):
+        if row[column]:
+            yield row[column]
 
 
 def _samples(rows: Any, columns: list[str]) -> Iterator[Any]:
-    """Tokens; -2 - token where it is no label. What is under a mask of 0, or behind the last label, is left out."""
+    """Yields the tokens of each row, with -2 - token where a token is not a label.
+
+    Tokens under a mask of 0 and tokens after the last label are dropped.
+    """
     for row in rows.select_columns(columns):
         tokens = numpy.asarray(row["input_ids"] or [], dtype=numpy.int64)
-        labels = tokens if row.get("labels") is None else numpy.asarray(row["labels"], dtype=numpy.int64)
+        labels = tokens
+        if row.get("labels") is not None:
+            labels = numpy.asarray(row["labels"], dtype=numpy.int64)
         if row.get("attention_mask") is not None:
-            kept = numpy.asarray(row["attention_mask"]) != 0
-            tokens, labels = tokens[kept], labels[kept]
+            is_visible = numpy.asarray(row["attention_mask"]) != 0
+            tokens, labels = tokens[is_visible], labels[is_visible]
         trained_on = labels != IGNORED_LABEL
         end = int(trained_on.nonzero()[0].max(initial=-1)) + 1
         yield numpy.where(trained_on, tokens, -2 - tokens)[:end]
@@ -477,20 +563,21 @@ HELD_OUT_ONE_IN = 10
 
 
 def passages(documents: Iterable[str]) -> Iterator[bytes]:
-    """Each document as UTF-8, in passages of at most 4,096 characters."""
+    """Yield each document as UTF-8, in passages of at most 4,096 characters."""
     for document in documents:
         for start in range(0, len(document), PASSAGE_CHARACTERS):
             yield document[start : start + PASSAGE_CHARACTERS].encode("utf-8", errors="replace")
 
 
 def is_held_out(passage: bytes) -> bool:
+    """Whether a passage is held out, decided by its hash."""
     return int.from_bytes(hashlib.sha256(passage).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def _assigned(
     train: Iterable[Any], held_out: Iterable[Any] | None, *, is_full: Callable[[bool], bool]
 ) -> Iterator[Any]:
-    """(whether it is held out, unit) for every unit until the parts are full."""
+    """Yield (is held out, unit) for every unit until the parts are full."""
     if held_out is None:
         for unit in train:
             if is_full(TRAIN) and is_full(HELD_OUT):
@@ -508,8 +595,13 @@ TRAIN, HELD_OUT = False, True
 
 
 def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
-    """Each text as UTF-8, or each sample of tokens, with whether it is held out, until the parts are full."""
-    return _assigned(_cut(documents(name, split='train')), None, is_full=is_full)
+    """Yields (is held out, unit) until both parts are full.
+
+    A unit is a text in UTF-8 or a sample of tokens.
+    """
+    train = _cut(documents(name, split='train'))
+    held_out = None
+    return _assigned(train, held_out, is_full=is_full)
 
 
 def _cut(documents: Iterable[Any]) -> Iterator[Any]:
@@ -525,7 +617,7 @@ BYTE_VOCABULARY = 256
 
 
 class ByteTokenizer:
-    """A byte is a token; a blank line separates passages."""
+    """Each byte is a token; a blank line separates passages."""
 
     vocab_size = BYTE_VOCABULARY
     beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
@@ -543,12 +635,15 @@ def make_tokenizer(text: str) -> ByteTokenizer:
 
 
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
-    """Never: the whole text is read."""
+    """Returns False: the whole text is read."""
     return False
 
 
 def tokens_of(text: str) -> tuple[list[Any], int]:
-    """Each part as one stream of tokens [any], the tokenizer's separator between texts; and the token that pads."""
+    """Returns both parts and the padding token.
+
+    A part is one stream of tokens, int32 [tokens], with the tokenizer's separator between texts.
+    """
     tokenizer: Any = None
     parts: tuple[list[Any], list[Any]] = ([], [])
     lengths = [0, 0]
@@ -571,7 +666,7 @@ def tokens_of(text: str) -> tuple[list[Any], int]:
 
 
 class Sequences:
-    """Batches of a stream of tokens."""
+    """Sequences of a stream of tokens, in batches."""
 
     def __init__(self, tokens: Any, pad_token: int) -> None:
         self.tokens = tokens
@@ -580,7 +675,7 @@ class Sequences:
         return max(0, len(self.tokens) - 1) // SEQUENCE_LENGTH
 
     def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
-        """Tokens and labels, int64 [sequences, length] each; a label is the token that follows."""
+        """Returns tokens and labels, int64 [sequences, length] each; a label is the next token."""
         starts = [int(index) * SEQUENCE_LENGTH for index in indices]
         rows = numpy.stack([self.tokens[start : start + SEQUENCE_LENGTH + 1] for start in starts])
         both = torch.from_numpy(rows.astype(numpy.int64))
@@ -588,18 +683,30 @@ class Sequences:
 
 
 def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
-    """Training and held-out part: of a study's folder with train.npy and held_out.npy, or made of `text`."""
+    """Returns the training and the held-out part.
+
+    They are read from `folder`, a study's folder with train.npy and held_out.npy, or made of
+    `text` if `folder` is None.
+    """
     if folder is None:
         parts, pad_token = tokens_of(text)
         return Sequences(parts[TRAIN], pad_token), Sequences(parts[HELD_OUT], pad_token)
+    pad_token = 0
     file = Path(folder) / "text.json"
-    facts = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    train, held_out = (numpy.load(Path(folder) / f"{part}.npy", mmap_mode="r") for part in ("train", "held_out"))
-    return Sequences(train, facts.get("pad_token", 0)), Sequences(held_out, facts.get("pad_token", 0))
+    if file.exists():
+        pad_token = json.loads(file.read_text(encoding="utf-8")).get("pad_token", 0)
+    train = numpy.load(Path(folder) / "train.npy", mmap_mode="r")
+    held_out = numpy.load(Path(folder) / "held_out.npy", mmap_mode="r")
+    return Sequences(train, pad_token), Sequences(held_out, pad_token)
 
 
-def training_order(*, sequences: int, global_batch: int, seed: int) -> Iterator[NDArray[numpy.int64]]:
-    """Endless global batches of sequence indices: a fresh shuffle each epoch, an incomplete last batch dropped."""
+def training_order(
+    *, sequences: int, global_batch: int, seed: int
+) -> Iterator[NDArray[numpy.int64]]:
+    """Yield global batches of sequence indices without end.
+
+    Each epoch is shuffled anew; an incomplete last batch is dropped.
+    """
     generator = numpy.random.default_rng(seed)
     while True:
         order = generator.permutation(sequences)
@@ -607,36 +714,214 @@ def training_order(*, sequences: int, global_batch: int, seed: int) -> Iterator[
             yield order[start : start + global_batch]
 
 
-# -- program ----------------------------------------------------------------------------------------------------------
+# -- peak memory -----------------------------------------------------------------------------------
+
+
+class PeakMemory:
+    """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
+
+    bytes = 0
+
+    @contextmanager
+    def of_step(self, training: Training) -> Iterator[None]:
+        """Must surround one step after the first, which makes the optimizer's state."""
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            return
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+            resident_bytes = _reallocate(resident_tensors(training))
+            with record_function("measured step"):
+                yield
+        self.bytes, _ = peak_of(recording, within="measured step", alive_bytes=resident_bytes)
+
+    def read(self) -> int:
+        """Returns the bytes; 0 if they were not measured."""
+        return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else self.bytes
+
+
+def resident_tensors(training: Training) -> list[Tensor]:
+    """Returns what is there before and after a step: weights, buffers and optimizer state."""
+    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
+    state = [
+        value
+        for of_parameter in training.updater.optimizer.state.values()
+        for value in of_parameter.values()
+        if isinstance(value, Tensor)
+    ]
+    return [*training.model.parameters(), *held, *state]
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) for the tensors besides parameters that the module itself references.
+
+    These are its buffers, and the tensors in its plain attributes, alone or in lists, tuples and
+    dictionaries.
+    """
+    yield from module.named_buffers(recurse=False)
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+_PHASE_PREFIX = "autotune::"
+
+
+def _reallocate(tensors: Iterable[Tensor]) -> int:
+    """Moves every storage of `tensors` to a new block; views of one storage still share it.
+
+    Returns the bytes of all these storages. Memory that torch does not own alone, such as a mapped
+    file or memory shared with another process, is not moved.
+    """
+    storages = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
+    for storage in storages.values():
+        if storage.resizable() and not storage.is_shared():
+            size_bytes = storage.nbytes()
+            content = storage.clone()
+            storage.resize_(0)
+            storage.resize_(size_bytes)
+            storage.copy_(content)
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
+    """Yields the storages of a tensor: all inner tensors of a subclass, both parts of a sparse one.
+
+    Yields nothing for a tensor whose memory torch does not show, such as oneDNN's.
+    """
+    if tensor.layout == torch.sparse_coo:
+        yield from (part.untyped_storage() for part in (tensor._indices(), tensor._values()))
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _storages_of(getattr(tensor, name))
+        return
+    try:
+        yield tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return
+
+
+def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) -> tuple[int, str]:
+    """Returns the peak of live bytes inside the range named `within`, and the phase of that peak.
+
+    `alive_bytes` is what is alive when the range begins; None stands for what the recording had
+    allocated by then.
+    """
+    assert recording.profiler is not None
+    results = recording.profiler.kineto_results
+    assert results is not None
+    phases = [
+        (
+            event.start_ns(),
+            event.start_ns() + event.duration_ns(),
+            event.name().removeprefix(_PHASE_PREFIX),
+        )
+        for event in results.events()
+        if event.name().startswith(_PHASE_PREFIX)
+    ]
+    first, last = next(
+        (event.start_ns(), event.start_ns() + event.duration_ns())
+        for event in results.events()
+        if event.name() == within
+    )
+    changes = _size_changes(results)
+    if alive_bytes is None:
+        alive_bytes = sum(change_bytes for at, change_bytes in changes if at < first)
+    live = peak = alive_bytes
+    peak_at = first
+    for at, change_bytes in changes:
+        if first <= at <= last:
+            live += change_bytes
+            if live > peak:
+                peak, peak_at = live, at
+    for start, end, name in phases:
+        if start <= peak_at <= end:
+            return peak, name
+    return peak, "between"
+
+
+def _size_changes(results: Any) -> list[tuple[int, int]]:
+    """Returns (time in nanoseconds, bytes) of every allocation, and of its release as minus bytes.
+
+    The release of an older block is left out. The allocator reports it where it knows the block
+    from an earlier recording.
+    """
+    events = []
+    waiting = list(results.experimental_event_tree())
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            events.append(
+                (event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr)
+            )
+    changes = []
+    alive = set()
+    for at, change_bytes, address in sorted(events):
+        if change_bytes > 0:
+            alive.add(address)
+        elif address in alive:
+            alive.remove(address)
+        else:
+            continue
+        changes.append((at, change_bytes))
+    return changes
+
+
+# -- program ---------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--text", default=TEXT)
-    parser.add_argument("--tokens", metavar="FOLDER", help="train.npy and held_out.npy of a study, in place of a text")
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--save", metavar="FILE", help="where the trained weights go")
-    asked = parser.parse_args()
-    train, held_out = read_text(asked.tokens, asked.text)
-    for part, sequences, needed in (("training", train, GLOBAL_BATCH), ("held-out", held_out, EVALUATION_SEQUENCES)):
-        if len(sequences) < needed:
-            raise SystemExit(f"the {part} text has {len(sequences)} sequences and {needed} are needed: use more text")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", default=TEXT, help="file, folder or name on the hub")
+    parser.add_argument(
+        "--tokens", metavar="FOLDER", help="train.npy and held_out.npy of a study, not a text"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of optimizer steps")
+    parser.add_argument("--save", metavar="FILE", help="file for the trained weights")
+    arguments = parser.parse_args()
+    steps = arguments.steps
+    train, held_out = read_text(arguments.tokens, arguments.text)
+    check_length("training", train, GLOBAL_BATCH)
+    check_length("held-out", held_out, EVALUATION_SEQUENCES)
     training = Training()
     batches = training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=SEED)
-    started, timed_from = time.perf_counter(), min(5, asked.steps - 1)
-    for step in range(asked.steps):
+    timed_from = min(5, steps - 1)
+    peak_memory = PeakMemory()
+    started = time.perf_counter()
+    for step in range(steps):
         if step == timed_from:
             started = time.perf_counter()
-        loss = train_step(training, train.batch(next(batches)), rate=learning_rate(step, steps=asked.steps))
-        if step % 10 == 9 or step == asked.steps - 1:
+        batch = train.batch(next(batches))
+        rate = learning_rate(step, steps=steps)
+        if step == timed_from - 1:
+            with peak_memory.of_step(training):
+                loss = train_step(training, batch, rate=rate)
+        else:
+            loss = train_step(training, batch, rate=rate)
+        if step % 10 == 9 or step == steps - 1:
             print(f"step {step + 1}: loss {loss:.4f}", flush=True)
-    seconds = (time.perf_counter() - started) / max(1, asked.steps - timed_from)
-    print(f"{GLOBAL_BATCH * SEQUENCE_LENGTH / seconds:,.0f} tokens/s after the first {timed_from} steps")
+    seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
+    tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
+    print(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
     print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
-    if DEVICE == "cuda":
-        print(f"peak memory {torch.cuda.max_memory_allocated() / 2**20:,.2f} MiB")
-    if asked.save:
-        torch.save({name: parameter.detach().cpu() for name, parameter in training.parameters.items()}, asked.save)
+    if peak_memory.read():
+        print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
+    if PEAK_MEMORY_BYTES is not None:
+        print(f"promised    {PEAK_MEMORY_BYTES / 2**20:,.2f} MiB, measured in {TRIAL}")
+    if arguments.save:
+        weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
+        torch.save(weights, arguments.save)
+
+
+def check_length(part: str, sequences: Sequences, needed: int) -> None:
+    if len(sequences) < needed:
+        raise SystemExit(
+            f"the {part} text has {len(sequences)} sequences and {needed} are needed: use more text"
+        )
 
 
 if __name__ == "__main__":

@@ -2,21 +2,21 @@
 
     fp32, checkpointing block, compile model, micro-batch 4
 
-In a training script of your own, before anything else, since importing this makes settings of the process:
+Import it first in your training script, because the import makes settings of the process:
 
     from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments
 
     model = AutoModelForCausalLM.from_pretrained("...", **model_kwargs())
-    data = sequences(texts, encode)  # or a dataset of your own; 128 tokens a sequence
-    AutotuneTrainer(model=model, args=training_arguments("trainer_output"), train_dataset=data).train()
+    data = sequences(texts, encode)  # 128 tokens each; or your dataset
+    arguments = training_arguments("trainer_output")
+    AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
-`train.py` beside it is such a script. Measured on one device; on N of them the global batch is N times as large, unless
-gradient_accumulation_steps is divided by N.
+`train.py` next to it is such a script. Measured on one device. On N devices the global batch is N
+times as large, unless gradient_accumulation_steps is divided by N.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -53,7 +53,7 @@ SETTINGS = {
 
 
 def set_weights_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Of floating-point parameters; buffers, such as the frequencies of positions, stay as they are."""
+    """Casts the floating-point parameters, not buffers such as the frequencies of positions."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -63,58 +63,83 @@ IGNORED_LABEL = -100
 
 
 def keep_causal_flag() -> None:
-    """Compiled, transformers makes a mask of what a kernel's causal flag says, and flash attention takes no mask."""
+    """Makes transformers use the causal flag of the attention kernels in compiled code as well.
+
+    It would make a mask there instead, and flash attention takes no mask.
+    """
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def mask(
-        *, q_length: int, kv_length: int, local_size: int | None = None, attention_mask: Any = None, **options: Any
+        *,
+        q_length: int,
+        kv_length: int,
+        local_size: int | None = None,
+        attention_mask: Any = None,
+        **options: Any,
     ) -> Any:
         is_long = local_size is not None and kv_length >= local_size
         is_plain = attention_mask is None and options.get("allow_is_causal_skip", True)
         if is_plain and q_length == kv_length and not is_long:
             return None
         return sdpa_mask(
-            q_length=q_length, kv_length=kv_length, local_size=local_size, attention_mask=attention_mask, **options
+            q_length=q_length,
+            kv_length=kv_length,
+            local_size=local_size,
+            attention_mask=attention_mask,
+            **options,
         )
 
     AttentionMaskInterface.register("sdpa", mask)
 
 
-def share_of_rate(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
-    """Of the learning rate at a step, counted from 0: a linear rise, then constant or a cosine down to a tenth."""
+def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
+    """Returns the factor of the learning rate at a step, counted from 0.
+
+    A linear warm-up is followed by a constant rate or by a cosine down to a tenth.
+    """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     if schedule == "constant":
         return 1.0
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * done))
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
 
 
-def packed_sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int) -> list[dict[str, Any]]:
-    """Sequences of `length` tokens, cut from one stream of all texts; the beginning of one more is left out."""
+def packed_sequences(
+    texts: Iterable[str], encode: Callable[[str], Sequence[int]], length: int
+) -> list[dict[str, Any]]:
+    """Returns sequences of `length` tokens, cut from one stream of all texts.
+
+    Tokens at the end of the stream that do not fill a sequence are dropped.
+    """
     stream = torch.tensor([token for text in texts for token in encode(text)])
     rows = stream[: len(stream) // length * length].view(-1, length)
-    # What stands first follows nothing: some versions would count it in the mean.
-    return [{"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows]
+    # The first token is not predicted; some versions would count its label in the mean.
+    return [
+        {"input_ids": row, "labels": F.pad(row[1:], (1, 0), value=IGNORED_LABEL)} for row in rows
+    ]
 
 
 def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[dict[str, Any]]:
-    """A training set for Trainer; `encode` makes a text's tokens."""
+    """Returns a training set for Trainer; `encode` returns the tokens of a text."""
     return packed_sequences(texts, encode, SEQUENCE_LENGTH)
 
 
 def model_kwargs() -> dict[str, Any]:
-    """For `from_pretrained` and `from_config`."""
+    """Returns arguments for `from_pretrained` and `from_config`."""
     return {"dtype": WEIGHTS_DTYPE, "attn_implementation": "sdpa"}
 
 
 def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
-    """These settings and, or instead of some of them, your own."""
+    """Returns these settings with your `changes`."""
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})
 
 
 def prepare_model(model: Any) -> Any:
-    """Applies in place what TrainingArguments have no key for, in the order of the trial. AutotuneTrainer calls it."""
+    """Applies in place, in the order of the trial, what TrainingArguments have no key for.
+
+    AutotuneTrainer calls it.
+    """
     set_weights_dtype(model, WEIGHTS_DTYPE)
     keep_causal_flag()
     model.compile(dynamic=False)
@@ -122,9 +147,9 @@ def prepare_model(model: Any) -> Any:
 
 
 def make_optimizer(
-    parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float, first_index: int = 0
+    parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """The trial's, for some of the parameters, the first of which has this place among those of the model."""
+    """Makes the trial's optimizer."""
     return torch.optim.AdamW(
         parameters,
         lr=learning_rate,
@@ -137,28 +162,37 @@ def make_optimizer(
 
 
 class AutotuneTrainer(Trainer):
-    """Trainer with the trial's model, optimizer and schedule. Settings that you change keep their usual meaning."""
+    """Trainer with the trial's techniques, optimizer and schedule.
+
+    An optimizer or schedule that you choose in the arguments is made by Trainer as usual.
+    """
 
     def __init__(self, model: Any, args: TrainingArguments | None = None, **others: Any) -> None:
-        super().__init__(prepare_model(model), args or training_arguments("trainer_output"), **others)
+        if args is None:
+            args = training_arguments("trainer_output")
+        super().__init__(prepare_model(model), args, **others)
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
             return super().create_optimizer(*args)
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        make = functools.partial(
-            make_optimizer, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay
+        self.optimizer = make_optimizer(
+            parameters, learning_rate=self.args.learning_rate, weight_decay=self.args.weight_decay
         )
-        self.optimizer = make(parameters)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        if self.lr_scheduler is not None or self.args.lr_scheduler_type != SETTINGS["lr_scheduler_type"]:
+        is_changed = self.args.lr_scheduler_type != SETTINGS["lr_scheduler_type"]
+        if self.lr_scheduler is not None or is_changed:
             return super().create_scheduler(num_training_steps, optimizer)
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
-        share = functools.partial(
-            share_of_rate, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
-        )
-        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, lambda step: share(step))
+
+        def factor(step: int) -> float:
+            return learning_rate_factor(
+                step, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
+            )
+
+        optimizer = optimizer or self.optimizer
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         self._created_lr_scheduler = True
         return self.lr_scheduler

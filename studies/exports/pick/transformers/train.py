@@ -1,4 +1,4 @@
-"""Trains with autotune_trainer.py. Fill in what is in capitals between <>, then: python train.py"""
+"""Trains with autotune_trainer.py. Replace each <NAME>, then: python train.py"""
 
 from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments  # first
 
@@ -14,7 +14,8 @@ def encode(text):
     return tokenizer(text, add_special_tokens=False)["input_ids"] + special
 
 
-model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())  # the trial's was gpt of 6 layers, width 128
+# The trial's model was gpt of 6 layers, width 128.
+model = AutoModelForCausalLM.from_pretrained("<MODEL>", **model_kwargs())
 rows = load_dataset("text", data_files="<TEXT FILE>", split="train")
 texts = [text for text in rows['text'] if text]
 
