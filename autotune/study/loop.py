@@ -280,6 +280,7 @@ class StudySession:
                 self._prediction_cache.known.values(),
                 excluded={*(record.config for record in records), *not_to_train},
                 seed=derived_seed(self._definition.seed, told=len(finished)),
+                predicts=self._prediction_cache.predicts,
             )
 
     @contextmanager

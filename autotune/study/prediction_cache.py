@@ -30,6 +30,11 @@ class PredictionCache:
         self._known: dict[str, Forecast] = store.forecasts(definition.name)
         self._not_needed: set[TrainingConfig] = set()
 
+    @property
+    def predicts(self) -> bool:
+        """Whether a configuration that has no forecast yet can get one."""
+        return self._predict is not None
+
     def mark_not_needed(self, config: TrainingConfig) -> None:
         """Leave a configuration unpredicted, because its prediction would change nothing."""
         self._not_needed.add(config)

@@ -7,6 +7,13 @@ measured once. What is not predicted yet is estimated from similar configuration
 so that only promising configurations are ever predicted; speed is estimated in the same way. EHVI
 then has a closed form (`ehvi.py`). The time that a trial takes is not part of the score: over a
 recorded table (`studies/search_efficiency/`) EHVI per second found the front later than EHVI.
+
+Whether a configuration fits is learned from its prediction, which costs a fraction of a trial. So
+one that would bring much if it fitted is worth a look even where that is not likely. Weitzman,
+"Optimal search for the best alternative", Econometrica 1979, gives each unopened box a reservation
+value z, with which the box of the largest value is opened: cost = P * (EHVI - z), here
+
+    z = EHVI - PREDICTION_COST * (largest score) / P(fits the cap)
 """
 
 import math
@@ -43,8 +50,11 @@ scored for one choice: a search that has converged would otherwise score all of 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
 """Standard deviations of the measurements: of the logarithm of speed (to choose from, because some
 machines are noisy), and of the failure indicator, which is 0 or 1."""
-LEAST_PROBABILITY_OF_FEASIBILITY = 0.05
-"""Below this probability of feasibility, by its prediction, a configuration is not trained."""
+LEAST_PROBABILITY_OF_FEASIBILITY = 0.5
+"""Below this probability of feasibility, by its prediction, a configuration is not trained: it is
+more likely over the cap than not."""
+PREDICTION_COST = 0.3
+"""What a prediction costs of a trial: 2 to 4 seconds of 8 to 15 in the recorded tables."""
 LEAST_PROBABILITY_TO_PREDICT, ENOUGH_KNOWN_PEAKS = 0.005, 30
 """Below this probability of feasibility a configuration is skipped without a prediction, once so
 many peaks are known to estimate it from."""
@@ -64,7 +74,8 @@ class Choice:
 
     config: TrainingConfig
     relative_improvement: float
-    """Score relative to the hypervolume so far; infinite while no trial fits."""
+    """The largest score of any configuration, relative to the hypervolume so far; infinite while no
+    trial fits."""
     surely_fits: bool
     """Whether it fits with a probability above `SURE`, so that a prediction would change nothing.
     """
@@ -111,8 +122,11 @@ class EhviSampler:
         *,
         excluded: Collection[TrainingConfig],
         seed: int,
+        predicts: bool = True,
     ) -> Choice | None:
-        """Return the configuration with the largest score that is not `excluded`.
+        """Return the configuration to try next, not one that is `excluded`.
+
+        `predicts`: the study predicts the memory of what is chosen before it is trained.
 
         Returns None when no configuration that may fit has an expected improvement.
         """
@@ -134,6 +148,7 @@ class EhviSampler:
             records,
             forecasts,
             cap_bytes=self._cap_bytes,
+            predicts=predicts,
             points=[_point(record) for record in on_front],
             training_subset=TrainingSubset(near=frozenset(near_fingerprints)),
         )
@@ -219,15 +234,27 @@ def _best_of(
     if not candidates.configs:
         return None
     scores = knowledge.scores(candidates)
-    if not (scores > 0).any():
+    if not (scores.expected > 0).any():
         return None
-    nearly_best = numpy.flatnonzero(scores >= _NEARLY_AS_GOOD * scores.max())
+    values = scores.reservation_values
+    nearly_best = numpy.flatnonzero(values >= _NEARLY_AS_GOOD * values.max())
     config = candidates.configs[int(rng.choice(list(nearly_best)))]
     return Choice(
         config=config,
-        relative_improvement=knowledge.relative(float(scores.max())),
+        relative_improvement=knowledge.relative(float(scores.expected.max())),
         surely_fits=knowledge.probability_of_feasibility(config) > SURE,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """How good the candidates are to try next, each [candidate]."""
+
+    expected: Array
+    """P(fits the cap) * P(no failure) * EHVI."""
+    reservation_values: Array
+    """The same, but for what is not predicted yet: at which expected score of the others it would
+    not be worth a prediction. The top of the module has the formula."""
 
 
 class Knowledge:
@@ -241,8 +268,12 @@ class Knowledge:
         cap_bytes: int,
         points: Sequence[Point],
         training_subset: TrainingSubset,
+        predicts: bool,
     ) -> None:
         self._records = records
+        self._predicts = predicts
+        self._looked_at = {forecast.config.fingerprint for forecast in forecasts}
+        """What has a prediction, or could not be predicted."""
         self.points = points
         """The Pareto front, without any tolerance."""
         self._training_subset = training_subset
@@ -254,24 +285,24 @@ class Knowledge:
         ]
         self._perplexities = _perplexity_of_classes(records)
 
-    def scores(self, candidates: Candidates) -> Array:
-        """Return P(feasible) * P(no failure) * EHVI of each candidate, [candidate].
+    def scores(self, candidates: Candidates) -> Scores:
+        """Score the candidates.
 
-        Without any measured speed it is P(feasible) * P(no failure) / peak, which prefers what
-        surely fits.
+        Without any measured speed both are P(fits the cap) * P(no failure) / peak, which prefers
+        what surely fits.
         """
         memory = self._memory.estimate(candidates.configs, features=candidates.features)
         least_to_predict = 0.0
         if self._memory.seen >= ENOUGH_KNOWN_PEAKS:
             least_to_predict = LEAST_PROBABILITY_TO_PREDICT
         least = numpy.where(memory.is_predicted, LEAST_PROBABILITY_OF_FEASIBILITY, least_to_predict)
-        probability = numpy.where(
-            memory.probability_of_feasibility < least,
-            0.0,
-            memory.probability_of_feasibility * self._probability_of_no_failure(candidates),
-        )
+        fits = memory.probability_of_feasibility
+        may_fit = fits >= least
+        no_failure = self._probability_of_no_failure(candidates)
+        probability = numpy.where(may_fit, fits * no_failure, 0.0)
         if not self._timed or not self._perplexities:
-            return probability / memory.if_it_fits
+            expected = probability / memory.if_it_fits
+            return Scores(expected=expected, reservation_values=expected)
         # The logarithm of speed is normally distributed. EHVI takes the mean and the standard
         # deviation of the log-normal distribution of speed:
         # exp(m + s^2 / 2) and mean * sqrt(exp(s^2) - 1).
@@ -285,7 +316,17 @@ class Knowledge:
             speed_mean=mean,
             speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
         )
-        return probability * improvements
+        expected = probability * improvements
+        if not self._predicts:
+            return Scores(expected=expected, reservation_values=expected)
+        is_new = [config.fingerprint not in self._looked_at for config in candidates.configs]
+        would_be_predicted = may_fit & (fits > 0.0) & (fits <= SURE) & numpy.array(is_new)
+        cost = PREDICTION_COST * expected.max() / numpy.where(would_be_predicted, fits, 1.0)
+        if_predicted = numpy.maximum(0.0, no_failure * improvements - cost)
+        return Scores(
+            expected=expected,
+            reservation_values=numpy.where(would_be_predicted, if_predicted, expected),
+        )
 
     def probability_of_feasibility(self, config: TrainingConfig) -> float:
         """Return the probability that the configuration fits the cap."""

@@ -118,7 +118,7 @@ class MemoryModel:
         indices = self._training_subset.indices(configs)
         x_train = features_of([configs[index] for index in indices])
         y_train = [math.log(sizes[index]) for index in indices]
-        return Surrogate(x_train, y_train, noises=(_NOISE,))
+        return Surrogate(x_train, y_train, noises=(_NOISE,), has_own_scales=True)
 
 
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:

@@ -3,20 +3,23 @@
 The kernel is additive (Duvenaud, Nickisch and Rasmussen, "Additive Gaussian processes", NeurIPS
 2011), with a constant, one term for each technique and one for each pair of techniques:
 
-    k(x, x') = technique^2 * (1 + sum_i c_i) + pair^2 * sum_{i<j} c_i c_j
+    k(x, x') = constant^2 + sum_i s_i^2 c_i + pair^2 * sum_{i<j} s_i c_i s_j c_j
     c_i = 1 where x and x' have the same value of technique i, else 0
     c_i = exp(-((x_i - x'_i) / length_i)^2 / 2) for the ordered techniques
 
 Techniques multiply memory and time by a factor, so the process is fitted to logarithms. Its scales
-(technique, pair, noise) are those of a small grid with the largest posterior density. The mean and
-variance are those of Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006,
-algorithm 2.1; what does not depend on x_test is computed once.
+(one s for all techniques, pair, noise) are those of a small grid with the largest posterior
+density. What is measured without noise shows how much each technique matters: then, from there,
+each technique gets its own s_i as long as that raises the density (automatic relevance
+determination, section 5.1 of the book below). The mean and variance are those of Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1; what does not depend on
+x_test is computed once.
 """
 
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy
@@ -33,8 +36,12 @@ _TECHNIQUE_SCALES = (0.02, 0.06, 0.2, 0.6)
 """Standard deviation of the effect of one technique, in natural logarithms: 0.2 is a fifth more or
 less."""
 _USUAL_SCALE, _SCALE_SPREAD = 0.2, 0.7
-"""Median and standard deviation (of the logarithm) of a prior over the technique scale: a few
-similar results do not show that techniques have no effect."""
+"""Median and standard deviation (of the logarithm) of a prior over the one scale of all techniques:
+a few similar results do not show that techniques have no effect."""
+_USUAL_SCALE_OF_ONE, _SCALE_SPREAD_OF_ONE = 0.15, 1.0
+"""The same for the scale of each one, where they differ."""
+_SWEEPS = 2
+"""How often each technique's scale is tried anew."""
 _PAIR_SHARES = (0.1, 0.3, 0.6)
 """Standard deviation of the interaction of a pair, relative to that of a technique."""
 _ORDERED_LENGTHS = {BUDGET: 0.3, MICRO_BATCH: 1.5}
@@ -70,74 +77,124 @@ class Surrogate:
     """A Gaussian process fitted to logarithms; configurations are rows of `features_of`."""
 
     def __init__(
-        self, x_train: Array, y_train: Sequence[float], *, noises: Sequence[float]
+        self,
+        x_train: Array,
+        y_train: Sequence[float],
+        *,
+        noises: Sequence[float],
+        has_own_scales: bool = False,
     ) -> None:
+        """`has_own_scales`: each technique has its own scale, for values that hardly scatter."""
         values = numpy.array(y_train[:MOST_SEEN], dtype=float)
         self._x_train = x_train[:MOST_SEEN]
         self._noises = noises
+        self._has_own_scales = has_own_scales
         self._center = float(values.mean())
         self._residuals = values - self._center
         self._fits: dict[tuple[int, ...], _Fit] = {}
 
     def predict(self, x_test: Array) -> Posterior:
-        fit, similarity = self._fit_for(x_test)
+        fit, covariance = self._fit_for(x_test)
         return Posterior(
-            mean=fit.mean(similarity) + self._center, deviation=fit.deviation(similarity)
+            mean=fit.mean(covariance) + self._center, deviation=fit.deviation(covariance)
         )
 
     def predict_mean(self, x_test: Array) -> Array:
         """Return the mean of `predict` alone, at half of the cost."""
-        fit, similarity = self._fit_for(x_test)
-        return fit.mean(similarity) + self._center
+        fit, covariance = self._fit_for(x_test)
+        return fit.mean(covariance) + self._center
 
-    def _fit_for(self, x_test: Array) -> "tuple[_Fit, _Similarity]":
-        """Return the fit over the techniques that differ anywhere in x_train or x_test."""
+    def _fit_for(self, x_test: Array) -> "tuple[_Fit, Array]":
+        """Return the fit over the techniques that differ anywhere in x_train or x_test.
+
+        With it the covariance of x_test and x_train, [configuration of x_test, of x_train].
+        """
         lowest = numpy.minimum(self._x_train.min(axis=0), x_test.min(axis=0))
         highest = numpy.maximum(self._x_train.max(axis=0), x_test.max(axis=0))
-        fields = tuple(int(field) for field in numpy.flatnonzero(lowest < highest))
+        # Where nothing differs any field will do.
+        fields = tuple(int(field) for field in numpy.flatnonzero(lowest < highest)) or (0,)
         if fields not in self._fits:
             self._fits[fields] = self._fit(fields)
-        return self._fits[fields], _Similarity.between(x_test, self._x_train, fields=fields)
+        fit = self._fits[fields]
+        return fit, fit.scales.kernel(_Closeness.between(x_test, self._x_train, fields))
 
     def _fit(self, fields: tuple[int, ...]) -> "_Fit":
         """Choose the scales by the first configurations, then fit all of them."""
         first = self._x_train[:MOST_FOR_SCALES]
-        similarity = _Similarity.between(first, first, fields=fields)
+        residuals = self._residuals[: len(first)]
+        closeness = _Closeness.between(first, first, fields)
         fits = []
-        for technique, pair_share, noise in itertools.product(
+        for technique, pair, noise in itertools.product(
             _TECHNIQUE_SCALES, _PAIR_SHARES, self._noises
         ):
-            scales = _Scales(technique=technique, pair=technique * pair_share, noise=noise)
-            fits.append(_Fit(similarity, self._residuals[: len(first)], scales=scales))
+            scales = _Scales(
+                constant=technique, techniques=(technique,) * len(fields), pair=pair, noise=noise
+            )
+            log_prior = _log_normal(technique, median=_USUAL_SCALE, spread=_SCALE_SPREAD)
+            fits.append(_Fit(closeness, residuals, scales=scales, log_prior=log_prior))
         best = max(fits, key=lambda fit: fit.log_posterior)
+        if self._has_own_scales:
+            best = self._with_own_scales(best.scales, closeness, residuals)
         if len(self._x_train) > MOST_FOR_SCALES:
-            similarity = _Similarity.between(self._x_train, self._x_train, fields=fields)
-            best = _Fit(similarity, self._residuals, scales=best.scales)
+            closeness = _Closeness.between(self._x_train, self._x_train, fields)
+            best = _Fit(closeness, self._residuals, scales=best.scales)
+        return best
+
+    def _with_own_scales(
+        self, scales: "_Scales", closeness: "_Closeness", residuals: Array
+    ) -> "_Fit":
+        """Change one scale at a time, from `scales`, as long as the posterior density rises."""
+
+        def fit_with(scales: _Scales) -> _Fit:
+            log_prior = sum(
+                _log_normal(scale, median=_USUAL_SCALE_OF_ONE, spread=_SCALE_SPREAD_OF_ONE)
+                for scale in scales.techniques
+            )
+            return _Fit(closeness, residuals, scales=scales, log_prior=log_prior)
+
+        best = fit_with(replace(scales, constant=_USUAL_SCALE))
+        for _ in range(_SWEEPS):
+            before = best
+            for index, scale in itertools.product(range(len(scales.techniques)), _TECHNIQUE_SCALES):
+                own = list(best.scales.techniques)
+                if own[index] != scale:
+                    own[index] = scale
+                    changed = fit_with(replace(best.scales, techniques=tuple(own)))
+                    best = max(best, changed, key=lambda fit: fit.log_posterior)
+            for pair in _PAIR_SHARES:
+                if pair != best.scales.pair:
+                    changed = fit_with(replace(best.scales, pair=pair))
+                    best = max(best, changed, key=lambda fit: fit.log_posterior)
+            if best is before:
+                break
         return best
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Similarity:
-    """The two sums of the kernel, each [row, column]: sum_i c_i and sum_{i<j} c_i c_j."""
+def _log_normal(value: float, *, median: float, spread: float) -> float:
+    """Return the logarithm of a log-normal density, up to a constant and the factor 1 / value."""
+    return -0.5 * (math.log(value / median) / spread) ** 2
 
-    singles: Array
-    pairs: Array
+
+@dataclass(frozen=True)
+class _Closeness:
+    """c_i of every field, [field, row, column]."""
+
+    by_field: Array
 
     @classmethod
-    def between(cls, rows: Array, columns: Array, *, fields: Sequence[int]) -> "_Similarity":
-        equal = numpy.zeros((len(rows), len(columns)), dtype=numpy.int8)
-        for field in fields:
-            if field not in _ORDERED_LENGTHS:
-                equal += rows[:, None, field] == columns[None, :, field]
-        singles = equal.astype(float)
-        squares = equal.astype(float)
-        for field, length in _ORDERED_LENGTHS.items():
-            if field in fields:
-                layer = _closeness(rows[:, field], columns[:, field], length=length)
-                singles += layer
-                squares += layer**2
-        # sum_{i<j} c_i c_j = ((sum_i c_i)^2 - sum_i c_i^2) / 2
-        return cls(singles=singles, pairs=(singles**2 - squares) / 2)
+    def between(cls, rows: Array, columns: Array, fields: Sequence[int]) -> "_Closeness":
+        found = numpy.empty((len(fields), len(rows), len(columns)))
+        for index, field in enumerate(fields):
+            if field in _ORDERED_LENGTHS:
+                length = _ORDERED_LENGTHS[field]
+                found[index] = _closeness(rows[:, field], columns[:, field], length=length)
+            else:
+                found[index] = rows[:, None, field] == columns[None, :, field]
+        return cls(found)
+
+    @cached_property
+    def squares(self) -> Array:
+        return self.by_field**2
 
 
 def _closeness(rows: Array, columns: Array, *, length: float) -> Array:
@@ -155,27 +212,45 @@ def _closeness(rows: Array, columns: Array, *, length: float) -> Array:
 class _Scales:
     """Standard deviations of the kernel's terms and of the measurements, in logarithms."""
 
-    technique: float
+    constant: float
+    techniques: tuple[float, ...]
+    """One for each field of the closeness."""
     pair: float
+    """Of the interaction of a pair, relative to the product of the two."""
     noise: float
+
+    def kernel(self, closeness: _Closeness) -> Array:
+        """Return k, [row, column]."""
+        scales = numpy.array(self.techniques)
+        singles = numpy.tensordot(scales**2, closeness.by_field, axes=1)
+        # sum_{i<j} a_i a_j = ((sum_i a_i)^2 - sum_i a_i^2) / 2
+        sums = numpy.tensordot(scales, closeness.by_field, axes=1)
+        squares = numpy.tensordot(scales**2, closeness.squares, axes=1)
+        return numpy.asarray(self.constant**2 + singles + self.pair**2 * (sums**2 - squares) / 2)
 
 
 class _Fit:
     """The Gaussian process with one choice of scales."""
 
-    def __init__(self, similarity: _Similarity, residuals: Array, *, scales: _Scales) -> None:
+    def __init__(
+        self,
+        closeness: _Closeness,
+        residuals: Array,
+        *,
+        scales: _Scales,
+        log_prior: float = 0.0,
+    ) -> None:
         self.scales = scales
-        covariance = self._kernel(similarity)
+        covariance = scales.kernel(closeness)
         self._prior_variance = float(covariance[0, 0])
         self._root = numpy.linalg.cholesky(
             covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(residuals))
         )
         self._whitened = numpy.linalg.solve(self._root, residuals)
         log_determinant = 2 * float(numpy.log(numpy.diag(self._root)).sum())
-        # Up to a constant: -(y' K^-1 y + log |K| + squared distance of the prior) / 2
-        prior = (math.log(scales.technique / _USUAL_SCALE) / _SCALE_SPREAD) ** 2
-        self.log_posterior = -0.5 * (
-            float(self._whitened @ self._whitened) + log_determinant + prior
+        # Up to a constant: -(y' K^-1 y + log |K|) / 2 + log prior
+        self.log_posterior = log_prior - 0.5 * (
+            float(self._whitened @ self._whitened) + log_determinant
         )
 
     @cached_property
@@ -186,17 +261,12 @@ class _Fit:
     def _inverse_root(self) -> Array:
         return numpy.asarray(numpy.linalg.inv(self._root))
 
-    def mean(self, similarity: _Similarity) -> Array:
+    def mean(self, covariance: Array) -> Array:
         """Return k(x_test, x_train) K^-1 y, [configuration of x_test]."""
-        return numpy.asarray(self._kernel(similarity) @ self._weights)
+        return numpy.asarray(covariance @ self._weights)
 
-    def deviation(self, similarity: _Similarity) -> Array:
+    def deviation(self, covariance: Array) -> Array:
         """Return sqrt(k(x, x) - k(x, x_train) K^-1 k(x_train, x)), [configuration of x_test]."""
-        explained = self._inverse_root @ self._kernel(similarity).T
+        explained = self._inverse_root @ covariance.T
         variance = self._prior_variance - numpy.einsum("ij,ij->j", explained, explained)
         return numpy.asarray(numpy.sqrt(numpy.maximum(variance, 0.0)))
-
-    def _kernel(self, similarity: _Similarity) -> Array:
-        single_terms = self.scales.technique**2 * (1 + similarity.singles)
-        pair_terms = self.scales.pair**2 * similarity.pairs
-        return numpy.asarray(single_terms + pair_terms)

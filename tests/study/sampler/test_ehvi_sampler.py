@@ -5,6 +5,7 @@ import math
 import pytest
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
 from autotune.study.sampler.ehvi_sampler import EhviSampler
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 from tests.building.studies import definition
@@ -124,3 +125,74 @@ def test_the_relative_improvement_is_infinite_while_nothing_fits():
         BASELINE, outcome="over_cap", peak_memory_bytes=2 * CAP_BYTES, device_bytes=2 * CAP_BYTES
     )
     assert math.isinf(choose([over]).relative_improvement)
+
+
+# -- what is worth a prediction --------------------------------------------------------------------
+
+FAST = {"checkpointing": "none", "compile": "none", "memory_budget": 1.0}
+SLOW = {**FAST, "checkpointing": "block"}
+
+
+def config(precision, *, micro_batch_size, **techniques):
+    return TrainingConfig(
+        precision=precision,
+        micro_batch_size=micro_batch_size,
+        optimizer_fusion="foreach",
+        **techniques,
+    )
+
+
+UNLIKELY_TO_FIT = config("fp32", micro_batch_size=8, **{**FAST, "compile": "block"})
+"""Compiled, which nothing seen is: by the others a little over the cap, but maybe fast."""
+LITTLE_BETTER = config("bf16-mixed", micro_batch_size=4, **SLOW)
+
+
+def seen():
+    """Trials in fp32, from which memory and speed can be estimated, though not with certainty."""
+    found = []
+    for size, part in {8: 1.0, 4: 0.6, 2: 0.4}.items():
+        for techniques, memory, speed in ((FAST, 80.0, 2000.0), (SLOW, 40.0, 1500.0)):
+            peak = int(memory * part * MIB)
+            found.append(
+                record(
+                    config("fp32", micro_batch_size=size, **techniques),
+                    number=len(found),
+                    outcome="ok" if peak <= CAP_BYTES else "over_cap",
+                    peak_memory_bytes=peak,
+                    device_bytes=peak,
+                    tokens_per_second=speed * part**0.5,
+                )
+            )
+    return found
+
+
+def chosen_of_two(*, predicts=True, forecasts=()):
+    known = forecast(LITTLE_BETTER, peak_memory_bytes=28 * MIB)
+    choice = EhviSampler(LEGAL, cap_bytes=CAP_BYTES).choose(
+        seen(),
+        [known, *forecasts],
+        excluded={*ALL} - {UNLIKELY_TO_FIT, LITTLE_BETTER},
+        seed=1,
+        predicts=predicts,
+    )
+    return choice.config
+
+
+def test_what_would_bring_much_is_looked_at_even_where_it_is_unlikely_to_fit():
+    assert chosen_of_two() == UNLIKELY_TO_FIT
+
+
+def test_what_is_unlikely_to_fit_is_not_trained_without_a_look():
+    assert chosen_of_two(predicts=False) == LITTLE_BETTER
+
+
+def test_what_could_not_be_predicted_is_not_looked_at_again():
+    failed = Forecast(config=UNLIKELY_TO_FIT, prediction=None)
+    assert chosen_of_two(forecasts=[failed]) == LITTLE_BETTER
+
+
+def test_what_is_predicted_a_little_over_the_cap_is_not_trained():
+    slightly_over = forecast(
+        UNLIKELY_TO_FIT, peak_memory_bytes=int(1.005 * CAP_BYTES), uncertainty=0.1
+    )
+    assert choose(seen(), [slightly_over], excluded={*ALL} - {UNLIKELY_TO_FIT}) is None

@@ -8,7 +8,8 @@ import numpy
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.surrogate import posterior
+from autotune.study.sampler.features import features_of
+from autotune.study.sampler.surrogate import Surrogate, posterior
 
 _FACTORS = {
     ("checkpointing", "block"): 0.5,
@@ -94,3 +95,22 @@ def test_scattered_values_are_believed_less_than_smooth_ones():
         posterior(seen, x_train=seen, y_train=v, noises=noises) for v in (smooth, scattered)
     )
     assert of_scattered.deviation.mean() > 2 * of_smooth.deviation.mean()
+
+
+def test_a_technique_without_effect_is_told_from_those_that_have_one():
+    seen = [
+        TrainingConfig(checkpointing=checkpointing, precision=precision, micro_batch_size=size)
+        for checkpointing in ("none", "block")
+        for precision in ("fp32", "bf16-mixed")
+        for size in (1, 8)
+    ]
+    unseen = replace(seen[0], optimizer_fusion="kernel")
+    known = [*seen, replace(seen[-1], optimizer_fusion="kernel")]
+    y_train = [3.0 * value(replace(config, optimizer_fusion="none")) for config in known]
+    own, shared = (
+        Surrogate(features_of(known), y_train, noises=(0.01,), has_own_scales=has_own_scales)
+        .predict(features_of([unseen]))
+        .deviation[0]
+        for has_own_scales in (True, False)
+    )
+    assert own < shared / 2
