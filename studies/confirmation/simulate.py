@@ -3,239 +3,210 @@
     OMP_NUM_THREADS=1 python studies/confirmation/simulate.py       # simulated.json.gz
     python studies/confirmation/simulate.py --summary
 
-Each search is the real one on the table of `studies/search_efficiency`, whose recorded speed times
-a drawn error stands for what a trial measures. The confirmation is planned by the real plan; each
-of its runs gets a drawn error, too, and costs what starting, warming up, compiling from the cache
-and stepping took when the table was recorded. Claims are then compared with the recorded speeds.
+Each search is the real one on a table of `studies/search_efficiency`, whose recorded speed times a
+drawn error stands for what a trial measures. The confirmation is planned by the real plan; each of
+its runs gets a drawn error, too, and costs what starting, warming up, compiling from the cache and
+stepping took when the table was recorded. Claims are then compared with the recorded speeds.
 """
 
 import argparse
 import math
 import random
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import ExitStack
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from autotune.analysis.confirmed import confirmed_records
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, choose
-from autotune.execution.trial_options import TrialOptions
-from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import Confirmation, PairedSpeed, RepeatedSpeed
+from autotune.spec.confirmation import Confirmation, PairedSpeed
 from autotune.spec.result import TrialRecord
-from autotune.storage.store import StudyStore
 from autotune.study.confirmation.plan import TimeInTurn, next_step
 from autotune.study.confirmation.session import ROUNDS
-from autotune.study.loop import TRIALS_PER_REPEAT, StudySession
-from autotune.study.prediction_cache import PredictionCache
 from autotune.study.request import VARIANTS_SHARE
-from autotune.study.sampler.ehvi import hypervolume
-from autotune.study.workers.coordinator import Coordinator
 from studies.compressed import read_json, write_json
-from studies.search_efficiency.replay import (
-    cap_of,
-    exhaustive_volume,
-    point_of,
-    reference_point,
-    rounded,
-    the_table,
-)
-from studies.search_efficiency.table import ReplayExecutor
+from studies.search_efficiency.replay import CAPS, MORE_CAPS, rounded, run_ours, the_table
+from studies.search_efficiency.table import Table
 
 SIMULATED = Path(__file__).parent / "simulated.json.gz"
 NOISE_ALONE = 0.094
 """Standard deviation of the log speed of a configuration between runs, measured alone."""
 NOISE_BETWEEN_RUNS, NOISE_OF_A_ROUND = 0.01, 0.10
 """Of a log ratio measured in turn: what more rounds do not lower, and what they do."""
-CAPS = ("loose", "middle", "35 %", "12 %")
+CAPS_SIMULATED = ("loose", "middle", "35 %", "12 %")
 TRIALS = (24, 30, 40)
 SHARES = (0.0, 0.12, 0.2, 0.3)
 START_SECONDS, WARMUP_STEPS = 0.3, 3
+ALL = 2.0
+"""Of the hypervolume: never reached, so that a search runs all its trials."""
 
 
-class NoisyExecutor(ReplayExecutor):
-    """Replays the table with an error in every speed."""
+class Simulation:
+    """Confirms searches over a table with drawn errors, and judges what is then announced."""
 
-    def __init__(self, *arguments: Any, seed: int, **options: Any) -> None:
-        super().__init__(*arguments, seed=seed, **options)
-        self._noise = random.Random(7 * seed + 1)
+    def __init__(self, table: Table, *, cap_bytes: int) -> None:
+        self._table = table
+        self._cap_bytes = cap_bytes
+        self._baseline = table.definition(cap_bytes=cap_bytes).baseline_config()
+        self._rounds = min(ROUNDS, table.workload.steps - WARMUP_STEPS)
 
-    def submit(self, *arguments: Any, **options: Any) -> "Future[FinishedTrial]":
-        finished = super().submit(*arguments, **options).result()
-        speed = finished.measurement.tokens_per_second
-        if speed is not None:
-            speed *= math.exp(self._noise.gauss(0.0, NOISE_ALONE))
-        noisy: Future[FinishedTrial] = Future()
-        measurement = replace(finished.measurement, tokens_per_second=speed)
-        noisy.set_result(replace(finished, measurement=measurement))
-        return noisy
+    def true_speed(self, config: TrainingConfig) -> float:
+        """Returns the recorded tokens per second."""
+        speed = self._table.trainings[config.fingerprint].measurement.tokens_per_second
+        assert speed is not None
+        return speed
+
+    def confirm(
+        self,
+        records: Sequence[TrialRecord],
+        confirmations: list[Confirmation],
+        *,
+        seconds: float,
+        draw: random.Random,
+    ) -> float:
+        """Adds confirmations while there is time for the next; returns the seconds they took."""
+        spent = 0.0
+        while True:
+            step = next_step(
+                records, confirmations, baseline=self._baseline, preferences=DEFAULT_PREFERENCES
+            )
+            if not isinstance(step, TimeInTurn):
+                return spent
+            trainings = (step.partner, *step.subjects)
+            cost = sum(self._seconds_in_turn(record.config) for record in trainings)
+            if spent + cost > seconds:
+                return spent
+            spent += cost
+            confirmations += self._measured(step, draw)
+
+    def _seconds_in_turn(self, config: TrainingConfig) -> float:
+        """Returns what one training of a run in turn costs, with compiled code from the cache."""
+        table = self._table
+        program = table.program(config)
+        compiled = set() if program is None else {program}
+        parts = table.trainings[config.fingerprint].measurement.seconds_by_part or {}
+        step = table.workload.tokens_per_step / self.true_speed(config)
+        compiling = table.compilation(config, compiled=compiled)[0]
+        return START_SECONDS + parts["startup"] + compiling + (WARMUP_STEPS + self._rounds) * step
+
+    def _measured(self, step: TimeInTurn, draw: random.Random) -> list[PairedSpeed]:
+        noise = math.hypot(NOISE_BETWEEN_RUNS, NOISE_OF_A_ROUND / math.sqrt(self._rounds))
+        partner = step.partner.config
+        partner_speed = self.true_speed(partner) * math.exp(draw.gauss(0.0, NOISE_ALONE))
+        return [
+            PairedSpeed(
+                config=subject.config,
+                partner=partner,
+                schedule="in turn",
+                rounds=self._rounds,
+                speed_ratio=self.true_speed(subject.config)
+                / self.true_speed(partner)
+                * math.exp(draw.gauss(0.0, noise)),
+                partner_tokens_per_second=partner_speed,
+                seconds=self._seconds_in_turn(subject.config),
+            )
+            for subject in step.subjects
+        ]
+
+    def claims(
+        self, records: Sequence[TrialRecord], confirmations: Sequence[Confirmation]
+    ) -> dict[str, Any]:
+        """Returns claimed over true speeds of the pick, and true hypervolumes.
+
+        They are those of the announced front, of all trials, and of the front that would be
+        announced if all configurations of the table had been tried and their true speeds known;
+        with them the true speed of the pick beside that of the pick from there.
+        """
+        found = confirmed_records(records, confirmations)
+        front = pareto_front(found, tolerance=DEFAULT_PREFERENCES.tolerance)
+        pick = choose(found, front, baseline=None, preferences=DEFAULT_PREFERENCES)
+        if pick is None:
+            return {}
+        picked = found[pick.number]
+        assert picked.tokens_per_second is not None
+        exhaustive_front, best = exhaustive(self._table, self._cap_bytes)
+        claim: dict[str, Any] = {
+            "claimed": picked.tokens_per_second / self.true_speed(picked.config),
+            "confirmations": picked.confirmations,
+            "front": self._volume([found[number] for number in front]),
+            "tried": self._volume([record for record in found if record.feasible]),
+            "exhaustive_front": self._volume(exhaustive_front),
+            "pick": self.true_speed(picked.config) / self.true_speed(best.config),
+        }
+        partners = [one.partner for one in confirmations if isinstance(one, PairedSpeed)]
+        if partners:
+            partner = next(record for record in found if record.config == partners[0])
+            assert partner.tokens_per_second is not None
+            true_ratio = self.true_speed(picked.config) / self.true_speed(partner.config)
+            ratio = picked.tokens_per_second / partner.tokens_per_second
+            claim["claimed_ratio"] = ratio / true_ratio
+            claim["covered"] = [
+                interval[0] <= self.true_speed(record.config) <= interval[1]
+                for record in found
+                if (interval := record.tokens_per_second_interval) is not None
+            ]
+        return claim
+
+    def _volume(self, records: Sequence[TrialRecord]) -> float:
+        """Returns the hypervolume by true speeds, relative to that of the whole table."""
+        points = [self._table.point_of(record.config) for record in records]
+        known = [point for point in points if point and point.memory <= self._cap_bytes]
+        return self._table.hypervolume_of(known, cap_bytes=self._cap_bytes)
 
 
-def search(cap_bytes: int, *, trials: int, seed: int) -> tuple[list[TrialRecord], float]:
-    """Returns the trials of a search with noisy speeds, and its seconds."""
-    table = the_table()
-    definition = table.definition(cap_bytes=cap_bytes, sampler="ehvi", seed=seed)
-    executor = NoisyExecutor(table, seed=seed)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        store = StudyStore(f"sqlite:///{folder}/replay.db", create=True)
-        store.create_study(definition, trials_wanted=trials)
-        shared = stack.enter_context(
-            Coordinator(definition, store=store, folder=Path(folder), listener=lambda event: None)
-        )
-        session = StudySession(
-            definition,
-            shared=shared,
-            slots=None,
-            executor=executor,
-            prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
-            study_folder=Path(folder),
-            listener=lambda event: None,
-            should_stop=lambda: False,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-            clock=executor.clock,
-        )
-        session.run(trials_wanted=trials, deadline=None)
-        records = store.trials(definition.name)
-        store.close()
-    return records, executor.seconds
-
-
-def true_speed(config: TrainingConfig) -> float:
-    speed = the_table().trainings[config.fingerprint].measurement.tokens_per_second
-    assert speed is not None
-    return speed
-
-
-def seconds_in_turn(config: TrainingConfig) -> float:
-    """Returns what one training of a run in turn costs, with compiled code from the cache."""
-    table = the_table()
-    program = table.program(config)
-    compiled = set() if program is None else {program}
-    parts = table.trainings[config.fingerprint].measurement.seconds_by_part or {}
-    step = table.workload.tokens_per_step / true_speed(config)
-    rounds = min(ROUNDS, table.workload.steps - WARMUP_STEPS)
-    compiling = table.compilation(config, compiled=compiled)[0]
-    return START_SECONDS + parts["startup"] + compiling + (WARMUP_STEPS + rounds) * step
-
-
-def measured(step: TimeInTurn, draw: random.Random) -> list[PairedSpeed]:
-    rounds = min(ROUNDS, the_table().workload.steps - WARMUP_STEPS)
-    noise = math.hypot(NOISE_BETWEEN_RUNS, NOISE_OF_A_ROUND / math.sqrt(rounds))
-    partner = step.partner.config
-    partner_speed = true_speed(partner) * math.exp(draw.gauss(0.0, NOISE_ALONE))
-    return [
-        PairedSpeed(
-            config=subject.config,
-            partner=partner,
-            schedule="in turn",
-            rounds=rounds,
-            speed_ratio=true_speed(subject.config)
-            / true_speed(partner)
-            * math.exp(draw.gauss(0.0, noise)),
-            partner_tokens_per_second=partner_speed,
-            seconds=seconds_in_turn(subject.config),
-        )
-        for subject in step.subjects
-    ]
-
-
-def repeats(baseline: TrainingConfig, trials: int, draw: random.Random) -> list[Confirmation]:
-    """Returns the speeds of the baseline that the search measures on its way."""
-    return [
-        RepeatedSpeed(
-            config=baseline,
-            tokens_per_second=true_speed(baseline) * math.exp(draw.gauss(0.0, NOISE_ALONE)),
-            seconds=0.0,
-        )
-        for _ in range(trials // TRIALS_PER_REPEAT)
-    ]
+@cache
+def exhaustive(table: Table, cap_bytes: int) -> tuple[list[TrialRecord], TrialRecord]:
+    """Returns the front and the pick of all configurations under a cap, with their true speeds."""
+    records = []
+    for name, config in table.configs.items():
+        measured = table.trainings[name].measurement
+        if measured.outcome == "ok" and (measured.device_bytes or 0) <= cap_bytes:
+            values = vars(measured)
+            number = len(records)
+            records.append(TrialRecord(**values, number=number, config=config, feasible=True))
+    front = pareto_front(records, tolerance=DEFAULT_PREFERENCES.tolerance)
+    pick = choose(records, front, baseline=None, preferences=DEFAULT_PREFERENCES)
+    assert pick is not None
+    return [records[number] for number in front], records[pick.number]
 
 
 def simulate(job: tuple[str, int, int]) -> list[dict[str, Any]]:
     """Returns what is claimed after each share of the time, with how true it is."""
     cap, trials, seed = job
-    cap_bytes = cap_of(cap)
-    records, seconds = search(cap_bytes, trials=trials, seed=seed)
     table = the_table()
-    baseline = table.definition(cap_bytes=cap_bytes).baseline_config()
+    cap_bytes = table.cap_bytes({**CAPS, **MORE_CAPS}[cap])
+    found = run_ours(
+        cap_bytes,
+        table=table,
+        sampler="ehvi",
+        seed=seed,
+        most=trials,
+        enough=ALL,
+        noise=NOISE_ALONE,
+        repeats_baseline=True,
+    )
+    simulation = Simulation(table, cap_bytes=cap_bytes)
     draw = random.Random(13 * seed + 5)
-    confirmations = repeats(baseline, trials, draw)
-    whole = seconds / (1.0 - VARIANTS_SHARE)
+    confirmations = list(found["confirmations"])
+    whole = found["seconds"] / (1.0 - VARIANTS_SHARE)
     spent = 0.0
     claims = []
     for share in SHARES:
-        while share > 0.0:
-            step = next_step(
-                records, confirmations, baseline=baseline, preferences=DEFAULT_PREFERENCES
+        allowed = share / (1.0 - share) * whole
+        if share > 0.0:
+            spent += simulation.confirm(
+                found["records"], confirmations, seconds=allowed - spent, draw=draw
             )
-            if not isinstance(step, TimeInTurn):
-                break
-            trainings = (step.partner, *step.subjects)
-            cost = sum(seconds_in_turn(record.config) for record in trainings)
-            if spent + cost > share / (1.0 - share) * whole:
-                break
-            spent += cost
-            confirmations += measured(step, draw)
-        claim = claims_of(records, confirmations if share > 0.0 else [], cap_bytes=cap_bytes)
+        known = confirmations if share > 0.0 else []
+        claim = simulation.claims(found["records"], known)
         if claim:
-            claims.append(
-                {
-                    "cap": cap,
-                    "trials": trials,
-                    "seed": seed,
-                    "share": share,
-                    "spent": spent / (whole + spent),
-                    **claim,
-                }
-            )
+            about = {"cap": cap, "trials": trials, "seed": seed, "share": share}
+            claims.append({**about, "spent": spent / (whole + spent), **claim})
     return claims
-
-
-def claims_of(
-    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], *, cap_bytes: int
-) -> dict[str, Any]:
-    """Returns claimed over true speeds of the pick, and the true hypervolume of the front."""
-    found = confirmed_records(records, confirmations)
-    front = pareto_front(found, tolerance=DEFAULT_PREFERENCES.tolerance)
-    pick = choose(found, front, baseline=None, preferences=DEFAULT_PREFERENCES)
-    if pick is None:
-        return {}
-    picked = found[pick.number]
-    assert picked.tokens_per_second is not None
-    claim: dict[str, Any] = {
-        "claimed": picked.tokens_per_second / true_speed(picked.config),
-        "confirmations": picked.confirmations,
-        "front": volume([record for record in found if record.number in front], cap_bytes),
-        "tried": volume([record for record in found if record.feasible], cap_bytes),
-    }
-    partners = [one.partner for one in confirmations if isinstance(one, PairedSpeed)]
-    if partners:
-        partner = next(record for record in found if record.config == partners[0])
-        assert partner.tokens_per_second is not None
-        true_ratio = true_speed(picked.config) / true_speed(partner.config)
-        ratio = picked.tokens_per_second / partner.tokens_per_second
-        claim["claimed_ratio"] = ratio / true_ratio
-        claim["covered"] = [
-            interval[0] <= true_speed(record.config) <= interval[1]
-            for record in found
-            if (interval := record.tokens_per_second_interval) is not None
-        ]
-    return claim
-
-
-def volume(records: Sequence[TrialRecord], cap_bytes: int) -> float:
-    """Returns the hypervolume by true speeds, relative to that of the whole table."""
-    points = [point_of(the_table(), record.config) for record in records]
-    known = [point for point in points if point is not None and point.memory <= cap_bytes]
-    if not known:
-        return 0.0
-    return hypervolume(known, reference=reference_point(cap_bytes)) / exhaustive_volume(cap_bytes)
 
 
 def summary(claims: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -282,7 +253,10 @@ def main() -> None:
         print("\n".join(summary(read_json(SIMULATED))))
         return
     jobs = [
-        (cap, trials, seed) for cap in CAPS for trials in TRIALS for seed in range(arguments.seeds)
+        (cap, trials, seed)
+        for cap in CAPS_SIMULATED
+        for trials in TRIALS
+        for seed in range(arguments.seeds)
     ]
     with ProcessPoolExecutor(arguments.processes) as pool:
         claims = [claim for found in pool.map(simulate, jobs) for claim in found]

@@ -15,15 +15,8 @@ from dataclasses import replace
 import numpy
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.ehvi import Point, hypervolume
-from studies.search_efficiency.replay import (
-    CAPS,
-    cap_of,
-    exhaustive_volume,
-    point_of,
-    reference_point,
-    the_table,
-)
+from autotune.study.sampler.ehvi import Point
+from studies.search_efficiency.replay import CAPS, the_table
 
 OBJECTIVES = ("memory", "speed", "perplexity")
 PLAIN = {
@@ -59,7 +52,7 @@ Pair = tuple[TrainingConfig, TrainingConfig]
 
 def points() -> dict[str, Point]:
     table = the_table()
-    found = {name: point_of(table, config) for name, config in table.configs.items()}
+    found = {name: table.point_of(config) for name, config in table.configs.items()}
     return {name: point for name, point in found.items() if point is not None}
 
 
@@ -212,17 +205,14 @@ def recipe(length: int = 8) -> None:
 
 def _mean_share(configs: Sequence[TrainingConfig], known: dict[str, Point]) -> float:
     shares = []
-    for name in CAPS:
-        cap = cap_of(name)
+    for share in CAPS.values():
+        cap = the_table().cap_bytes(share)
         within = [
             known[config.fingerprint]
             for config in configs
             if known[config.fingerprint].memory <= cap
         ]
-        reference = reference_point(cap)
-        shares.append(
-            hypervolume(within, reference=reference) / exhaustive_volume(cap) if within else 0.0
-        )
+        shares.append(the_table().hypervolume_of(within, cap_bytes=cap))
     return statistics.fmean(shares)
 
 

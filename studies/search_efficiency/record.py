@@ -1,6 +1,7 @@
-"""Measures every legal configuration of `space.toml` and writes `table.jsonl.gz`.
+"""Measures every legal configuration of a table's `space.toml` and writes `table.jsonl.gz`.
 
     OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
+    ... record.py --table llama --repeats 0
 
 Resumes where it was stopped. A line is one part of one trial with its seconds: its prediction, the
 first steps of a plain training that others are compared with, or its training to the end. The order
@@ -36,20 +37,26 @@ from autotune.study.request import SearchRequest
 from autotune.study.requested_space import space_of
 from autotune.study.work_folder import work_folder
 from studies.compressed import append_row, read_rows, write_rows
+from studies.search_efficiency.table import TABLES, TableFiles
 
-HERE = Path(__file__).parent
-SPACE, TABLE, ENVIRONMENT = HERE / "space.toml", HERE / "table.jsonl.gz", HERE / "environment.json"
-SAMPLE, REPEATS = 24, 4
-"""Configurations of the sample, and their repeats."""
+SAMPLE = 24
+"""Configurations that are measured more than once."""
 TRIAL_OPTIONS = TrialOptions(trial_time_limit_seconds=600.0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
-    only = parser.parse_args().only
+    parser.add_argument("--table", choices=TABLES, default="gpt")
+    parser.add_argument("--repeats", type=int, default=4, help="of each one of the sample")
+    arguments = parser.parse_args()
+    files = TableFiles(arguments.table)
     request = SearchRequest(
-        name="record", storage="sqlite:///record.db", space=str(SPACE), predict=False
+        name="record",
+        storage=files.storage,
+        space=str(files.space),
+        workload={"model": str(files.model)} if files.model.exists() else {},
+        predict=False,
     )
     with work_folder(request.storage) as work, LocalExecutor(work) as executor:
         new = new_definition(
@@ -60,13 +67,14 @@ def main() -> None:
             new.discard()
         else:
             new.settle(folder)
-        if not ENVIRONMENT.exists():
-            write_environment(new.definition)
-        before = read_rows(TABLE)
-        if only is not None:
-            write_rows(TABLE, without(before, only))
-        Recorder(new.definition, executor=executor, folder=folder).run()
-        write_rows(TABLE, in_order_of(before, read_rows(TABLE)))
+        if not files.environment.exists():
+            write_environment(new.definition, files.environment)
+        before = read_rows(files.trainings)
+        if arguments.only is not None:
+            write_rows(files.trainings, without(before, arguments.only))
+        recorder = Recorder(new.definition, executor=executor, folder=folder, to=files.trainings)
+        recorder.run(repeats=arguments.repeats)
+        write_rows(files.trainings, in_order_of(before, read_rows(files.trainings)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +118,7 @@ def _key(row: dict[str, Any]) -> tuple[str, str, int]:
     return row["part"], TrainingConfig(**row["config"]).fingerprint, row.get("repeat", 0)
 
 
-def write_environment(definition: StudyDefinition) -> None:
+def write_environment(definition: StudyDefinition, file: Path) -> None:
     said = {
         "begun": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": dataclasses.asdict(definition.device),
@@ -119,17 +127,17 @@ def write_environment(definition: StudyDefinition) -> None:
         "workload": definition.workload.to_dict(),
         "unavailable": {field: dict(reasons) for field, reasons in definition.unavailable.items()},
     }
-    ENVIRONMENT.write_text(json.dumps(said, indent=1) + "\n")
+    file.write_text(json.dumps(said, indent=1) + "\n")
 
 
-def schedule(definition: StudyDefinition) -> Iterator[tuple[TrainingConfig, int]]:
+def schedule(definition: StudyDefinition, *, repeats: int) -> Iterator[tuple[TrainingConfig, int]]:
     """Yields (configuration, repeat); repeat 0 is the training to the end and comes first."""
     draw = random.Random(0)
     configs = [definition.baseline_config(), *definition.legal_space().configurations()]
     draw.shuffle(configs)
     order = {(config.fingerprint, 0): float(place) for place, config in enumerate(configs)}
     for config in draw.sample(configs, SAMPLE):
-        for repeat in range(1, REPEATS + 1):
+        for repeat in range(1, repeats + 1):
             order[config.fingerprint, repeat] = draw.uniform(
                 order[config.fingerprint, 0], len(configs)
             )
@@ -140,16 +148,17 @@ def schedule(definition: StudyDefinition) -> Iterator[tuple[TrainingConfig, int]
 
 class Recorder:
     def __init__(
-        self, definition: StudyDefinition, *, executor: LocalExecutor, folder: Path
+        self, definition: StudyDefinition, *, executor: LocalExecutor, folder: Path, to: Path
     ) -> None:
         self._definition = definition
         self._executor = executor
         self._folder = folder
-        self._done = {_key(row) for row in read_rows(TABLE)}
+        self._to = to
+        self._done = {_key(row) for row in read_rows(to)}
         self._gate = ParityGate(self._trace, folder=folder / "parity", on_trace=lambda config: None)
 
-    def run(self) -> None:
-        wanted = list(schedule(self._definition))
+    def run(self, *, repeats: int) -> None:
+        wanted = list(schedule(self._definition, repeats=repeats))
         for number, (config, repeat) in enumerate(wanted):
             if repeat == 0:
                 self._predict(config)
@@ -200,7 +209,7 @@ class Recorder:
         return trace
 
     def _keep(self, part: str, config: TrainingConfig, **facts: Any) -> None:
-        append_row(TABLE, {"part": part, "config": config.to_dict(), **facts})
+        append_row(self._to, {"part": part, "config": config.to_dict(), **facts})
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Converged, Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.sampler.distributions import decide, decide_static
-from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
+from autotune.study.sampler.distributions import as_parameters, decide, decide_static
+from autotune.study.sampler.ehvi import Point, not_dominated
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.table import ReplayExecutor, Table
 
@@ -64,6 +64,7 @@ FEWER_SEEDS = {
     **dict.fromkeys((WITHOUT + part for part in ABLATIONS), 5),
 }
 """Plain Optuna's GP takes seconds a suggestion with three objectives and a constraint."""
+TRIALS_OF_A_RUN = ("records", "confirmations")
 ENOUGH = 0.995
 """A run ends once it has reached so much of the hypervolume."""
 
@@ -83,63 +84,24 @@ class Progress:
         return self.steps[-1][2] if self.steps else 0.0
 
     def note(self, config: TrainingConfig, *, seconds: float, trials: int) -> None:
-        point = point_of(self.table, config)
+        point = self.table.point_of(config)
         if point is None or point.memory > self.cap_bytes:
             return
         self.points = not_dominated([*self.points, point])
         if point not in self.points:
             return
-        volume = hypervolume(self.points, reference=reference_point(self.cap_bytes))
-        share = volume / exhaustive_volume(self.cap_bytes)
+        share = self.table.hypervolume_of(self.points, cap_bytes=self.cap_bytes)
         if share > self.reached:
             self.steps.append((seconds, trials, share))
 
 
-def point_of(table: Table, config: TrainingConfig) -> Point | None:
-    measured = table.trainings[config.fingerprint].measurement
-    if measured.outcome != "ok":
-        return None
-    return Point(
-        memory=float(measured.device_bytes or 0),
-        speed=measured.tokens_per_second or 0.0,
-        perplexity=measured.perplexity or 0.0,
-    )
-
-
 @cache
-def reference_point(cap_bytes: int) -> Point:
-    """Returns the cap, 0.9 of the slowest speed of the table, and 1.01 of its worst perplexity."""
-    table = the_table()
-    points = [point for config in table.configs.values() if (point := point_of(table, config))]
-    return Point(
-        memory=float(cap_bytes),
-        speed=0.9 * min(point.speed for point in points),
-        perplexity=1.01 * max(point.perplexity for point in points),
-    )
-
-
-@cache
-def the_table() -> Table:
-    return Table.read()
-
-
-@cache
-def exhaustive_volume(cap_bytes: int) -> float:
-    table = the_table()
-    within = [
-        p
-        for config in table.configs.values()
-        if (p := point_of(table, config)) and p.memory <= cap_bytes
-    ]
-    return hypervolume(within, reference=reference_point(cap_bytes))
+def the_table(name: str = "gpt") -> Table:
+    return Table.read(name)
 
 
 def cap_of(name: str) -> int:
-    sizes = sorted(
-        p.memory for config in the_table().configs.values() if (p := point_of(the_table(), config))
-    )
-    share = {**CAPS, **MORE_CAPS}[name]
-    return int(sizes[max(0, round(share * len(sizes)) - 1)]) + 1
+    return the_table().cap_bytes({**CAPS, **MORE_CAPS}[name])
 
 
 # -- strategies ------------------------------------------------------------------------------------
@@ -150,18 +112,23 @@ def run_ours(
     *,
     sampler: str,
     seed: int,
+    table: Table | None = None,
     most: int = MOST_TRIALS,
     enough: float = ENOUGH,
     deadline: float | None = None,
     without: str = "",
+    noise: float = 0.0,
     **options: Any,
 ) -> dict[str, Any]:
-    """A study of ours as it is, or `without` one of what it does to waste nothing."""
-    table = the_table()
+    """A study of ours as it is, or `without` one of what it does to waste nothing.
+
+    Returns what it cost and found, and with it the `records` and `confirmations`.
+    """
+    table = table or the_table()
     definition = table.definition(cap_bytes=cap_bytes, sampler=sampler, seed=seed)
     if without == "first configurations":
         definition = replace(definition, space=replace(definition.space, configurations=()))
-    executor = ReplayExecutor(table, seed=seed, ends_early=without != "early ends")
+    executor = ReplayExecutor(table, seed=seed, ends_early=without != "early ends", noise=noise)
     progress = Progress(table=table, cap_bytes=cap_bytes)
     trials, converged_at = 0, None
     ended_at = [0.0]
@@ -203,6 +170,8 @@ def run_ours(
         )
         with suppress(Stopped):
             session.run(trials_wanted=most, deadline=deadline)
+        records = store.trials(definition.name)
+        confirmations = store.confirmations(definition.name)
         store.close()
     return {
         "steps": progress.steps,
@@ -216,6 +185,8 @@ def run_ours(
         "ended_wrongly": executor.ended_wrongly,
         "seconds_by_part": executor.seconds_by_part,
         "seconds_in_sampler": session.seconds_in_sampler,
+        "records": records,
+        "confirmations": confirmations,
     }
 
 
@@ -226,13 +197,19 @@ def run_plain(
     seed: int,
     most: int,
     is_fixed: bool,
+    table: Table | None = None,
+    noise: float = 0.0,
+    begins_as_ours: bool = False,
 ) -> dict[str, Any]:
-    """Plain Optuna: three objectives, the cap as a constraint, nothing known before a training."""
-    table = the_table()
+    """Plain Optuna: three objectives, the cap as a constraint, nothing known before a training.
+
+    `begins_as_ours`: the space's first configurations are tried first.
+    """
+    table = table or the_table()
     definition = table.definition(cap_bytes=cap_bytes, seed=seed)
     legal = definition.legal_space()
     executor, progress = (
-        ReplayExecutor(table, seed=seed),
+        ReplayExecutor(table, seed=seed, noise=noise),
         Progress(table=table, cap_bytes=cap_bytes),
     )
     known: dict[str, tuple[tuple[float, float, float], float]] = {}
@@ -254,6 +231,10 @@ def run_plain(
     study = optuna.create_study(
         directions=["minimize", "maximize", "minimize"], sampler=make_sampler(seed)
     )
+    if begins_as_ours:
+        for config in legal.named.values():
+            parameters, _ = as_parameters(legal, config)
+            study.enqueue_trial(parameters)
     in_sampler = 0.0
     for _ in range(most):
         began = time.perf_counter()
@@ -367,7 +348,12 @@ def run(job: tuple[str, str, int]) -> dict[str, Any]:
         found = run_recipe(cap_bytes)
     else:
         found = run_ours(cap_bytes, sampler=strategy, seed=seed)
-    return {"strategy": strategy, "cap": cap, "seed": seed, **found}
+    return {"strategy": strategy, "cap": cap, "seed": seed, **costs(found)}
+
+
+def costs(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what is kept of a run: all but its trials."""
+    return {name: value for name, value in found.items() if name not in TRIALS_OF_A_RUN}
 
 
 def jobs(strategies: list[str], seeds: int) -> Iterator[tuple[str, str, int]]:

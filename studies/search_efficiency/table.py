@@ -5,6 +5,7 @@ moves its clock by what the same part took when it was recorded, and no time pas
 """
 
 import json
+import math
 import random
 import statistics
 from collections import defaultdict
@@ -22,18 +23,58 @@ from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.rows import measurement_from_values
+from autotune.study.sampler.ehvi import Point, hypervolume
 from autotune.units import format_size
 from studies.compressed import read_rows
 
-HERE = Path(__file__).parent
-TABLE, ENVIRONMENT, SPACE = HERE / "table.jsonl.gz", HERE / "environment.json", HERE / "space.toml"
-SPEEDS = HERE / "speeds.jsonl.gz"
+TABLES = ("gpt", "llama")
+"""The table that constants of the sampler were chosen on, and the one that was held out."""
 
+MANY_MEASUREMENTS = 5
+"""Of so many measurements of a speed the median is taken, of fewer the least disturbed one."""
 PARTS = ("startup", "compilation", "training", "evaluation", "other")
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """The files of one recorded table."""
+
+    table: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(__file__).parent / self.table
+
+    @property
+    def space(self) -> Path:
+        return self.folder / "space.toml"
+
+    @property
+    def model(self) -> Path:
+        """The configuration of the model, where it is not the built-in one."""
+        return self.folder / "model.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
+    def trainings(self) -> Path:
+        return self.folder / "table.jsonl.gz"
+
+    @property
+    def speeds(self) -> Path:
+        return self.folder / "speeds.jsonl.gz"
+
+    @property
+    def storage(self) -> str:
+        """URL of the database beside whose work folder the table is recorded."""
+        return f"sqlite:///record-{self.table}.db"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +100,11 @@ class Training:
         return max(0.0, 1.0 - for_training / self.compile_seconds)
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Table:
-    """Everything recorded, by fingerprint."""
+    """Everything recorded, by fingerprint, and what a search over it is judged by."""
 
+    space: SearchSpace
     workload: Workload
     device: DeviceInfo
     unavailable: dict[str, dict[str, str]]
@@ -76,20 +118,27 @@ class Table:
     """Speed relative to that of the baseline, both measured in turn, the least disturbed first."""
     predictions: dict[str, tuple[Prediction, float]] = field(default_factory=dict)
     traces: dict[str, tuple[ParityTrace, float]] = field(default_factory=dict)
+    _volumes: dict[int, float] = field(default_factory=dict)
+    """Hypervolume of all configurations under a cap, by the cap."""
 
     @classmethod
-    def read(cls, *, with_speeds: bool = True) -> "Table":
-        """`with_speeds`: use speeds measured in turn with the baseline (`speeds.py`), not alone."""
-        environment = json.loads(ENVIRONMENT.read_text())
+    def read(cls, name: str = "gpt", *, with_speeds: bool = True) -> "Table":
+        """Reads one of TABLES.
+
+        `with_speeds`: use speeds measured in turn with the baseline (`speeds.py`), not alone.
+        """
+        files = TableFiles(name)
+        environment = json.loads(files.environment.read_text())
         table = cls(
+            space=load_space(str(files.space)),
             workload=Workload(**environment["workload"]),
             device=DeviceInfo(**environment["device"]),
             unavailable=environment["unavailable"],
         )
-        for row in read_rows(TABLE):
+        for row in read_rows(files.trainings):
             table._add(row)
         if with_speeds:
-            table._take_speeds(read_rows(SPEEDS))
+            table._take_speeds(read_rows(files.speeds))
         return table
 
     def _add(self, row: dict[str, Any]) -> None:
@@ -112,7 +161,10 @@ class Table:
             ratio = undisturbed(row["plain"]) / undisturbed(row["subject"])
             self.ratios[TrainingConfig(**row["config"]).fingerprint].append(ratio)
         for name, ratios in self.ratios.items():
-            speed = ratios[0] * self.workload.tokens_per_step / plain_seconds
+            ratio = ratios[0]
+            if len(ratios) >= MANY_MEASUREMENTS:
+                ratio = statistics.median(ratios)
+            speed = ratio * self.workload.tokens_per_step / plain_seconds
             self.alone[name] = self.trainings[name]
             self.trainings[name] = _at_speed(self.trainings[name], speed)
 
@@ -122,13 +174,54 @@ class Table:
         return StudyDefinition(
             name=f"replay-{sampler}-{seed}",
             workload=self.workload,
-            space=load_space(str(SPACE)),
+            space=self.space,
             device=self.device,
             unavailable=self.unavailable,
             cap_bytes=cap_bytes,
             seed=seed,
             sampler=sampler,
         )
+
+    # -- what a search is judged by ----------------------------------------------------------------
+
+    def point_of(self, config: TrainingConfig) -> Point | None:
+        """Returns the recorded objectives of a configuration; None if it did not train."""
+        measured = self.trainings[config.fingerprint].measurement
+        if measured.outcome != "ok":
+            return None
+        return Point(
+            memory=float(measured.device_bytes or 0),
+            speed=measured.tokens_per_second or 0.0,
+            perplexity=measured.perplexity or 0.0,
+        )
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The recorded objectives of all configurations that trained."""
+        found = [self.point_of(config) for config in self.configs.values()]
+        return [point for point in found if point is not None]
+
+    def cap_bytes(self, share: float) -> int:
+        """Returns the cap that this share of the configurations fits."""
+        sizes = sorted(point.memory for point in self.points)
+        return int(sizes[max(0, round(share * len(sizes)) - 1)]) + 1
+
+    def reference_point(self, cap_bytes: int) -> Point:
+        """Returns the cap, 0.9 of the slowest speed, and 1.01 of the worst perplexity."""
+        return Point(
+            memory=float(cap_bytes),
+            speed=0.9 * min(point.speed for point in self.points),
+            perplexity=1.01 * max(point.perplexity for point in self.points),
+        )
+
+    def hypervolume_of(self, points: Sequence[Point], *, cap_bytes: int) -> float:
+        """Returns the hypervolume, relative to that of all configurations under the cap."""
+        if cap_bytes not in self._volumes:
+            within = [point for point in self.points if point.memory <= cap_bytes]
+            reference = self.reference_point(cap_bytes)
+            self._volumes[cap_bytes] = hypervolume(within, reference=reference)
+        volume = hypervolume(points, reference=self.reference_point(cap_bytes))
+        return volume / self._volumes[cap_bytes]
 
     # -- costs -------------------------------------------------------------------------------------
 
@@ -212,8 +305,13 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
 class ReplayExecutor:
     """Replaces the executor of a study on the table's workload; `seconds` is its clock."""
 
-    def __init__(self, table: Table, *, seed: int = 0, ends_early: bool = True) -> None:
+    def __init__(
+        self, table: Table, *, seed: int = 0, ends_early: bool = True, noise: float = 0.0
+    ) -> None:
+        """`noise`: standard deviation of the logarithm of a speed from one training to another."""
         self._table = table
+        self._noise = noise
+        self._draw = random.Random(7 * seed + 1)
         self._ends_early = ends_early
         self._compiled: set[str] = set()
         self.seconds = 0.0
@@ -252,10 +350,10 @@ class ReplayExecutor:
     ) -> "Future[FinishedTrial]":
         """Runs as far as the real trial would: to its memory, its first timed steps, or its end."""
         recorded = self._table.trainings[config.fingerprint]
-        full = recorded.measurement
+        full = self._with_noise(recorded.measurement)
         cap_bytes = definition.cap_bytes if enforce_cap else None
         began = self.seconds
-        self.trainings += 1
+        self.trainings += enforce_cap  # the baseline's repeats are no trials
         parts = full.seconds_by_part or {}
         compile_seconds, was_known = self._table.compilation(config, compiled=self._compiled)
         evaluation_compile_seconds = compile_seconds * recorded.evaluation_share_of_compilation
@@ -273,6 +371,12 @@ class ReplayExecutor:
         future: Future[FinishedTrial] = Future()
         future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
         return future
+
+    def _with_noise(self, full: Measurement) -> Measurement:
+        if full.tokens_per_second is None or not self._noise:
+            return full
+        speed = full.tokens_per_second * math.exp(self._draw.gauss(0.0, self._noise))
+        return replace(full, tokens_per_second=speed)
 
     @contextmanager
     def slot(self, slots: object, *, on_wait: object, study: str) -> Iterator[None]:
@@ -314,7 +418,7 @@ class ReplayExecutor:
         if rival is not None and self._ends_early:
             self._spend("training", SETTLED_STEPS * step_seconds)
             self.ended_early += 1
-            if not _is_dominated(full, pruning_bounds):
+            if not self._is_dominated(config, pruning_bounds):
                 self.ended_wrongly += 1
             return replace(
                 full,
@@ -339,6 +443,17 @@ class ReplayExecutor:
         self._spend("evaluation", evaluation)
         return full
 
+    def _is_dominated(self, config: TrainingConfig, pruning_bounds: Sequence[PruningBound]) -> bool:
+        """Returns whether by the table a rival is faster, by whatever little, in no more memory."""
+        recorded = self._table.trainings[config.fingerprint].measurement
+        assert recorded.peak_memory_bytes is not None
+        assert recorded.tokens_per_second is not None
+        for rival in pruning_bounds:
+            is_faster = rival.tokens_per_second > recorded.tokens_per_second
+            if is_faster and rival.peak_memory_bytes <= recorded.peak_memory_bytes:
+                return True
+        return False
+
     def _speed_of_a_few_steps(self, full: Measurement, config: TrainingConfig) -> float:
         """Returns the tokens per second that the trainer would see when it looks for a rival.
 
@@ -356,17 +471,6 @@ class ReplayExecutor:
     def _spend(self, part: str, seconds: float) -> None:
         self.seconds += seconds
         self.seconds_by_part[part] += seconds
-
-
-def _is_dominated(full: Measurement, pruning_bounds: Sequence[PruningBound]) -> bool:
-    """Whether by the table a rival is faster, by whatever little, in no more memory."""
-    assert full.peak_memory_bytes is not None
-    assert full.tokens_per_second is not None
-    for rival in pruning_bounds:
-        is_faster = rival.tokens_per_second > full.tokens_per_second
-        if is_faster and rival.peak_memory_bytes <= full.peak_memory_bytes:
-            return True
-    return False
 
 
 def _without_speed(full: Measurement, cap_bytes: int) -> Measurement:

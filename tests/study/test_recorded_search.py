@@ -105,6 +105,7 @@ def one_training():
         )
         training = Training(measurement=measurement, seconds=sum(parts.values()))
         return replay.Table(
+            space=recorded.space,
             workload=recorded.workload,
             device=recorded.device,
             unavailable={},
