@@ -8,7 +8,7 @@ the same, whether the search was stopped, killed or run by several processes unt
 import hashlib
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import optuna
@@ -35,7 +35,7 @@ only after one generation is full."""
 def _tpe(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return TPESampler(seed=seed, multivariate=True, group=True)
+        return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
 
 def _gp(seed: int) -> BaseSampler:
@@ -99,18 +99,39 @@ class OptunaStudy:
         if config in self._legal:
             self._told.append((config, values))
 
-    def ask(self, *, repeat: int = 0) -> TrainingConfig:
-        """Return the suggestion after the results so far, a different one for each `repeat`."""
+    def ask(self, *, repeat: int = 0, in_flight: Sequence[TrainingConfig] = ()) -> TrainingConfig:
+        """Return the suggestion after the results so far, a different one for each `repeat`.
+
+        The sampler is shown the configurations `in_flight`, which run at this moment, as Optuna's
+        running trials. TPE and the Gaussian process avoid them; the others ignore them.
+        """
         self._show_results()
         seed = derived_seed(self._seed, told=len(self._told), repeat=repeat)
         self._study.sampler = SAMPLER_FACTORIES[self._sampler](seed)
         _settle_parents(self._study)
+        running = self._add_running(in_flight)
         trial = self._study.ask()
         decide_config = decide_static if self._sampler in _STATIC else decide
         config = decide_config(self._legal, trial.suggest_categorical)
-        # The trial's result is added with those of all trials.
+        # The results are added with those of all trials.
         self._study.tell(trial, state=TrialState.FAIL)
+        for number in running:
+            self._study.tell(number, state=TrialState.FAIL)
         return config
+
+    def _add_running(self, in_flight: Sequence[TrainingConfig]) -> range:
+        """Add running trials to Optuna's study, and return their numbers there."""
+        to_parameters = as_static_parameters if self._sampler in _STATIC else as_parameters
+        first = len(self._study.get_trials(deepcopy=False))
+        running = [config for config in in_flight if config in self._legal]
+        for config in running:
+            parameters, distributions = to_parameters(self._legal, config)
+            self._study.add_trial(
+                create_trial(
+                    state=TrialState.RUNNING, params=parameters, distributions=distributions
+                )
+            )
+        return range(first, first + len(running))
 
     def unseen(self, seen: set[str]) -> Iterator[TrainingConfig]:
         """Return the legal configurations without a trial, in order for `grid`, else shuffled.

@@ -16,6 +16,7 @@ Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1; what d
 x_test is computed once.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -92,6 +93,21 @@ class Surrogate:
         self._center = float(values.mean())
         self._residuals = values - self._center
         self._fits: dict[tuple[int, ...], _Fit] = {}
+        self._measured: Surrogate | None = None
+        """The process that the scales come from, if not from this one's own values."""
+
+    def believing(self, x_more: Array, y_more: Array) -> "Surrogate":
+        """Return the process with further values that are only expected.
+
+        They take part in the mean and the variance, but not in the choice of the scales: values
+        that agree with the model would make it too certain.
+        """
+        more = copy.copy(self)
+        more._x_train = numpy.concatenate([self._x_train, x_more])
+        more._residuals = numpy.concatenate([self._residuals, y_more - self._center])
+        more._fits = {}
+        more._measured = self
+        return more
 
     def predict(self, x_test: Array) -> Posterior:
         fit, covariance = self._fit_for(x_test)
@@ -120,6 +136,12 @@ class Surrogate:
 
     def _fit(self, fields: tuple[int, ...]) -> "_Fit":
         """Choose the scales by the first configurations, then fit all of them."""
+        if self._measured is not None:
+            measured = self._measured
+            if fields not in measured._fits:
+                measured._fits[fields] = measured._fit(fields)
+            closeness = _Closeness.between(self._x_train, self._x_train, fields)
+            return _Fit(closeness, self._residuals, scales=measured._fits[fields].scales)
         first = self._x_train[:MOST_FOR_SCALES]
         residuals = self._residuals[: len(first)]
         closeness = _Closeness.between(first, first, fields)

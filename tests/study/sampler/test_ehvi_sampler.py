@@ -196,3 +196,65 @@ def test_what_is_predicted_a_little_over_the_cap_is_not_trained():
         UNLIKELY_TO_FIT, peak_memory_bytes=int(1.005 * CAP_BYTES), uncertainty=0.1
     )
     assert choose(seen(), [slightly_over], excluded={*ALL} - {UNLIKELY_TO_FIT}) is None
+# -- while trials run ------------------------------------------------------------------------------
+
+
+def measured_four():
+    """Trials that let the surrogate tell what the micro batch and compiling do."""
+    four = [
+        TrainingConfig(micro_batch_size=size, optimizer_fusion="foreach", compile=compiled)
+        for size in (2, 8)
+        for compiled in ("none", "block")
+    ]
+    speeds = (500.0, 800.0, 1000.0, 1600.0)
+    return [
+        record(config, tokens_per_second=speed, peak_memory_bytes=(30 + number) * MIB)
+        for number, (config, speed) in enumerate(zip(four, speeds, strict=True))
+    ]
+
+
+def improvement(*, of, in_flight=(), others_peak_bytes=20 * MIB):
+    tried = measured_four()
+    others = {*ALL} - {of}
+    choice = EhviSampler(LEGAL, cap_bytes=CAP_BYTES).choose(
+        tried,
+        [
+            forecast(config, peak_memory_bytes=20 * MIB if config == of else others_peak_bytes)
+            for config in ALL
+        ],
+        excluded={*(one.config for one in tried), *others},
+        seed=1,
+        in_flight=in_flight,
+    )
+    return 0.0 if choice is None else choice.relative_improvement
+
+
+def two_alike():
+    """Two configurations that nothing measured tells apart."""
+    tried = {one.config for one in measured_four()}
+    return [
+        config
+        for config in ALL
+        if config.micro_batch_size == 8 and config.compile == "block" and config not in tried
+    ][:2]
+
+
+def test_what_is_like_a_trial_in_flight_is_expected_to_add_less():
+    one, other = two_alike()
+    assert improvement(of=one, in_flight=[other]) < 0.8 * improvement(of=one)
+
+
+def test_what_is_unlike_a_trial_in_flight_adds_nearly_as_much_as_before():
+    one, _ = two_alike()
+    slow = next(c for c in ALL if c.micro_batch_size == 1 and c.compile == "none")
+    large = {"of": one, "others_peak_bytes": 60 * MIB}
+    assert improvement(**large, in_flight=[slow]) > 0.8 * improvement(**large)
+
+
+def test_before_anything_was_timed_trials_in_flight_change_nothing():
+    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    choices = [
+        sampler.choose([], [], excluded=set(), seed=1, in_flight=in_flight)
+        for in_flight in ((), ALL[:3])
+    ]
+    assert choices[0] == choices[1]
