@@ -97,7 +97,8 @@ def search(
     confirm: bool = True,
     confirm_share: float = 0.2,
     fresh: bool = False,
-    workers: int = 1,
+    devices: str | None = None,
+    workers: int | None = None,
     trials_per_device: int = 1,
     database_wait: str | float = 300.0,
     memory_snapshot: bool = False,
@@ -130,9 +131,11 @@ def search(
     half of it). With `memory_snapshot`, torch's allocation history of each trial is stored in the
     study's folder (CUDA only).
 
-    With `workers`, that many processes share the study, each on its own GPU if the machine has
-    several. The same call from another process joins the study, also from another machine if
-    `storage` is in PostgreSQL. `database_wait` is how long to wait for an unreachable database.
+    With `devices`, a trial runs on each of several devices of one model at once: "all" GPUs, a
+    number such as "4", or names such as "cuda:0,cuda:1"; on a CPU a number of slots, each with its
+    share of the cores. `workers=4` is another way to say "4". The same call from another process
+    joins the study, also from another machine if `storage` is in PostgreSQL. `database_wait` is how
+    long to wait for an unreachable database.
 
     `listener` is called with each event. Without one, a notebook shows the progress.
 

@@ -168,7 +168,7 @@ class LiveOutput:
         parts = [f"<div>{escape(note)}</div>" for note in self._notes[-_NOTES_SHOWN:]]
         if ended:
             parts.append(f"<p>{escape(ended)}. {format_duration(now - self._begun)}</p>")
-        elif doing := progress.doing():
+        elif doing := [*_lines_of_places(progress), *progress.doing()]:
             parts.append(f"<p>{'<br>'.join(map(escape, doing))}</p>")
         if progress.opened is None:
             return f"<div>{''.join(parts)}</div>"
@@ -183,3 +183,8 @@ class LiveOutput:
             is_cuda = progress.opened.definition.device.type == "cuda"
             parts.append(trials_table(latest, outcomes, is_cuda=is_cuda))
         return f"<div>{''.join(parts)}</div>"
+
+
+def _lines_of_places(progress: "Progress") -> list[str]:
+    """Return a line for each of several places."""
+    return [f"{place.name}: {'; '.join(place.lines()) or 'idle'}" for place in progress.places()]

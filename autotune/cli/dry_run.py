@@ -43,7 +43,8 @@ def print_plan(
         say(f"Note      {note}")
     if line := reused_line(planned.reused):
         say(line)
-    say(f"First     {planned.trials_wanted} trials wanted; the first are")
+    at_once = f", {planned.trials_at_once} at once" if planned.trials_at_once > 1 else ""
+    say(f"First     {planned.trials_wanted} trials wanted{at_once}; the first are")
     for name, config in planned.first[: planned.trials_wanted]:
         say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
     _say_confirmation(planned, say)

@@ -1,6 +1,9 @@
 """Progress of a running search on stderr: a live table on a terminal, plain lines elsewhere."""
 
+import math
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -13,13 +16,14 @@ from rich.text import Text
 
 from autotune.analysis.pick import Preferences
 from autotune.cli.tables import is_narrow, make_console, speed
+from autotune.errors import AutotuneError
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.study.event_text import LASTING_EVENTS, EventText
 from autotune.study.events import Event
-from autotune.study.progress import Progress
-from autotune.units import format_size
+from autotune.study.progress import AtPlace, Progress
+from autotune.units import format_duration, format_size
 
 _ROWS_SHOWN = 14
 
@@ -50,6 +54,7 @@ class LiveDisplay:
     def __init__(self, progress: Progress, console: Console) -> None:
         self._progress = progress
         self._plain = PlainDisplay(progress, console)
+        self._memory = _MemoryInUse()
         self._live = Live(
             get_renderable=self._draw, console=console, refresh_per_second=4, transient=True
         )
@@ -86,7 +91,11 @@ class LiveDisplay:
                 label = record.name or short_description(record.config, baseline)
             style = "" if record.feasible else "dim"
             table.add_row(*_live_row(record, label=label), style=style)
-        running = [Spinner("dots", text=Text(f" {line}")) for line in progress.doing()]
+        running: list[Spinner | Table] = [
+            Spinner("dots", text=Text(f" {line}")) for line in progress.doing()
+        ]
+        if places := progress.places():
+            running.insert(0, self._places_table(places, progress.opened.places))
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, Text(progress.counts()))
@@ -94,6 +103,58 @@ class LiveDisplay:
         if left := progress.time_left():
             lines.insert(0, Text(left))
         return Group(table, *running, Text(""), status, *lines)
+
+    def _places_table(self, places: Sequence[AtPlace], uuids: Mapping[str, str | None]) -> Table:
+        """Return a row for each place: its trial, what it does, and the memory in use there."""
+        table = Table(box=None, pad_edge=False, expand=True, show_header=False)
+        for _ in ("place", "trial"):
+            table.add_column(no_wrap=True)
+        table.add_column("configuration", no_wrap=True, overflow="ellipsis", ratio=3)
+        table.add_column("time", no_wrap=True, justify="right")
+        table.add_column("what it does", no_wrap=True, overflow="ellipsis", ratio=2)
+        table.add_column("memory", no_wrap=True, justify="right")
+        for place in places:
+            trial = place.trial
+            label = "" if trial is None else trial.name or trial.config.describe()
+            table.add_row(
+                place.name,
+                "" if trial is None else f"#{trial.number}",
+                Text(label),
+                format_duration(place.seconds) if trial or place.meanwhile else "",
+                Text(place.meanwhile or ("" if trial else "idle")),
+                self._memory.in_use(uuids[place.name]),
+            )
+        return table
+
+
+class _MemoryInUse:
+    """Reads how much of a GPU's memory is in use, at most once a second."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, Any] = {}
+        self._read_at: dict[str, float] = {}
+        self._text: dict[str, str] = {}
+
+    def in_use(self, uuid: str | None) -> str:
+        """Return the size as text; empty where NVML does not know it."""
+        if uuid is None:
+            return ""
+        now = time.monotonic()
+        if now - self._read_at.get(uuid, -math.inf) >= 1.0:
+            self._read_at[uuid] = now
+            self._text[uuid] = self._read(uuid)
+        return self._text[uuid]
+
+    def _read(self, uuid: str) -> str:
+        # A tenth of a second, which only searches on several GPUs need.
+        from autotune.memory.nvml import open_device  # noqa: PLC0415
+
+        try:
+            if uuid not in self._devices:
+                self._devices[uuid] = open_device(uuid)
+            return f"{format_size(self._devices[uuid].used_bytes())} in use"
+        except AutotuneError:
+            return ""  # the GPU is lost
 
 
 _COLUMNS: dict[str, dict[str, Any]] = {

@@ -77,6 +77,7 @@ class LocalExecutor(ServerTasks):
             limits=time_limits(_PREDICTION_SECONDS),
             environment=environment,
             slot=self._slot,
+            cpus=self.cpus,
         )
 
     def submit(
@@ -253,6 +254,7 @@ class LocalExecutor(ServerTasks):
             environment=self._caches.environment(study_folder),
             limit_host_memory=definition.device.type == "cpu",
             slot=self._slot,
+            cpus=self.cpus,
         )
 
     def wait_for_trial(self, future: "Future[FinishedTrial]") -> FinishedTrial:

@@ -3,6 +3,7 @@
 The server ends with the search.
 """
 
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,9 @@ class ServerTasks:
         self._should_stop = should_stop
         self._note = note
         self._started: TrialServer | None = None
+        self._starting = threading.Lock()
+        self.cpus: tuple[int, ...] | None = None
+        """The CPUs on which everything that is forked runs; None: all."""
         self._is_shut_down = False
         self._slot: str | None = None
         """The lock that processes hold while this search has a device slot; None without a slot."""
@@ -91,15 +95,16 @@ class ServerTasks:
 
         A request that is rejected before costs no start.
         """
-        if self._started is None or (self._started.is_lost and not self._is_shut_down):
-            log_file = self._folder / "logs" / "server.log"
-            # For tasks without their own cache: torch's default is in a folder that another user
-            # may have created.
-            environment = self._caches.environment(self._folder)
-            self._started = TrialServer(
-                log_file=log_file, command=self._server_command, environment=environment
-            )
-        return self._started
+        with self._starting:  # a search may ask in its own thread and in that of a place
+            if self._started is None or (self._started.is_lost and not self._is_shut_down):
+                log_file = self._folder / "logs" / "server.log"
+                # For tasks without their own cache: torch's default is in a folder that another
+                # user may have created.
+                environment = self._caches.environment(self._folder)
+                self._started = TrialServer(
+                    log_file=log_file, command=self._server_command, environment=environment
+                )
+            return self._started
 
     @property
     def server_pid(self) -> int:
@@ -275,6 +280,7 @@ class ServerTasks:
                 environment=self._caches.environment(self._folder),
                 limit_host_memory=info.type == "cpu",
                 slot=self._slot,
+                cpus=self.cpus,
             )
             try:
                 return str(self.wait_for(future).result)
@@ -302,6 +308,7 @@ class ServerTasks:
             log_file=self._folder / "logs" / "check_device.log",
             limits=time_limits(_SECONDS_TO_ANSWER),
             slot=self._slot,
+            cpus=self.cpus,
         )
         try:
             self.wait_for(future)
@@ -339,7 +346,12 @@ class ServerTasks:
         """Runs `task` and returns its result. Raises its error, and Stopped."""
         log_file = self._folder / "logs" / f"{task}.log"
         future = self._server.submit(
-            task, payload, log_file=log_file, environment=environment, slot=self._slot
+            task,
+            payload,
+            log_file=log_file,
+            environment=environment,
+            slot=self._slot,
+            cpus=self.cpus,
         )
         return self.wait_for(future).result
 

@@ -24,8 +24,10 @@ from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
-from autotune.study.events import Listener, Notice, Preparing
+from autotune.study.devices_of_search import DevicesOfSearch
+from autotune.study.events import Listener, Preparing
 from autotune.study.new_study import new_definition
+from autotune.study.places import ThreadedListener
 from autotune.study.predictions import Forecaster
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
 from autotune.study.requested_space import space_of
@@ -46,6 +48,8 @@ class Plan:
     """Number of legal configurations, the named ones included."""
     trials_wanted: int
     """Number of trials to run, without the reused ones."""
+    trials_at_once: int
+    """Number of places of the search, such as one for each of its devices."""
     reused: Mapping[str, int]
     """Number of results that would be reused from each earlier study."""
     first: tuple[tuple[str, TrainingConfig], ...]
@@ -97,20 +101,21 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of all trials; None when nothing is known of them.
+        """Seconds until all trials have run; None when nothing is known of them.
 
         Timed, they are those of trials drawn evenly from the space; otherwise each trial takes the
         mean of the earlier studies' trials.
         """
         if not self.is_timed and self.earlier_seconds:
-            return self.trials_wanted * fmean(self.earlier_seconds)
+            return self.trials_wanted * fmean(self.earlier_seconds) / self.trials_at_once
         full = self._mean(self.seconds_by_precision)
         shared = self._mean(self.shared_seconds_by_precision)
         if full is None or shared is None:
             return None
         compile_seconds = self.trials_wanted * self.compiled_share * (self.compile_seconds or 0.0)
         shared_trainings = self.trials_wanted - self.full_trainings
-        return self.full_trainings * full + shared_trainings * shared + compile_seconds
+        total = self.full_trainings * full + shared_trainings * shared + compile_seconds
+        return total / self.trials_at_once
 
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
         """Return the mean over the timed precisions, weighted by their shares of the space."""
@@ -144,10 +149,15 @@ def plan(
         StudyStore(request.storage).close()
     with (
         work_folder(request.storage) as work,
-        LocalExecutor(
-            work, should_stop=should_stop, note=lambda sentence: listener(Notice(message=sentence))
-        ) as executor,
+        DevicesOfSearch(
+            work,
+            make_executor=LocalExecutor,
+            should_stop=should_stop,
+            listener=ThreadedListener(listener),
+        ) as devices,
     ):
+        executor = devices.executor
+        request = devices.choose(request, stored=None, is_confirmation=False)
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
         folder = work / new.definition.name
@@ -158,6 +168,7 @@ def plan(
                 new.definition,
                 request,
                 reused,
+                trials_at_once=devices.trials_at_once,
                 earlier_seconds=earlier_seconds,
                 executor=executor,
                 folder=folder,
@@ -194,6 +205,7 @@ def _plan(
     request: SearchRequest,
     reused: ReusedResults,
     *,
+    trials_at_once: int,
     earlier_seconds: tuple[float, ...],
     executor: LocalExecutor,
     folder: Path,
@@ -269,6 +281,7 @@ def _plan(
         legal=legal,
         configurations=len(configurations),
         trials_wanted=wanted,
+        trials_at_once=trials_at_once,
         reused=reused.counts,
         first=tuple(first.values()),
         forecasts=forecasts,

@@ -24,9 +24,8 @@ from autotune.study.events import (
     WaitingForDevice,
     WaitingForOthers,
     WaitingForStorage,
-    WorkerEnded,
 )
-from autotune.study.progress import Progress
+from autotune.study.progress import Progress, waiting_text
 from autotune.units import format_duration, format_percent, format_size
 
 _STUDIES_SHOWN = 3
@@ -43,7 +42,6 @@ LASTING_EVENTS = (
     ResultRejected,
     WaitingForStorage,
     StorageBack,
-    WorkerEnded,
 )
 """Events whose lines stay readable while a live table changes below them."""
 
@@ -139,6 +137,8 @@ class EventText:
                 yield f"Note: {message}."
             case StudyOpened():
                 yield headline(event)
+                if event.places:
+                    yield f"Devices: {', '.join(event.places)}"
                 line = time_budget_line(
                     event.default_time_budget_seconds, for_trials=event.seconds_for_trials
                 )
@@ -154,16 +154,18 @@ class EventText:
                     yield f"Warning: {device.device}: {device.others}"
                 for note in event.definition.device.notes:
                     yield f"Note: {note}."
-            case TrialBegan(number=number, config=config, name=name):
+            case TrialBegan(number=number, config=config, name=name, device=device):
                 named = f"{name}: " if name else ""
-                yield f"{self._elapsed()}  #{number} {named}{config.describe()} ..."
+                place = f"{device}  " if device else ""
+                yield f"{self._elapsed()}  {place}#{number} {named}{config.describe()} ..."
             case TrialEnded(record=record):
                 took = ""
                 if record.seconds is not None:
                     took = f", in {format_duration(record.seconds)}"
                 yield f"[{self._progress.status()}]  {_one_line(record)}{took}"
-            case Confirming(doing=doing):
-                yield f"{self._elapsed_and_left()}  Measuring {doing} ..."
+            case Confirming(doing=doing, device=device):
+                place = f"{device}  " if device else ""
+                yield f"{self._elapsed_and_left()}  {place}Measuring {doing} ..."
             case SameProgram(config=config, number=number):
                 yield (
                     f"{config.describe()}: not run, it compiles to the same program as #{number}"
@@ -186,7 +188,7 @@ class EventText:
                 if waited_for in self._reported_waits:
                     return  # report each wait once, however often it happens
                 self._reported_waits.add(waited_for)
-                waiting = self._progress.meanwhile
+                waiting = waiting_text(event)
                 yield f"{waiting[0].upper()}{waiting[1:]}."
             case AttemptLost(number=number, cause=cause, attempts_left=left):
                 if left:
@@ -196,12 +198,11 @@ class EventText:
                 yield f"#{number} failed for a reason outside the trial: {cause}; {then}."
             case PoisonTrial(number=number, deaths=deaths):
                 yield (
-                    f"#{number} was running each time when {deaths} searches or workers died; "
-                    "it is run last."
+                    f"#{number} was running each time when {deaths} searches died; it is run last."
                 )
             case ResultRejected(number=number):
                 yield (
-                    f"A stale result of #{number} was rejected: another worker has the trial. "
+                    f"A stale result of #{number} was rejected: another search has the trial. "
                     "The result is stored separately."
                 )
             case WaitingForStorage(message=message, limit_seconds=limit):
@@ -213,8 +214,6 @@ class EventText:
                 yield (
                     f"The studies database can be reached again after {format_duration(seconds)}."
                 )
-            case WorkerEnded(number=number, exit_code=code, log_file=log_file):
-                yield f"Worker {number} ended with exit code {code}; see {log_file}."
 
     def _elapsed_and_left(self) -> str:
         """Return how long the search has been running, and how long its confirmation still may."""

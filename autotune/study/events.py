@@ -43,6 +43,9 @@ class StudyOpened:
     confirm_share: float | None = None
     """The largest share of the search's time for measuring the finalists again after the trials;
     None where nothing is measured again."""
+    places: Mapping[str, str | None] = field(default_factory=dict)
+    """The places of the search by name, such as cuda:1, each with the UUID by which NVML knows its
+    GPU, and None without; empty where the search has only one place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class TrialBegan:
     number: int
     config: TrainingConfig
     name: str | None
+    device: str = ""
+    """The place where it runs, such as cuda:1; empty where the search has only one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,7 @@ class Predicting:
     """The peak memory of a suggestion is being predicted."""
 
     config: TrainingConfig
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +75,7 @@ class Comparing:
     """The first steps of a configuration are being run, to compare them with others."""
 
     config: TrainingConfig
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,7 @@ class TrialPhase:
 
     doing: str
     """In a word: starting, training, compiling or evaluating."""
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +93,7 @@ class Confirming:
 
     doing: str
     """What is measured and why."""
+    device: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,27 +176,20 @@ class StorageBack:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForDevice:
-    """Another search, or another worker of this one, holds the device slot."""
+    """Another search holds the device slot."""
 
     device: str
     holder: str = ""
     """Which process of which user holds it, if that is known."""
+    place: str = ""
+    """The place that waits; empty where the search has only one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingForOthers:
-    """All remaining trials are running in other workers."""
+    """All remaining trials are running in other searches."""
 
     numbers: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnded:
-    """A worker process of this search has failed; the study goes on without it."""
-
-    number: int
-    exit_code: int
-    log_file: str
 
 
 Event = (
@@ -212,6 +214,7 @@ Event = (
     | StorageBack
     | WaitingForDevice
     | WaitingForOthers
-    | WorkerEnded
 )
+EVENTS_OF_A_PLACE = (Predicting, Comparing, TrialPhase, Confirming)
+"""Events that name the place they are about, as `TrialBegan` does, where a search has several."""
 Listener = Callable[[Event], None]

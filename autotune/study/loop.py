@@ -1,30 +1,37 @@
 """Main loop: pick the next configuration, run it, store the result. Safe for several processes.
 
-While it holds a slot of the device, a worker reads the results of the other workers, picks a
-configuration, claims the trial, runs it and stores the result. No configuration runs twice: a
-suggestion that has a trial already is skipped, and so is one that compiles to a program that has
-run. A configuration predicted to be over the cap is not run at all.
+It keeps every place (`places.py`) of the search at work. While a place holds its device slot, the
+loop reads the results of other processes, picks a configuration, claims the trial, has the place
+run it and stores the result. No configuration runs twice: a suggestion that has a trial already is
+skipped, and so is one that compiles to a program that has run. A configuration predicted to be over
+the cap is not run at all. What runs elsewhere at that moment takes part in each choice.
 """
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
 from autotune.analysis.loose_cap import loose_cap_sentence
-from autotune.errors import Stopped, TrialLost
+from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
-from autotune.spec.attempt import MAX_RETRIES
+from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import RepeatedSpeed
+from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.study.events import (
+    EVENTS_OF_A_PLACE,
     BudgetSpent,
     Confirming,
     Converged,
@@ -36,15 +43,16 @@ from autotune.study.events import (
     SpaceExhausted,
     TrialBegan,
     TrialEnded,
-    WaitingForDevice,
     WaitingForOthers,
 )
+from autotune.study.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import TrialRunner
 from autotune.study.workers.coordinator import Coordinator
+from autotune.study.workers.heartbeat import LeaseHeartbeat
 
 REPEATS_BEFORE_DRAWING = 6
 """After this many suggestions in a row that have a trial already, draw a new configuration."""
@@ -53,15 +61,30 @@ TRIALS_PER_REPEAT = 8
 """The baseline is measured again after so many trained trials."""
 
 _SECONDS_BETWEEN_POLLS = 0.5
-"""How often an idle worker reads what the other workers have done."""
+"""How often the loop reads what other processes have done, while it cannot begin anything."""
 
 
 class _LeaseLost(Exception):
     """The attempt's lease has expired, and another worker may run its trial now."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Trial:
+    """A trial in flight."""
+
+    attempt: Attempt
+    config: TrainingConfig
+    lease: LeaseHeartbeat
+    held: ExitStack
+    """Renews the lease until it is closed."""
+
+
 class StudySession:
-    """One worker's part of a study: what it knows of the results, and the loop that runs trials."""
+    """One process's part of a study: what it knows of the results, and the loop that runs trials.
+
+    It runs one trial at a time with `executor` while it has one of `slots`, or one at a time on
+    each of `places`, of which `executor` and `slots` are those of the first.
+    """
 
     def __init__(
         self,
@@ -78,15 +101,16 @@ class StudySession:
         until_converged: bool = False,
         repeats_baseline: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        places: TrialPlaces | None = None,
     ) -> None:
         self._definition = definition
         self._legal: LegalSpace = definition.legal_space()
         self._shared = shared
-        self._executor = executor
-        self._slots = slots
         self._prediction_cache = prediction_cache
+        self._folder = study_folder
         self._listener = listener
         self._should_stop = should_stop
+        self._trial_options = trial_options
         self._until_converged = until_converged
         self._repeats_baseline = repeats_baseline
         self._speed_noise = PRIOR_NOISE_ALONE
@@ -106,38 +130,58 @@ class StudySession:
         self._deadline: float | None = None
         self._ending: Event | None = None
         self._tell_sampler(shared.records.values(), notify=False)
-        self.trial_runner = TrialRunner(
-            definition,
-            baseline=self._baseline,
-            executor=executor,
-            prediction_cache=prediction_cache,
-            study_folder=study_folder,
-            trial_options=trial_options,
-            listener=listener,
-            add_script_files=shared.add_script_files,
-            check_stop=self._check_stop,
-            clock=clock,
-        )
+        if places is None:
+            place = TrialPlace(
+                executor=executor, slots=slots, device=definition.device, clock=clock
+            )
+            places = OnePlace(place, study=definition.name, listener=listener)
+        self._places = places
+        self._runners: dict[TrialPlace, TrialRunner] = {}
+        self._after_work: dict[TrialPlace, Callable[[TrialPlace, Future[Any]], None]] = {}
+        """What to do with the result of the work at a place."""
+        self._predicting: dict[TrialPlace, TrainingConfig] = {}
+        """Suggestions that are being predicted, and have no trial yet."""
+        self._trials: dict[TrialPlace, _Trial] = {}
+        """The trials in flight."""
+        self._ended: list[EndedWork] = []
+        """Works whose result was not looked at yet."""
+
+    @property
+    def trial_runner(self) -> TrialRunner:
+        """Runs trials on the first place, for what is measured after the trials."""
+        return self._runner(self._places.first)
+
+    def _runner(self, place: TrialPlace) -> TrialRunner:
+        if place not in self._runners:
+            self._runners[place] = TrialRunner(
+                replace(self._definition, device=place.device),
+                baseline=self._baseline,
+                executor=place.executor,
+                prediction_cache=self._prediction_cache,
+                study_folder=self._folder,
+                trial_options=self._trial_options,
+                listener=lambda event: self._listener(_named(event, place)),
+                add_script_files=self._shared.add_script_files,
+                check_stop=lambda: self._check_stop(place),
+                clock=place.clock,
+            )
+        return self._runners[place]
 
     def run(self, *, trials_wanted: int, deadline: float | None) -> None:
         """Run until the study has `trials_wanted` configurations, or the clock passes `deadline`.
 
-        Raises Stopped on a request to stop, TrialLost when the device no longer works, and
+        Raises Stopped on a request to stop, TrialLost when no device works any longer, and
         StorageUnreachable when the database stays unreachable. However it ends, no measurement is
         lost.
         """
         self._trials_wanted = trials_wanted
         self._deadline = deadline
-        while not self._is_over():
-            revision = self._shared.revision
-            with self._slot():
-                self._refresh()
-                self._repeat_baseline_if_due()
-                is_done = not self._measure_next() and self._shared.revision == revision
-            if is_done and not self._shared.running:
-                break
-            if is_done:
-                self._wait_for_others()
+        try:
+            self._run_trials()
+        except BaseException as error:
+            self._end_trials(stores=not isinstance(error, StorageUnreachable))
+            raise
+        self._places.end_all()  # a place may still wait for its device
         if self._is_over() and len(self._shared.records) < trials_wanted:
             self._ending = BudgetSpent(
                 trials=len(self._shared.records), trials_wanted=trials_wanted
@@ -145,17 +189,93 @@ class StudySession:
         if self._ending is not None:
             self._listener(self._ending)
 
+    def _run_trials(self) -> None:
+        while not self._is_over():
+            revision = self._shared.revision
+            place = self._places.take()
+            if place is not None:
+                self._refresh()
+                if self._begin_repeat_of_baseline(place) or self._begin_next(place):
+                    self._settle_ended(self._places.wait(0.0))
+                    continue
+                self._places.leave(place)
+                if self._shared.revision != revision:
+                    continue
+            if self._after_work:
+                self._wait_for_an_end()
+            elif place is None:
+                self._settle_ended(self._places.wait(POLL_SECONDS))
+            elif self._shared.running:
+                self._wait_for_others()
+            else:
+                break
+        while self._after_work:
+            self._wait_for_an_end()
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        place: TrialPlace,
+        work: Callable[[], Any],
+        *,
+        then: "Callable[[TrialPlace, Future[Any]], None]",
+    ) -> None:
+        """Begin a work; `then` gets place and result, and begins another or leaves the place."""
+        self._after_work[place] = then
+        self._places.begin(place, work)
+
+    def _wait_for_an_end(self) -> None:
+        """Wait for the next work to end or place to get its slot, and go on after half a second."""
+        end = self._clock() + _SECONDS_BETWEEN_POLLS
+        while True:
+            self._check_stop()
+            ended = self._places.wait(POLL_SECONDS)
+            if ended or self._places.can_take or self._clock() >= end:
+                return self._settle_ended(ended)
+
+    def _settle_ended(self, ended: Iterable[EndedWork]) -> None:
+        """Do what is next at each place whose work has ended."""
+        self._ended += ended
+        while self._ended:
+            one = self._ended.pop(0)
+            self._after_work.pop(one.place)(one.place, one.future)
+            self._ended += self._places.wait(0.0)
+
+    def _go_on(self, place: TrialPlace) -> None:
+        """Begin the next work at a taken place, or leave the place."""
+        if self._is_over() or not self._begin_next(place):
+            self._places.leave(place)
+
+    def _end_trials(self, *, stores: bool) -> None:
+        """End everything in flight, and store or give back each trial.
+
+        Without `stores`, as where the database is away, results wait on disk.
+        """
+        for ended in [*self._ended, *self._places.end_all()]:
+            trial = self._trials.pop(ended.place, None)
+            if trial is not None:
+                with trial.held:
+                    self._keep(trial, ended.future, stores=stores)
+        self._ended = []
+        self._after_work = {}
+        self._predicting = {}
+
+    def _keep(self, trial: _Trial, future: "Future[Any]", *, stores: bool) -> None:
+        finished = None
+        if future.done() and future.exception() is None:
+            finished = future.result()
+        if not isinstance(finished, FinishedTrial):
+            self._shared.release_attempt(trial.attempt)
+        elif not stores:
+            self._shared.keep_result(trial.attempt, finished)
+        else:
+            try:
+                self._shared.store_result(trial.attempt, finished)
+            except (StorageUnavailable, Stopped):
+                pass  # it waits on disk
+
     # -- other workers -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _slot(self) -> Iterator[None]:
-        def report_wait(holder: str) -> None:
-            self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
-
-        study = self._definition.name
-        with self._executor.slot(self._slots, on_wait=report_wait, study=study):
-            failpoint("device taken")
-            yield
 
     def _refresh(self) -> None:
         self._tell_sampler(self._shared.refresh(), notify=True)
@@ -190,98 +310,120 @@ class StudySession:
 
     # -- the next configuration --------------------------------------------------------------------
 
-    def _measure_next(self) -> bool:
-        """Run one trial; return False when none is left, or none for this worker at the moment.
+    def _begin_next(self, place: TrialPlace) -> bool:
+        """Begin a trial at a taken place, or the prediction of one that may come next.
 
-        Poison trials, whose attempts ended their workers, run last.
+        Return False when none is left, or none for this process at the moment. Poison trials, whose
+        attempts ended their workers, run last.
         """
         self._ending = None
         return (
-            self._measure_unfinished(poison=False)
-            or self._measure_new()
-            or self._measure_unfinished(poison=True)
+            self._begin_unfinished(place, poison=False)
+            or self._begin_new(place)
+            or self._begin_unfinished(place, poison=True)
         )
 
-    def _measure_unfinished(self, *, poison: bool) -> bool:
-        """Run a trial that has no result, is not running, and has attempts left."""
-        excluded = self._shared.running | self._shared.failed_too_often
+    def _begin_unfinished(self, place: TrialPlace, *, poison: bool) -> bool:
+        """Begin a trial that has no result, is not running, and has attempts left."""
+        here = {trial.attempt.number for trial in self._trials.values()}
+        excluded = self._shared.running | self._shared.failed_too_often | here
         for number, record in sorted(self._shared.unfinished.items()):
             is_poison = number in self._shared.poison_trials
             if number in excluded or is_poison != poison:
                 continue
-            if self._measure(record.config, name=record.name):
+            if self._begin_trial(place, record.config, name=record.name):
                 return True
         return False
 
-    def _measure_new(self) -> bool:
+    def _begin_new(self, place: TrialPlace) -> bool:
         for name, config in self._first:
             is_new = config.fingerprint not in self._shared.records
-            if is_new and self._has_room() and self._measure(config, name=name):
+            if is_new and self._has_room() and self._begin_trial(place, config, name=name):
                 return True
-        return self._has_room() and self._measure_next_suggestion()
+        return self._has_room() and self._begin_suggestion(place)
 
     def _has_room(self) -> bool:
-        return len(self._shared.records) < self._trials_wanted
+        return len(self._shared.records) + len(self._predicting) < self._trials_wanted
 
-    def _measure_next_suggestion(self) -> bool:
-        """Run a configuration without a trial; return False when none is left, or none worth it."""
+    def _begin_suggestion(self, place: TrialPlace) -> bool:
+        """Begin a configuration without a trial; return False when none is left, or worth it."""
         if self._legal.values and self._definition.sampler == "ehvi":
-            return self._measure_most_promising()
+            return self._begin_most_promising(place)
         if self._legal.values and self._definition.sampler != "grid":
-            for repeat in range(REPEATS_BEFORE_DRAWING):
+            in_flight = self._in_flight()
+            for repeat in range(len(in_flight), len(in_flight) + REPEATS_BEFORE_DRAWING):
                 self._check_stop()
                 with self._timed_as_sampler():
-                    config = self._optuna.ask(repeat=repeat)
-                if not self._is_known(config) and self._measure(config):
+                    config = self._optuna.ask(repeat=repeat, in_flight=in_flight)
+                if not self._is_known(config) and self._begin_trial(place, config):
                     return True
                 if not self._has_room():
                     return False  # other workers have begun the last trials
         for config in self._optuna.unseen(set(self._shared.records)):
             self._check_stop()
-            if not self._is_known(config) and self._measure(config):
+            if not self._is_known(config) and self._begin_trial(place, config):
                 return True
             if not self._has_room():
                 return False
         self._ending = SpaceExhausted(trials=len(self._shared.records))
         return False
 
-    def _measure_most_promising(self) -> bool:
-        """Run the configuration of the largest expected hypervolume improvement.
+    def _begin_most_promising(self, place: TrialPlace) -> bool:
+        """Begin the configuration of the largest expected hypervolume improvement.
 
         Its memory is predicted first, after which another configuration may be the best.
         """
-        while choice := self._choose():
-            if self._until_converged and choice.relative_improvement < CONVERGED_IMPROVEMENT:
-                self._ending = Converged(
-                    trials=len(self._shared.records),
-                    relative_improvement=choice.relative_improvement,
-                )
-                return False
-            if choice.surely_fits:
-                self._prediction_cache.mark_not_needed(choice.config)
-            if self._prediction_cache.is_known(choice.config):
-                return self._measure(choice.config)
-            self._predict(choice.config)
-            if self._is_over():
-                return True
-        self._ending = SpaceExhausted(trials=len(self._shared.records))
-        return False
+        choice = self._choose()
+        if choice is None:
+            self._ending = SpaceExhausted(trials=len(self._shared.records))
+            return False
+        if self._until_converged and choice.relative_improvement < CONVERGED_IMPROVEMENT:
+            self._ending = Converged(
+                trials=len(self._shared.records),
+                relative_improvement=choice.relative_improvement,
+            )
+            return False
+        if choice.surely_fits:
+            self._prediction_cache.mark_not_needed(choice.config)
+        if self._prediction_cache.is_known(choice.config):
+            return self._begin_trial(place, choice.config)
+        self._predicting[place] = choice.config
+        self._begin_prediction(place, choice.config, then=self._after_suggestion_is_predicted)
+        return True
+
+    def _after_suggestion_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
+        del self._predicting[place]
+        self._prediction_cache.add(future.result())
+        self._go_on(place)
 
     def _choose(self) -> Choice | None:
         self._check_stop()
         records = list(self._shared.records.values())
         finished = [record for record in records if record.is_finished]
+        in_flight = self._in_flight()
         not_to_train = self._prediction_cache.not_to_train(
-            finished, limit_bytes=self._definition.cap_bytes
+            [*(record.config for record in finished), *in_flight],
+            limit_bytes=self._definition.cap_bytes,
         )
         with self._timed_as_sampler():
             return self._ranking.choose(
                 finished,
                 self._prediction_cache.known.values(),
-                excluded={*(record.config for record in records), *not_to_train},
-                seed=derived_seed(self._definition.seed, told=len(finished)),
+                excluded={*(record.config for record in records), *in_flight, *not_to_train},
+                seed=derived_seed(self._definition.seed, told=len(finished), repeat=len(in_flight)),
+                in_flight=in_flight,
                 predicts=self._prediction_cache.predicts,
             )
+
+    def _in_flight(self) -> list[TrainingConfig]:
+        """Return the configurations that run or are predicted now, of all processes, in order."""
+        running = [
+            record.config
+            for number, record in sorted(self._shared.unfinished.items())
+            if number in self._shared.running
+        ]
+        running += [trial.config for trial in self._trials.values()]
+        return list(dict.fromkeys([*running, *self._predicting.values()]))
 
     @contextmanager
     def _timed_as_sampler(self) -> Iterator[None]:
@@ -306,95 +448,191 @@ class StudySession:
         if self._prediction_cache.is_known(config):
             return
         self._listener(Predicting(config=config))
+        self._prediction_cache.add(self._forecast(self._places.first, config))
+
+    def _begin_prediction(
+        self,
+        place: TrialPlace,
+        config: TrainingConfig,
+        *,
+        then: "Callable[[TrialPlace, Future[Forecast]], None]",
+    ) -> None:
+        self._listener(_named(Predicting(config=config), place))
+        self._begin(place, lambda: self._forecast(place, config), then=then)
+
+    def _forecast(self, place: TrialPlace, config: TrainingConfig) -> Forecast:
+        predict = place.predict or self._prediction_cache.predict
         for _ in range(MAX_RETRIES):
             try:
-                self._prediction_cache.of(config)
-                return
+                return predict(config)
             except TrialLost:
                 continue  # something outside killed the process of the prediction
-        self._prediction_cache.of(config)
+        return predict(config)
 
     def _is_over(self) -> bool:
         self._check_stop()
         return self._deadline is not None and self._clock() >= self._deadline
 
-    def _check_stop(self) -> None:
+    def _check_stop(self, place: TrialPlace | None = None) -> None:
         if self._should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
-        if self._shared.lease_has_expired:
+        trial = None if place is None else self._trials.get(place)
+        if trial is not None and trial.lease.is_lost:
             raise _LeaseLost
-
-    def _check_device_after(self, measurement: Measurement) -> None:
-        """Raise TrialLost if the device no longer works: a CUDA crash may be the device's fault."""
-        if measurement.outcome == "crashed" and self._definition.device.type == "cuda":
-            self._executor.check_device(self._definition.device.device)
 
     # -- how noisy the device is -------------------------------------------------------------------
 
-    def _repeat_baseline_if_due(self) -> None:
+    def _begin_repeat_of_baseline(self, place: TrialPlace) -> bool:
         """Measure the speed of the baseline again, once for every TRIALS_PER_REPEAT trials.
 
-        How much it differs from time to time is the noise of every speed that is measured once.
+        How much it differs from time to time is the noise of every speed that is measured once. It
+        is always measured on the first place, since two devices differ, too.
         """
-        if not self._repeats_baseline:
-            return
+        if not self._repeats_baseline or place is not self._places.first:
+            return False
         records = list(self._shared.records.values())
         baseline = self._shared.records.get(self._baseline.fingerprint)
         was_timed = baseline is not None and baseline.tokens_per_second is not None
         if baseline is None or not was_timed or baseline.reused_from is not None:
-            return
+            return False
         confirmations = self._shared.confirmations()
         self._speed_noise = speed_noise(records, confirmations).alone
         done = sum(isinstance(one, RepeatedSpeed) for one in confirmations)
         trained = sum(record.was_trained for record in records)
         if done >= trained // TRIALS_PER_REPEAT:
-            return
-        self._listener(Confirming(doing="the baseline again, to see how noisy the device is"))
-        began = self._clock()
+            return False
+        doing = "the baseline again, to see how noisy the device is"
+        self._listener(_named(Confirming(doing=doing), place))
+        log_name = f"trial-{baseline.number}-repeat-{done + 1}"
+        self._begin(
+            place, lambda: self._repeat_baseline(place, log_name), then=self._store_repetition
+        )
+        return True
+
+    def _repeat_baseline(self, place: TrialPlace, log_name: str) -> RepeatedSpeed:
+        """Return the speed; raise TrialLost where the device no longer works."""
+        began = place.clock()
         try:
-            repeated = self.trial_runner.repeat_speed(
-                self._baseline, log_name=f"trial-{baseline.number}-repeat-{done + 1}"
-            )
+            return self._runner(place).repeat_speed(self._baseline, log_name=log_name)
         except TrialLost as error:
-            self._executor.check_device(self._definition.device.device)
-            repeated = RepeatedSpeed(
+            place.executor.check_device(place.device.device)
+            return RepeatedSpeed(
                 config=self._baseline,
                 tokens_per_second=None,
                 failure=error.message,
-                seconds=self._clock() - began,
+                seconds=place.clock() - began,
             )
+
+    def _store_repetition(self, place: TrialPlace, future: "Future[RepeatedSpeed]") -> None:
+        try:
+            repeated = future.result()
+        except TrialLost as error:
+            self._lose(place, error)
+            return
         self._shared.store_confirmation(repeated)
+        records = list(self._shared.records.values())
         self._speed_noise = speed_noise(records, self._shared.confirmations()).alone
+        self._go_on(place)
 
     # -- run and store -----------------------------------------------------------------------------
 
-    def _measure(self, config: TrainingConfig, *, name: str | None = None) -> bool:
-        """Run one attempt at the configuration; return False if another worker has claimed it."""
+    def _begin_trial(
+        self, place: TrialPlace, config: TrainingConfig, *, name: str | None = None
+    ) -> bool:
+        """Begin an attempt at the configuration; return False if another worker has claimed it."""
         attempt = self._shared.claim(config, most_trials=self._trials_wanted, name=name)
         if attempt is None:
             self._refresh()
             return False
-        self._listener(TrialBegan(number=attempt.number, config=config, name=attempt.name))
-        with self._shared.working_on(attempt):
+        self._listener(
+            TrialBegan(number=attempt.number, config=config, name=attempt.name, device=place.name)
+        )
+        with ExitStack() as stack:
+            lease = stack.enter_context(self._shared.working_on(attempt))
+            self._trials[place] = _Trial(
+                attempt=attempt, config=config, lease=lease, held=stack.pop_all()
+            )
+        if self._prediction_cache.is_known(config):
+            self._begin_training(place)
+        else:
+            self._begin_prediction(place, config, then=self._after_trial_is_predicted)
+        return True
+
+    def _after_trial_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
+        if future.exception() is not None:
+            self._settle_trial(place, future)
+            return
+        self._prediction_cache.add(future.result())
+        self._begin_training(place)
+
+    def _begin_training(self, place: TrialPlace) -> None:
+        trial, runner = self._trials[place], self._runner(place)
+        records = list(self._shared.records.values())
+        speed_noise_now = self._speed_noise
+
+        def train() -> FinishedTrial:
+            finished = runner.measure(
+                trial.config,
+                log_name=trial.attempt.log_name,
+                records=records,
+                speed_noise=speed_noise_now,
+            )
+            _check_device_after(finished.measurement, place)
+            return finished
+
+        self._begin(place, train, then=self._settle_trial)
+
+    def _settle_trial(self, place: TrialPlace, future: "Future[Any]") -> None:
+        """Store the result of a trial, or what else became of its attempt."""
+        trial = self._trials.pop(place)
+        with trial.held:
             try:
-                self._predict(config)
-                finished = self.trial_runner.measure(
-                    config,
-                    log_name=attempt.log_name,
-                    records=self._shared.records.values(),
-                    speed_noise=self._speed_noise,
-                )
-                self._check_device_after(finished.measurement)
+                finished: FinishedTrial = future.result()
             except TrialLost as error:
-                self._shared.record_failure(attempt, cause=error.message)
-                self._executor.check_device(self._definition.device.device)
-                return True
+                self._shared.record_failure(trial.attempt, cause=error.message)
+                self._begin_check_of_device(place)
+                return
             except _LeaseLost:
-                return True
+                self._places.leave(place)
+                return
             except BaseException:
-                self._shared.release_attempt(attempt)
+                self._shared.release_attempt(trial.attempt)
                 raise
             failpoint("trial measured")
-            self._shared.store_result(attempt, finished)
+            self._shared.store_result(trial.attempt, finished)
         self._refresh()
-        return True
+        self._places.leave(place)
+
+    def _begin_check_of_device(self, place: TrialPlace) -> None:
+        device = place.device.device
+        self._begin(
+            place, lambda: place.executor.check_device(device), then=self._after_check_of_device
+        )
+
+    def _after_check_of_device(self, place: TrialPlace, future: "Future[None]") -> None:
+        try:
+            future.result()
+        except TrialLost as error:
+            self._lose(place, error)
+        else:
+            self._places.leave(place)
+
+    def _lose(self, place: TrialPlace, error: TrialLost) -> None:
+        """Go on without a place whose device no longer works; raise where it is the last one."""
+        if not self._places.are_several:
+            raise error
+        self._listener(Notice(message=f"the search goes on without {place.name}: {error.message}"))
+        self._places.drop(place)
+
+
+def _check_device_after(measurement: Measurement, place: TrialPlace) -> None:
+    """Raise TrialLost if the device no longer works: a CUDA crash may be the device's fault."""
+    if measurement.outcome == "crashed" and place.device.type == "cuda":
+        place.executor.check_device(place.device.device)
+
+
+def _named(event: Event, place: TrialPlace) -> Event:
+    """Return the event with the name of its place, where a search has several."""
+    if place.name and isinstance(event, EVENTS_OF_A_PLACE):
+        return replace(event, device=place.name)
+    return event

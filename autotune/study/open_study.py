@@ -85,11 +85,8 @@ def open_study(
     *,
     executor: LocalExecutor,
     work: Path,
-    joins: bool = False,
 ) -> OpenedStudy:
     """Create the study, or check that the stored one can be resumed on this device.
-
-    With `joins` the number of trials stays as stored: another process has set it.
 
     Raises StudyMismatch for a stored study that was made with other options or elsewhere.
     """
@@ -109,7 +106,7 @@ def open_study(
     check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
     wanted = stored_wanted
-    if not joins and (request.trials or request.until_converged):
+    if request.trials or request.until_converged:
         wanted = stored.possible_trials(request.new_trials + reused)
     if wanted != stored_wanted:
         store.set_trials_wanted(name, wanted)

@@ -45,12 +45,18 @@ class PredictionCache:
         Returns None where the study predicts nothing or the prediction is not needed.
         """
         forecast = self._known.get(config.fingerprint)
-        if forecast is None and not self.is_known(config) and self._predict is not None:
-            forecast = self._predict(config)
-            self._store_forecast(forecast)
+        if forecast is None and not self.is_known(config):
+            forecast = self.predict(config)
+            self.add(forecast)
         return forecast
 
-    def _store_forecast(self, forecast: Forecast) -> None:
+    def predict(self, config: TrainingConfig) -> Forecast:
+        """Predict a configuration that is not known, without storing its forecast."""
+        assert self._predict is not None, "without predictions every configuration is known"
+        return self._predict(config)
+
+    def add(self, forecast: Forecast) -> None:
+        """Store a forecast."""
         self._store.store_forecast(self._definition.name, forecast)
         self._known[forecast.config.fingerprint] = forecast
         failpoint("forecast kept")
@@ -67,18 +73,21 @@ class PredictionCache:
         return config.fingerprint in self._known
 
     def not_to_train(
-        self, records: Iterable[TrialRecord], *, limit_bytes: int
+        self, tried: Iterable[TrainingConfig], *, limit_bytes: int
     ) -> set[TrainingConfig]:
-        """Return the configurations that are surely over the limit or repeat a finished program."""
-        finished_programs = set()
-        for record in records:
-            forecast = self._known.get(record.config.fingerprint)
-            if record.is_finished and forecast is not None and forecast.plan is not None:
-                finished_programs.add(forecast.plan)
+        """Return the configurations that are surely over the limit or repeat a program of `tried`.
+
+        `tried` are those that have a result or are running.
+        """
+        programs = set()
+        for config in tried:
+            forecast = self._known.get(config.fingerprint)
+            if forecast is not None and forecast.plan is not None:
+                programs.add(forecast.plan)
         return {
             forecast.config
             for forecast in self._known.values()
-            if forecast.plan in finished_programs or _is_over(forecast, limit_bytes)
+            if forecast.plan in programs or _is_over(forecast, limit_bytes)
         }
 
     def measurement_if_over(

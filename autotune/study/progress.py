@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import Preferences, choose
@@ -33,6 +34,64 @@ from autotune.study.events import (
 from autotune.units import format_duration, format_size
 
 
+@dataclass(kw_only=True)
+class AtPlace:
+    """What is going on at one place."""
+
+    since: float
+    """When `meanwhile` began."""
+    name: str = ""
+    meanwhile: str = ""
+    """What it does in or between trials."""
+    trial: TrialBegan | None = None
+    measuring: str = ""
+    """What is measured again: the baseline between two trials, or a finalist after them."""
+    task_since: float = 0.0
+    """When `trial` or `measuring` began."""
+
+    def do(self, meanwhile: str) -> None:
+        if meanwhile != self.meanwhile:
+            self.since = time.monotonic()
+        self.meanwhile = meanwhile
+
+    def begin(self, trial: TrialBegan) -> None:
+        self.trial = trial
+        self.measuring = ""
+        self.task_since = time.monotonic()
+
+    def measure(self, what: str) -> None:
+        if what != self.measuring:
+            self.task_since = time.monotonic()
+        self.measuring = what
+        self.do("")
+
+    def end(self) -> None:
+        self.trial = None
+        self.do("")
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been at its trial, at measuring again, or at what `meanwhile` says."""
+        since = self.since
+        if self.trial is not None or self.measuring:
+            since = self.task_since
+        return time.monotonic() - since
+
+    def lines(self) -> list[str]:
+        """Return the trial and what it does, each with how long it has been so."""
+        now = time.monotonic()
+        lines = []
+        if self.trial is not None:
+            name = f"{self.trial.name}: " if self.trial.name else ""
+            trial = f"#{self.trial.number} {name}{self.trial.config.describe()}"
+            lines.append(f"{trial}, {format_duration(now - self.task_since)}")
+        elif self.measuring:
+            lines.append(f"{self.measuring}, {format_duration(now - self.task_since)}")
+        if self.meanwhile:
+            lines.append(f"{self.meanwhile}, {format_duration(now - self.since)}")
+        return lines
+
+
 class Progress:
     """Collects the events of a running search and estimates the time left."""
 
@@ -49,105 +108,102 @@ class Progress:
         self._ended_at = [time.monotonic()]
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
-        self.running: TrialBegan | None = None
         self.preparing = ""
-        self.meanwhile = ""
+        self._began = time.monotonic()
+        self._preparing_since = self._began
+        self._at: dict[str, AtPlace] = {"": AtPlace(since=self._began)}
+        """What is going on at each place by its name; what is at none, or at the only one, at "".
+        """
+
+    @property
+    def meanwhile(self) -> str:
         """What the search does in or between trials, such as predicting, compiling or waiting."""
-        self.measuring = ""
-        """What is measured again: the baseline between two trials, or a finalist after them."""
-        self._began = self._phase_began = self._task_began = time.monotonic()
-
-    def note(self, event: Event) -> None:
-        """Update the state with an event."""
-        phase, task = self._phase(), self._task()
-        self._take(event)
-        now = time.monotonic()
-        if self._phase() != phase:
-            self._phase_began = now
-        if self._task() != task:
-            self._task_began = now
-
-    def _phase(self) -> tuple[bool, str, str]:
-        return self.opened is None, self.preparing, self.meanwhile
-
-    def _task(self) -> tuple[int | None, str]:
-        return None if self.running is None else self.running.number, self.measuring
+        return self._at[""].meanwhile
 
     @property
     def seconds(self) -> float:
         """How long the search has been running."""
         return time.monotonic() - self._began
 
-    @property
-    def phase_seconds(self) -> float:
-        """How long the search does what `preparing`, or once it is open `meanwhile`, says."""
-        return time.monotonic() - self._phase_began
-
-    @property
-    def task_seconds(self) -> float:
-        """How long the trial in `running`, or what `measuring` says, has been running."""
-        return time.monotonic() - self._task_began
-
     def doing(self) -> list[str]:
-        """Return in lines what the search does now, each with how long it has been doing it."""
-        if self.opened is None:
-            return [f"{self.preparing or 'starting'}, {format_duration(self.phase_seconds)}"]
-        doing = []
-        if self.running is not None:
-            name = f"{self.running.name}: " if self.running.name else ""
-            trial = f"#{self.running.number} {name}{self.running.config.describe()}"
-            doing.append(f"{trial}, {format_duration(self.task_seconds)}")
-        elif self.measuring:
-            doing.append(f"{self.measuring}, {format_duration(self.task_seconds)}")
-        if self.meanwhile:
-            doing.append(f"{self.meanwhile}, {format_duration(self.phase_seconds)}")
-        return doing
+        """Return in lines what the search does now, each with how long it has been doing it.
 
-    def _take(self, event: Event) -> None:
+        What happens at each of several places is left to `places`.
+        """
+        if self.opened is None:
+            seconds = time.monotonic() - self._preparing_since
+            return [f"{self.preparing or 'starting'}, {format_duration(seconds)}"]
+        return self._at[""].lines()
+
+    def places(self) -> "list[AtPlace]":
+        """Return what goes on at each of several places; nothing for a search with only one."""
+        if self.opened is None:
+            return []
+        now = time.monotonic()
+        return [self._at.get(name) or AtPlace(name=name, since=now) for name in self.opened.places]
+
+    def _place_of(self, number: int) -> AtPlace | None:
+        """Return the place at which the trial of that number runs."""
+        for place in self._at.values():
+            if place.trial is not None and place.trial.number == number:
+                return place
+        return None
+
+    def _at_place(self, device: str) -> AtPlace:
+        return self._at.setdefault(device, AtPlace(name=device, since=time.monotonic()))
+
+    def _do(self, meanwhile: str, device: str = "") -> None:
+        self._at_place(device).do(meanwhile)
+
+    def note(self, event: Event) -> None:
+        """Update the state with an event."""
+        now = time.monotonic()
         match event:
             case Preparing(what=what):
+                if what != self.preparing:
+                    self._preparing_since = now
                 self.preparing = what
             case StudyOpened():
+                self._at[""].since = now
                 self.opened = event
                 self.records = [record for record in event.records if record.is_finished]
                 self._ended_at = [time.monotonic()]
-            case Predicting(config=config):
-                self.measuring = ""
-                self.meanwhile = f"predicting {config.describe()}"
-            case Comparing(config=config):
-                self.meanwhile = f"comparing the first steps of {config.describe()}"
-            case TrialPhase(doing=doing):
-                self.meanwhile = doing
-            case Confirming(doing=doing):
-                self.measuring = f"measuring {doing}"
-                self.meanwhile = ""
+            case Predicting(config=config, device=device):
+                self._at_place(device).measuring = ""
+                self._do(f"predicting {config.describe()}", device)
+            case Comparing(config=config, device=device):
+                self._do(f"comparing the first steps of {config.describe()}", device)
+            case TrialPhase(doing=doing, device=device):
+                self._do(doing, device)
+            case Confirming(doing=doing, device=device):
+                self._at_place(device).measure(f"measuring {doing}")
             case ConfirmationTime(seconds=seconds):
-                self._confirmation_ends_at = time.monotonic() + seconds
+                self._confirmation_ends_at = now + seconds
             case SameProgram():
-                self.meanwhile = ""
-            case WaitingForDevice(device=device, holder=holder):
-                self.meanwhile = waiting_message(device, holder)
-            case WaitingForOthers(numbers=numbers):
-                self.meanwhile = f"waiting for {_trials(numbers)} of other workers"
+                self._do("")
+            case WaitingForDevice(place=place_name):
+                self._do(waiting_text(event), place_name)
+            case WaitingForOthers():
+                self._do(waiting_text(event))
             case WaitingForStorage(message=message):
-                self.meanwhile = f"waiting: {message}"
+                self._do(f"waiting: {message}")
             case StorageBack():
-                self.meanwhile = ""
-            case TrialBegan():
-                self.running = event
-                self.measuring = ""
-                self.meanwhile = ""
-            case AttemptLost(number=number) if (
-                self.running is not None and self.running.number == number
-            ):
-                self.running = None
-                self.meanwhile = ""
+                self._do("")
+            case TrialBegan(device=device):
+                self._do("", device)
+                self._do("")
+                self._at[device].begin(event)
+            case AttemptLost(number=number):
+                place = self._place_of(number)
+                if place is not None:
+                    place.end()
             case TrialEnded(record=record):
-                if self.running is not None and self.running.number == record.number:
-                    self.running = None
-                self.meanwhile = ""
+                place = self._place_of(record.number)
+                if place is not None:
+                    place.end()
+                self._do("")
                 self.records.append(record)
-                self._ended_at.append(time.monotonic())
+                self._ended_at.append(now)
 
     @property
     def wanted(self) -> int:
@@ -173,7 +229,8 @@ class Progress:
         left = self.eta_seconds()
         if left is None or self.opened is None or self.opened.confirm_share is None:
             return None
-        of_trials = left + sum(record.seconds or 0.0 for record in self.records)
+        at_once = max(1, len(self.opened.places))
+        of_trials = left + sum(record.seconds or 0.0 for record in self.records) / at_once
         return seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
 
     @property
@@ -221,6 +278,13 @@ class Progress:
         """Return the counts and the time left."""
         left = self.time_left()
         return f"{self.counts()}  {left}" if left else self.counts()
+
+
+def waiting_text(event: WaitingForDevice | WaitingForOthers) -> str:
+    """Return the sentence, without its full stop, that says what is waited for."""
+    if isinstance(event, WaitingForDevice):
+        return waiting_message(event.device, event.holder)
+    return f"waiting for {_trials(event.numbers)} of other searches"
 
 
 def _trials(numbers: Sequence[int]) -> str:

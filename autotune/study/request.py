@@ -1,14 +1,11 @@
 """The request for a search: every setting with its option, and the checks that need no device."""
 
-import dataclasses
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
-from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput, suggestion
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.option import (
@@ -37,6 +34,7 @@ from autotune.spec.study import (
     check_study_name,
 )
 from autotune.spec.workload_options import SEED
+from autotune.study.devices import MOST_DEVICES, parse_devices
 from autotune.units import LARGEST_SIZE_BYTES, format_size
 
 DEFAULT_TRIALS = 30
@@ -51,7 +49,6 @@ LEAST_CAP_BYTES = 65536
 LARGEST_NUMBER_OF_TRIALS = 1_000_000
 """More trials than any study has, and a number that fits every database's integers."""
 LARGEST_NUMBER_OF_SEEDS = 100
-LARGEST_NUMBER_OF_WORKERS = 256
 LARGEST_CONFIRM_SHARE = 0.5
 """More than half of the time would be no search any more."""
 VARIANTS_SHARE = 0.15
@@ -259,15 +256,25 @@ class SearchRequest:
             is_repeated=False,
         )
     )
-    workers: int = setting(
+    devices: str | None = setting(
+        Option(
+            flag="--devices",
+            group=THE_DEVICE,
+            metavar="all|N|LIST",
+            choices=("all",),
+            help="Run a trial on each of several devices at once: all GPUs, a number of them, or "
+            "names such as cuda:0,cuda:1. On a CPU a number of slots, each with its share of the "
+            "cores. [default: one device]",
+        )
+    )
+    workers: int | None = setting(
         Option(
             flag="--workers",
             group=THE_DEVICE,
             kind=COUNT,
             metavar="N",
-            default=1,
-            help="Number of worker processes, one per GPU. Another search with the same --name "
-            "also joins the study.",
+            help="Another name of --devices N.",
+            is_repeated=False,  # the number is in `devices`
         )
     )
     trials_per_device: int = setting(
@@ -277,7 +284,7 @@ class SearchRequest:
             kind=COUNT,
             metavar="N",
             default=1,
-            help="Number of trials that run at once on one device. More than one makes their "
+            help="Number of trials that run at once on each device. More than one makes their "
             "speeds less reliable; finalists are measured again one run at a time.",
         )
     )
@@ -330,14 +337,32 @@ class SearchRequest:
                 hint=f"use a number from 0 to {LARGEST_CONFIRM_SHARE}; a search with --no-confirm "
                 "measures nothing again",
             )
-        _check_count("--workers", self.workers, most=LARGEST_NUMBER_OF_WORKERS)
-        _check_count("--trials-per-device", self.trials_per_device, most=LARGEST_NUMBER_OF_WORKERS)
+        _check_count("--trials-per-device", self.trials_per_device, most=MOST_DEVICES)
+        if self.workers is not None:
+            _check_count("--workers", self.workers, most=MOST_DEVICES)
+            if self.devices not in (None, str(self.workers)):
+                raise InvalidInput(
+                    "--workers is another name of --devices, and both are given",
+                    hint="give only --devices",
+                )
+            object.__setattr__(self, "devices", str(self.workers))
+        self._check_devices()
         self.trial_options.time_limits()
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
         if self.seed is not None and (type(self.seed) is not int or not 0 <= self.seed < 2**32):
             raise InvalidInput(
                 f"invalid seed: {self.seed!r}", hint="use a whole number from 0 to 4294967295"
+            )
+
+    def _check_devices(self) -> None:
+        if self.devices is None:
+            return
+        wanted = parse_devices(self.devices)
+        if self.device is not None and (isinstance(wanted, tuple) or ":" in self.device):
+            raise InvalidInput(
+                f"--device {self.device} and --devices {self.devices} both name devices",
+                hint="give only --devices",
             )
 
     @property
@@ -379,22 +404,6 @@ class SearchRequest:
         if self.seed is not None:
             specified["seed"] = self.seed
         return specified
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, for a worker, which JSON can carry: its mappings are dictionaries."""
-        settings = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
-        return {
-            **settings,
-            "workload": json.loads(json.dumps(dict(self.workload), default=dict)),
-            "preferences": dataclasses.asdict(self.preferences),
-        }
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "SearchRequest":
-        """Return the request of which `to_dict` has returned the fields."""
-        preferences = dict(stored["preferences"])
-        preferences["tolerance"] = Tolerance(**preferences["tolerance"])
-        return cls(**{**stored, "preferences": Preferences(**preferences)})
 
 
 SEARCH_OPTIONS: Mapping[str, Option] = options_of(SearchRequest)

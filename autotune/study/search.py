@@ -1,4 +1,4 @@
-"""Entry of a search: open or resume a study, start its workers, run the main loop, read the result.
+"""Entry of a search: open or resume a study, run the main loop on its devices, read the result.
 
 `search` runs a study and `result_of` reads one; `dry_run.py` reports what a study would do. The
 main loop is `loop.py`, and one trial of it `trial_runner.py`.
@@ -26,6 +26,7 @@ from autotune.storage.database import work_folder_path
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest
+from autotune.study.devices_of_search import DevicesOfSearch
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition
 from autotune.study.open_study import (
@@ -35,6 +36,7 @@ from autotune.study.open_study import (
     opening_lock,
     stored_study,
 )
+from autotune.study.places import ThreadedListener
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler
@@ -43,7 +45,6 @@ from autotune.study.resume import check_same_study
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.liveness import is_dead
-from autotune.study.workers.processes import Workers
 from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
 
@@ -57,15 +58,13 @@ def search(
     should_stop: Callable[[], bool] = lambda: False,
     make_executor: Callable[..., LocalExecutor] = LocalExecutor,
     space: SearchSpace | None = None,
-    joins: bool = False,
     confirmation: ConfirmationRequest | None = None,
 ) -> StudyResult:
     """Start, resume or join the study of `request`, and return its result once it is done.
 
-    `space` is what `space_of(request)` has returned, where that was called already.
-    With `joins`, as a worker of another search, it leaves the study's number of trials as it is,
-    and the confirmation to that search. With `confirmation` it runs no trial, and measures again
-    what that says.
+    `space` is what `space_of(request)` has returned, where that was called already. With
+    `confirmation` it runs no trial, and measures again what that says. Where it uses several
+    devices, `should_stop` is called in other threads, too; `listener` never is.
 
     Raises AutotuneError for a request that is invalid or cannot be carried out, and Stopped once
     `should_stop` returns True. Everything measured until then is stored, and the same call resumes
@@ -76,6 +75,7 @@ def search(
         if should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
 
+    listener = ThreadedListener(listener)
     retry = search_retry(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
     )
@@ -91,10 +91,12 @@ def search(
         space = space_of(request)
     with (
         work_folder(request.storage) as work,
-        make_executor(
-            work, should_stop=should_stop, note=lambda sentence: listener(Notice(message=sentence))
-        ) as executor,
+        DevicesOfSearch(
+            work, make_executor=make_executor, should_stop=should_stop, listener=listener
+        ) as devices,
     ):
+        executor = devices.executor
+        request = devices.choose(request, stored=stored, is_confirmation=confirmation is not None)
         new = None
         if space is not None:
             new = new_definition(
@@ -106,35 +108,24 @@ def search(
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
-                    opened = open_study(
-                        store, name, new, request, executor=executor, work=work, joins=joins
-                    )
+                    opened = open_study(store, name, new, request, executor=executor, work=work)
                 default_budget = None
                 if stored is None:
                     device_type = opened.definition.device.type
                     default_budget = request.default_time_budget_seconds(device_type)
                 if default_budget is not None:
                     request = dataclasses.replace(request, time_budget_seconds=default_budget)
-                with Workers(
+                _run(
+                    opened,
                     request,
-                    name=name,
-                    devices=_devices_of_workers(request, opened.definition, executor),
-                    log_folder=work / name / "logs",
-                    listener=listener,
-                    check_stop=check_stop,
-                ):
-                    _run(
-                        opened,
-                        request,
-                        store,
-                        executor,
-                        work / name,
-                        listener,
-                        should_stop,
-                        joins=joins,
-                        confirmation=confirmation,
-                        default_time_budget_seconds=default_budget,
-                    )
+                    store,
+                    devices,
+                    work / name,
+                    listener,
+                    should_stop,
+                    confirmation=confirmation,
+                    default_time_budget_seconds=default_budget,
+                )
                 return result_of(store, name, request.preferences)
         finally:
             if new is not None:
@@ -145,12 +136,11 @@ def _run(
     opened: OpenedStudy,
     request: SearchRequest,
     store: StudyStore,
-    executor: LocalExecutor,
+    devices: DevicesOfSearch,
     folder: Path,
-    listener: Listener,
+    listener: ThreadedListener,
     should_stop: Callable[[], bool],
     *,
-    joins: bool,
     confirmation: ConfirmationRequest | None,
     default_time_budget_seconds: float | None,
 ) -> None:
@@ -158,7 +148,7 @@ def _run(
     from autotune.study.confirmation.session import ConfirmationSession  # noqa: PLC0415
     from autotune.study.loop import StudySession  # noqa: PLC0415
 
-    definition = opened.definition
+    definition, executor = opened.definition, devices.executor
     forecaster = Forecaster.of_device(
         definition.device, executor=executor, workload=definition.workload
     )
@@ -173,9 +163,10 @@ def _run(
         if should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
 
-    confirms = request.confirm and not joins
-    slots = executor.slots_on(definition.device, places=request.trials_per_device)
-    with Coordinator(definition, store=store, folder=folder, listener=listener) as shared:
+    with (
+        Coordinator(definition, store=store, folder=folder, listener=listener) as shared,
+        devices.places(definition, predicts=predict is not None) as places,
+    ):
         for sentence in _device_warnings(definition.device, request):
             listener(Notice(message=sentence))
         listener(
@@ -188,10 +179,13 @@ def _run(
                 reused={} if opened.reused is None else opened.reused.counts,
                 default_time_budget_seconds=default_time_budget_seconds,
                 seconds_for_trials=request.seconds_for_trials,
-                confirm_share=request.confirm_share if confirms else None,
+                confirm_share=request.confirm_share if request.confirm else None,
+                places=devices.uuids,
             )
         )
         prediction_cache = PredictionCache(definition, store=store, predict=predict)
+        slots = places.first.slots
+        assert slots is not None
         session = StudySession(
             definition,
             shared=shared,
@@ -200,19 +194,22 @@ def _run(
             prediction_cache=prediction_cache,
             study_folder=folder,
             listener=listener,
-            should_stop=should_stop,
+            should_stop=devices.should_stop,
             trial_options=request.trial_options,
             until_converged=request.until_converged,
             repeats_baseline=request.confirm,
+            places=places,
         )
         if confirmation is None:
             session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
-        if confirms:
+        if request.confirm:
+            place = places.first
+            assert place.slots is not None
             ConfirmationSession(
-                definition,
+                dataclasses.replace(definition, device=place.device),
                 shared=shared,
-                executor=executor,
-                slots=slots,
+                executor=place.executor,
+                slots=place.slots,
                 trial_runner=session.trial_runner,
                 prediction_cache=prediction_cache,
                 study_folder=folder,
@@ -220,6 +217,7 @@ def _run(
                 check_stop=check_stop,
                 trial_options=request.trial_options,
                 preferences=request.preferences,
+                trials_at_once=devices.trials_at_once,
             ).run(confirmation or ConfirmationRequest(share=request.confirm_share))
 
 
@@ -318,21 +316,6 @@ def view_of(
         begun_at=begun_at,
         last_result_at=last_result_at,
     )
-
-
-def _devices_of_workers(
-    request: SearchRequest, definition: StudyDefinition, executor: LocalExecutor
-) -> list[DeviceInfo]:
-    """Return the study's device, and other GPUs of its kind unless one was requested by name."""
-    device = definition.device
-    is_named = request.device not in (None, device.type)
-    if request.workers == 1 or is_named or device.type == "cpu":
-        return [device]
-    devices = [device]
-    for other in executor.devices():
-        if other.name == device.name and other.device != device.device:
-            devices.append(other)
-    return devices
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:

@@ -78,8 +78,7 @@ class QuickStudy:
             self.storage,
             "--trials",
             str(self.trials),
-            "--places",
-            str(self.places),
+            *(("--own-device",) if self.places > 1 else ()),
         )
         command = (sys.executable, str(HERE / "worker.py"), *wanted, *options)
         return self.start_command(*command, STAND_IN_SECONDS=str(seconds), **environment)

@@ -4,7 +4,7 @@ The second: at once.
 
     python studies/reliability/signals.py > studies/reliability/signals.json
 
-The searches are those of `worker.py`, and in the end `autotune search --workers 3` with real
+The searches are those of `worker.py`, and in the end `autotune search --devices 3` with real
 trainings.
 """
 
@@ -46,7 +46,7 @@ def main() -> int:
         rows.append(_waiting_for_the_device(found, number))
     with PostgresServer() as server:
         rows.append(_without_database(found, server))
-    rows += [_with_workers(found, signals=1), _with_workers(found, signals=2)]
+    rows += [_with_several_devices(found, signals=1), _with_several_devices(found, signals=2)]
     return report(rows, found)
 
 
@@ -92,8 +92,8 @@ def _without_database(found: list[str], server: PostgresServer) -> dict[str, Any
         return row | _afterwards(study, found, states={"finished": 3})
 
 
-def _with_workers(found: list[str], *, signals: int) -> dict[str, Any]:
-    what = f"--workers 3, signal {signals}"
+def _with_several_devices(found: list[str], *, signals: int) -> dict[str, Any]:
+    what = f"--devices 3, signal {signals}"
     with quick_study(trials=9, places=3) as study:
         (study.folder / "small.toml").write_text(SPACE)
         search = study.start_command(
@@ -113,9 +113,7 @@ def _with_workers(found: list[str], *, signals: int) -> dict[str, Any]:
             *(
                 "--trials",
                 "9",
-                "--workers",
-                "3",
-                "--trials-per-device",
+                "--devices",
                 "3",
                 "--trial-time-limit",
                 "20m",

@@ -1,12 +1,13 @@
 """One worker of a study of quick trials: a real search with the trainings of `stand_in.py`.
 
     python studies/reliability/worker.py --name quick --storage sqlite:///quick.db \\
-        --trials 1000 --places 32
+        --trials 1000 --own-device
 
 Ends as `autotune search` does: 0, 75 with what to do, 130 and 143 on signals.
 """
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from autotune.errors import AutotuneError, Stopped
+from autotune.execution.device_slots import LOCK_FOLDER_VARIABLE
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Event, Preparing
 from autotune.study.search import SearchRequest, search
@@ -30,6 +32,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--trials", type=int, default=None)
     parser.add_argument("--places", type=int, default=1, help="trials at a time on the device")
+    parser.add_argument(
+        "--own-device", action="store_true", help="do not wait for the trials of other workers"
+    )
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--cap-mib", type=int, default=80)
     parser.add_argument("--database-wait", type=float, default=300.0)
@@ -53,6 +58,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 flush=True,
             )
 
+    if arguments.own_device:
+        os.environ[LOCK_FOLDER_VARIABLE] = f"locks-{os.getpid()}"
     request = SearchRequest(
         name=arguments.name,
         storage=arguments.storage,

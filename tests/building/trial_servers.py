@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
@@ -31,6 +32,7 @@ class TrialServers:
         self._folder = folder
         self._running: dict[tuple[str, ...], TrialServer] = {}
         self._environments: dict[tuple[str, ...], dict[str, str]] = {}
+        self._lending = threading.Lock()
 
     @contextlib.contextmanager
     def lent_to_executors(self):
@@ -41,12 +43,13 @@ class TrialServers:
     def _lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
         log_file.parent.mkdir(parents=True, exist_ok=True)
         command = tuple(command)
-        server = self._running.get(command)
-        if server is None or server.is_lost:
-            log = self._folder / f"server-{len(self._running)}.log"
-            with contextlib.chdir(self._folder):
-                server = self._running[command] = TrialServer(log_file=log, command=command)
-            self._environments[command] = {**os.environ}
+        with self._lending:  # the places of a search each ask in their own thread
+            server = self._running.get(command)
+            if server is None or server.is_lost:
+                log = self._folder / f"server-{len(self._running)}.log"
+                with contextlib.chdir(self._folder):
+                    server = self._running[command] = TrialServer(log_file=log, command=command)
+                self._environments[command] = {**os.environ}
         before = self._environments[command]
         changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
         return BorrowedServer(server, {**changed, **(environment or {})})

@@ -49,6 +49,9 @@ COMMAND_LINES = {
         --no-confirm --layers 0 | --no-confirm=1
         --time-budget 1e10d | --time-budget 5min | --time-budget '1\nh'
         --workers 0 | --workers 257 | --workers x | --trials-per-device 0 | --trials-per-device 1.5
+        --devices 0 | --devices 257 | --devices gpu | --devices '' | --devices cuda:0,cuda:0
+        --devices all,cuda:0 | --devices cuda:0, | --devices -1 | --devices 1.5 | --devices ALL
+        --devices 2 --workers 3 | --devices cuda:0 --device cuda:0 | --devices ٣
         --database-wait soon | --database-wait -1s | --database-wait nan
         --compile-time-limit 11m | --compile-time-limit x | --step-time-limit 11m
         --step-time-limit 0s

@@ -190,7 +190,7 @@ def test_what_comes_from_a_file_and_the_environment_is_printed(project, monkeypa
 
 def test_what_comes_from_a_file_is_in_the_command_that_continues_the_study(project):
     (project / "autotune.toml").write_text(
-        'trial-time-limit = "90s"\nworkers = 2\nprefer = "smallest"\ntolerance = ["speed=0.1"]\n'
+        'trial-time-limit = "90s"\ndevices = "2"\nprefer = "smallest"\ntolerance = ["speed=0.1"]\n'
     )
     values = parsed("search")
     settings = {}
@@ -202,7 +202,7 @@ def test_what_comes_from_a_file_is_in_the_command_that_continues_the_study(proje
     )
     request = request_of(settings, workload={}, preferences=preferences)
     command = continue_command("mine", request)
-    for words in ("--trial-time-limit 90s", "--workers 2", "--prefer smallest", "speed=0.1"):
+    for words in ("--trial-time-limit 90s", "--devices 2", "--prefer smallest", "speed=0.1"):
         assert words in command
 
 

@@ -1,8 +1,8 @@
-"""The options of a search: one declaration for the command, for Python and for the workers."""
+"""The options of a search: one declaration for the command and for Python."""
 
 import inspect
-import json
 import math
+import re
 import shlex
 
 import pytest
@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autotune
-from autotune.analysis.pick import Preferences
-from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
 from autotune.cli.lazy import LazyCommand
 from autotune.cli.search_run import continue_command
 from autotune.errors import InvalidInput
 from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
-from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import Workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import LARGEST_CONFIRM_SHARE, SEARCH_OPTIONS, SearchRequest, request_of
@@ -43,7 +40,7 @@ REPEATED = {
     "confirm": SWITCHES,
     "confirm_share": st.floats(0.0, LARGEST_CONFIRM_SHARE),
     "perplexity_seeds": st.integers(1, 100),
-    "workers": st.integers(1, 256),
+    "devices": st.sampled_from(["all", "4"]),
     "trials_per_device": st.integers(1, 256),
     "database_wait_seconds": SECONDS,
     "storage": st.sampled_from(["sqlite:///my studies/autotune.db", "sqlite:///a.db"]),
@@ -143,7 +140,7 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
         trial_time_limit_seconds=trial,
         compile_time_limit_seconds=compile_limit,
         step_time_limit_seconds=step,
-        device="cuda:1",
+        device="cuda",
         **switched,
     )
     again = parsed(continue_command("mine", request, trials=trials))
@@ -156,8 +153,9 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
 def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
     stored = {"cap_bytes", "space", "scale", "device", "sampler", "seed", "fresh"}
     of_one_run = {"time_budget_seconds"}
+    other_names = {"workers"}
     repeated = {name for name, option in SEARCH_OPTIONS.items() if option.is_repeated}
-    assert repeated == set(SEARCH_OPTIONS) - stored - of_one_run
+    assert repeated == set(SEARCH_OPTIONS) - stored - of_one_run - other_names
     limits = {name for name in repeated if name.endswith("time_limit_seconds")}
     assert repeated == {*REPEATED, *limits, "name", "trials"}
 
@@ -191,7 +189,6 @@ def test_a_time_budget_can_be_lifted(given):
     request = request_of({"time_budget": given}, workload={})
     assert request.time_budget_seconds == math.inf
     assert SEARCH_OPTIONS["time_budget_seconds"].arguments(math.inf) == ["--time-budget", "none"]
-    assert SearchRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
 
 
 # -- one option ------------------------------------------------------------------------------------
@@ -218,22 +215,42 @@ def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
     assert option.arguments(value) == arguments
 
 
-# -- workers ---------------------------------------------------------------------------------------
-
-
-def test_a_worker_gets_the_whole_request():
-    request = SearchRequest(
-        cap_bytes=2**30,
-        sampler=SAMPLERS[1],
-        trials=12,
-        trial_time_limit_seconds=12.5,
-        workload={"layers": 2, "learning_rates": {"adamw": 1e-3}},
-        preferences=Preferences(tolerance=Tolerance(speed=0.1), prefer="smallest"),
-    )
-    assert SearchRequest.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+# -- devices ---------------------------------------------------------------------------------------
 
 
 def test_the_options_of_trials_have_the_names_of_the_request():
     request = SearchRequest(full_trainings=True, perplexity_seeds=3, memory_snapshot=True)
     for name, value in vars(request.trial_options).items():
         assert getattr(request, name) == value
+
+
+def test_the_names_of_several_devices_are_as_in_the_printed_command():
+    request = SearchRequest(devices="cuda,cuda:2")
+    assert parsed(continue_command("mine", request)).devices == "cuda,cuda:2"
+
+
+def test_workers_are_a_number_of_devices():
+    request = SearchRequest(workers=3)
+    assert request == SearchRequest(workers=3, devices="3")
+    assert parsed(continue_command("mine", request)).devices == "3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"devices": "cuda:1,cuda:1"}, "names cuda:1 twice"),
+        ({"devices": "cuda,cuda:0"}, "names cuda:0 twice"),
+        ({"devices": "cuda:0,gpu"}, "'gpu' is not a device"),
+        ({"devices": "0"}, "invalid number of devices: 0"),
+        ({"devices": "257"}, "invalid number of devices: 257"),
+        ({"devices": ""}, "'' is not a device"),
+        ({"devices": "2", "workers": 3}, "both are given"),
+        ({"devices": "cuda:1", "device": "cuda"}, "both name devices"),
+        ({"devices": "all", "device": "cuda:1"}, "both name devices"),
+    ],
+    ids=str,
+)
+def test_devices_that_make_no_sense_are_an_error(settings, message):
+    with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
+        SearchRequest(**settings)
+    assert raised.value.hint

@@ -194,6 +194,67 @@ def test_in_a_file_each_step_says_when_it_began_and_each_trial_how_long_it_took(
     assert ended.endswith(", in 42.0 s")
 
 
+# -- several places --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_gpus(opened):
+    return replace(opened, places={"cuda:0": None, "cuda:1": None})
+
+
+def test_each_of_several_places_has_its_trial_and_its_phase(progress, clock, two_gpus):
+    progress.note(two_gpus)
+    progress.note(TrialBegan(number=0, config=config(0), name="baseline", device="cuda:0"))
+    clock(10.0)
+    progress.note(TrialBegan(number=1, config=config(1), name=None, device="cuda:1"))
+    progress.note(TrialPhase(doing="compiling", device="cuda:0"))
+    clock(5.0)
+    first, second = progress.places()
+    assert (first.name, first.trial.number, first.seconds, first.meanwhile) == (
+        "cuda:0",
+        0,
+        15.0,
+        "compiling",
+    )
+    assert (second.name, second.trial.number, second.seconds) == ("cuda:1", 1, 5.0)
+    assert progress.doing() == []
+
+
+def test_a_trial_that_has_ended_frees_its_place_alone(progress, two_gpus):
+    progress.note(two_gpus)
+    for number in (0, 1):
+        progress.note(
+            TrialBegan(number=number, config=config(number), name=None, device=f"cuda:{number}")
+        )
+    progress.note(TrialEnded(record=record(0, config=config(0))))
+    assert [place.trial is None for place in progress.places()] == [True, False]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_live_table_has_a_row_for_each_place(two_gpus, width):
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=width)
+    with LiveDisplay(Progress(preferences=Preferences()), console) as it:
+        it(two_gpus)
+        it(TrialBegan(number=7, config=config(0), name="baseline", device="cuda:1"))
+        it(TrialPhase(doing="compiling", device="cuda:1"))
+        it(WaitingForDevice(device="cuda:0", place="cuda:0"))
+        it._live.refresh()
+    rows = [line.split() for line in written.getvalue().splitlines()]
+    assert any(row[:3] == ["cuda:1", "#7", "baseline"] and "compiling" in row for row in rows)
+    assert any(row[:1] == ["cuda:0"] and "waiting" in row for row in rows)
+
+
+def test_in_a_file_a_trial_names_its_place(progress, two_gpus):
+    written = io.StringIO()
+    shown = PlainDisplay(progress, Console(file=written, width=160))
+    shown(two_gpus)
+    shown(TrialBegan(number=0, config=config(0), name="baseline", device="cuda:1"))
+    _, devices, begun = written.getvalue().splitlines()
+    assert devices == "Devices: cuda:0, cuda:1"
+    assert begun.endswith(f"  cuda:1  #0 baseline: {config(0).describe()} ...")
+
+
 def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
     space = tmp_path / "compiled.toml"
     space.write_text(SPACE)

@@ -84,6 +84,8 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
 def _set_up_process(request: dict[str, Any]) -> None:
     _redirect_output(Path(request["log_file"]))
     os.environ.update(request.get("environment") or {})
+    if request.get("cpus"):
+        _bind_to(request["cpus"])
     if request.get("turn"):
         _hold_slot(request["turn"])
     if request.get("limit_host_memory"):
@@ -114,6 +116,17 @@ def _die_with(server_pid: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server_pid:
         os._exit(1)
+
+
+def _bind_to(cpus: list[int]) -> None:
+    """Runs this process and all that it starts on these CPUs, with a thread on each at most.
+
+    OpenMP has counted the CPUs when the server imported torch.
+    """
+    os.sched_setaffinity(0, cpus)
+    torch = sys.modules.get("torch")  # a stand-in of the tests has none
+    if torch is not None:
+        torch.set_num_threads(min(torch.get_num_threads(), len(cpus)))
 
 
 def _hold_slot(slot: str) -> None:

@@ -93,10 +93,12 @@ class TrialServer:
         environment: dict[str, str] | None = None,
         limit_host_memory: bool = False,
         slot: str | None = None,
+        cpus: Sequence[int] | None = None,
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
 
-        The process and all that it forks hold `slot`, a lock of `execution/device_slots.py`. The
+        The process and all that it forks hold `slot`, a lock of `execution/device_slots.py`, and
+        run on `cpus` only, numbers of the operating system, with a thread on each. The
         future's exception is the AutotuneError that the task raised, TrialLost where the machine
         ended it, or PreparationFailed.
         """
@@ -111,6 +113,7 @@ class TrialServer:
             "environment": environment,
             "limit_host_memory": limit_host_memory,
             "turn": slot,
+            "cpus": None if cpus is None else list(cpus),
         }
         with self._lock:
             if self._is_lost:

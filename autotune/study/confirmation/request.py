@@ -55,15 +55,23 @@ def confirmation_request(
 
 
 def allowed_seconds(
-    records: Sequence[TrialRecord], confirmations: Sequence[Confirmation], *, share: float
+    records: Sequence[TrialRecord],
+    confirmations: Sequence[Confirmation],
+    *,
+    share: float,
+    trials_at_once: int = 1,
 ) -> tuple[float, float]:
     """Return how many seconds are left for the finalists, and for the variants of the pick.
 
     Each is its share of the whole search, trials and all, less what was spent already:
 
         share / (1 - share - VARIANTS_SHARE) * seconds of the trials - seconds spent
+
+    Of trials that ran at once, on several devices, the seconds count once: what is confirmed is
+    measured on one device.
     """
-    whole = seconds_of_search(sum(record.seconds or 0.0 for record in records), share=share)
+    of_trials = sum(record.seconds or 0.0 for record in records) / trials_at_once
+    whole = seconds_of_search(of_trials, share=share)
     of_variants = {one.config for one in confirmations if isinstance(one, VariantMeasurement)}
     spent_on_variants = 0.0
     spent_on_finalists = 0.0

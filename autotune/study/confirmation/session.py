@@ -79,6 +79,7 @@ class ConfirmationSession:
         check_stop: Callable[[], None],
         trial_options: TrialOptions,
         preferences: Preferences,
+        trials_at_once: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
@@ -92,6 +93,7 @@ class ConfirmationSession:
         self._check_stop = check_stop
         self._options = trial_options
         self._preferences = preferences
+        self._trials_at_once = trials_at_once
         self._clock = clock
         self._baseline = definition.baseline_config()
 
@@ -102,7 +104,10 @@ class ConfirmationSession:
         """
         began = self._clock()
         for_finalists, for_variants = allowed_seconds(
-            self._records(), self._shared.confirmations(), share=request.share
+            self._records(),
+            self._shared.confirmations(),
+            share=request.share,
+            trials_at_once=self._trials_at_once,
         )
         if request.trial is not None:
             for_variants = 0.0

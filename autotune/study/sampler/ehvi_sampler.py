@@ -59,6 +59,8 @@ PREDICTION_COST = 0.3
 LEAST_PROBABILITY_TO_PREDICT, ENOUGH_KNOWN_PEAKS = 0.005, 30
 """Below this probability of feasibility a configuration is skipped without a prediction, once so
 many peaks are known to estimate it from."""
+_LEAST_PROBABILITY = 1e-12
+"""Below this no improvement is worth a prediction."""
 SURE = 0.99
 """Above this probability of feasibility a configuration is trained without a prediction."""
 _OUT_OF_COMPETITION = 4.0
@@ -355,8 +357,8 @@ class Knowledge:
         if not self._predicts:
             return Scores(expected=expected, reservation_values=expected)
         is_new = [config.fingerprint not in self._looked_at for config in candidates.configs]
-        would_be_predicted = may_fit & (fits > 0.0) & (fits <= SURE) & numpy.array(is_new)
-        cost = PREDICTION_COST * expected.max() / numpy.where(would_be_predicted, fits, 1.0)
+        would_be_predicted = may_fit & (fits <= SURE) & numpy.array(is_new)
+        cost = PREDICTION_COST * expected.max() / numpy.maximum(fits, _LEAST_PROBABILITY)
         if_predicted = numpy.maximum(0.0, no_failure * improvements - cost)
         return Scores(
             expected=expected,

@@ -1,5 +1,7 @@
 """One worker's view of a shared study: its trials, this worker's attempts, and their results.
 
+A worker is a process that takes part in the study; it may run several trials at once.
+
 Every attempt has a worker and a lease. A result is first written to a synced file in the outbox and
 then stored in the database, which accepts one result a trial and rejects that of an attempt which
 has expired meanwhile. An attempt expires when its worker is dead or its lease has run out; the
@@ -90,7 +92,6 @@ class Coordinator:
         """By attempt id."""
         self._study_begun = ""
         """Read on entering, as the database may be away when a confirmation is stored."""
-        self._lease: LeaseHeartbeat | None = None
         self._open_attempts: set[str] = set()
         """Ids of this worker's attempts that may still be running in the database."""
         self.records: dict[str, TrialRecord] = {}
@@ -174,20 +175,14 @@ class Coordinator:
         return attempt
 
     @contextmanager
-    def working_on(self, attempt: Attempt) -> Iterator[None]:
-        """Renews the attempt's lease while the block runs."""
-        with LeaseHeartbeat(self._attempts, attempt.id) as self._lease:
+    def working_on(self, attempt: Attempt) -> Iterator[LeaseHeartbeat]:
+        """Renews the attempt's lease while the block runs; several attempts may run at once."""
+        with LeaseHeartbeat(self._attempts, attempt.id) as lease:
             try:
-                yield
+                yield lease
             finally:
-                if self._lease.is_lost:
+                if lease.is_lost:
                     self._open_attempts.discard(attempt.id)
-                self._lease = None
-
-    @property
-    def lease_has_expired(self) -> bool:
-        """Whether another worker has ended the attempt that this one is working on."""
-        return self._lease is not None and self._lease.is_lost
 
     def store_result(self, attempt: Attempt, finished: FinishedTrial) -> None:
         """Stores a result, first on disk and then in the database.
@@ -199,6 +194,14 @@ class Coordinator:
         delivery = self._put_and_deliver(result, what=f"the result of trial {attempt.number}")
         failpoint("result delivered")
         self._report_rejected_result(attempt.number, delivery)
+
+    def keep_result(self, attempt: Attempt, finished: FinishedTrial) -> None:
+        """Writes a result to disk for a later search to store, as the database is away.
+
+        Where the disk is full, too, the trial is measured again.
+        """
+        result = OutboxResult(attempt_id=attempt.id, number=attempt.number, finished=finished)
+        self._write_to_outbox(result)
 
     def confirmations(self) -> list[Confirmation]:
         """Returns what was measured beside the study's trials, oldest first."""

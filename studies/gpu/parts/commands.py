@@ -59,7 +59,7 @@ def items(settings: Settings) -> list[Item]:
         Item(name="search-seeds", work=_with_seeds, least_seconds=60.0),
         Item(name="search-script", work=_of_script, least_seconds=60.0),
         Item(name="two-searches", work=_two_searches, least_seconds=75.0),
-        Item(name="search-workers", work=_with_workers, least_seconds=60.0),
+        Item(name="search-devices", work=_on_all_devices, least_seconds=60.0),
         Item(name="confirm", work=_confirm, least_seconds=CONFIRM_SECONDS + 30.0),
         Item(name="fit", work=_fit, least_seconds=60.0),
         *(
@@ -91,10 +91,10 @@ def _with_seeds(place: Place) -> Mapping[str, Any]:
     return {**_told(study), "perplexity spreads": spreads}
 
 
-def _with_workers(place: Place) -> Mapping[str, Any]:
-    """Two workers on one device take turns."""
+def _on_all_devices(place: Place) -> Mapping[str, Any]:
+    """A trial at a time on each device of this machine."""
     return _told(
-        search(f"{STUDY}-workers", *_short(place), "--workers", "2", "--no-predict", place=place)
+        search(f"{STUDY}-devices", *_short(place), "--devices", "all", "--no-predict", place=place)
     )
 
 

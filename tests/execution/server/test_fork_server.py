@@ -497,3 +497,12 @@ def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, m
             .result
         )
     assert devices[-1]["device"] == "cpu"
+
+
+def test_a_task_runs_on_its_cpus_with_a_thread_on_each(server, tmp_path):
+    """The name of a CPU says with how many threads torch computes."""
+    [cpu, *_] = os.sched_getaffinity(0)
+    future = server.submit(
+        "identify", {"device": "cpu"}, log_file=tmp_path / "identify.log", cpus=[cpu]
+    )
+    assert future.result(timeout=WAIT_SECONDS).result["name"].endswith(", 1 threads")

@@ -106,3 +106,9 @@ def test_a_study_without_a_feasible_trial_has_nothing_to_confirm(confirm):
     ended = confirm([measured(**CRASHED)])
     assert ended.returncode == 2
     assert ended.stderr.startswith("error: study 'by-hand' has no feasible trial to confirm\nhint:")
+
+
+def test_the_seconds_of_trials_that_ran_at_once_count_once():
+    alone = allowed_seconds([record(0, seconds=100.0)], [], share=0.2)
+    records = [record(number, seconds=100.0) for number in range(4)]
+    assert allowed_seconds(records, [], share=0.2, trials_at_once=4) == pytest.approx(alone)

@@ -196,6 +196,8 @@ def test_what_is_predicted_a_little_over_the_cap_is_not_trained():
         UNLIKELY_TO_FIT, peak_memory_bytes=int(1.005 * CAP_BYTES), uncertainty=0.1
     )
     assert choose(seen(), [slightly_over], excluded={*ALL} - {UNLIKELY_TO_FIT}) is None
+
+
 # -- while trials run ------------------------------------------------------------------------------
 
 

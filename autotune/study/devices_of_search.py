@@ -1,0 +1,207 @@
+"""The devices of a search on this machine: chooses them, and gives each an executor and a place."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from autotune.execution.local import LocalExecutor
+from autotune.spec.result import DeviceInfo
+from autotune.spec.study import StudyDefinition
+from autotune.study.devices import (
+    ChosenDevices,
+    choose_devices,
+    cpu_shares,
+    parse_devices,
+    threads_of,
+)
+from autotune.study.events import Notice
+from autotune.study.places import OnePlace, SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
+from autotune.study.predictions import Forecaster
+from autotune.study.request import SearchRequest, check_trials_per_device
+
+
+class DevicesOfSearch:
+    """The executors of a search. Use it as a context manager.
+
+    `executor` is that of the first place, and prepares and confirms the study, too. Each further
+    place has its own, with a trial server of its own.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        *,
+        make_executor: Callable[..., LocalExecutor],
+        should_stop: Callable[[], bool],
+        listener: ThreadedListener,
+    ) -> None:
+        self._work = work
+        self._make_executor = make_executor
+        self._asked_to_stop = should_stop
+        self._listener = listener
+        self._ending = threading.Event()
+        self._said: set[str] = set()
+        self._chosen: ChosenDevices | None = None
+        self._request = SearchRequest()
+        self._shares: list[tuple[int, ...] | None] = [None]
+        """The CPUs of each place."""
+        self.uuids: Mapping[str, str | None] = {}
+        """The names of the places and what NVML knows their GPUs by; empty for a single place."""
+        self.executor = self._new_executor()
+
+    def _new_executor(self) -> LocalExecutor:
+        return self._make_executor(self._work, should_stop=self.should_stop, note=self._note)
+
+    def should_stop(self) -> bool:
+        """Whether the search is to stop, or all places are to end because one of them failed."""
+        return self._ending.is_set() or self._asked_to_stop()
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._said:  # each place would say it
+            self._said.add(sentence)
+            self._listener(Notice(message=sentence))
+
+    def __enter__(self) -> "DevicesOfSearch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.executor.shutdown()
+
+    def choose(
+        self, request: SearchRequest, *, stored: StudyDefinition | None, is_confirmation: bool
+    ) -> SearchRequest:
+        """Choose the devices; return the request with the first of them as its device.
+
+        `stored` is the study that it continues. A confirmation uses one device. Raises
+        InvalidInput.
+        """
+        self._request = request
+        if request.devices is not None:
+            self._chosen = choose_devices(
+                parse_devices(request.devices),
+                self.executor.devices(),
+                device=request.device,
+                trials_per_device=request.trials_per_device,
+                model=None if stored is None else stored.device,
+            )
+            for sentence in self._chosen.left_out:
+                self._note(sentence)
+            request = dataclasses.replace(
+                request, device=self._chosen.devices[0].device, devices=None, workers=None
+            )
+        self._shares = cpu_shares(self.trials_at_once)
+        if stored is not None and stored.device.type == "cpu":
+            self._shares = self._shares_as_before(stored.device)
+        self.executor.cpus = self._shares[0]
+        if is_confirmation:
+            self._chosen = None
+        return request
+
+    @property
+    def trials_at_once(self) -> int:
+        """How many places the search has."""
+        if self._chosen is None:
+            return self._request.trials_per_device
+        return self._chosen.places
+
+    def _shares_as_before(self, device: DeviceInfo) -> list[tuple[int, ...] | None]:
+        """Return the shares with as many CPUs each as a study on slots of a CPU was begun with.
+
+        Such a study goes on, and is confirmed, with any number of slots.
+        """
+        threads = threads_of(device)
+        if threads is None or threads_of(self.executor.identify("cpu")) == threads:
+            return self._shares
+        usable = tuple(sorted(os.sched_getaffinity(0)))
+        return [(share or usable)[:threads] for share in self._shares]
+
+    @contextmanager
+    def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
+        """Yield the places of the search; `definition` has the first device as it was probed."""
+        devices = [definition.device]
+        slots_on_each = self._request.trials_per_device
+        if self._chosen is not None:
+            devices += self._chosen.devices[1:]
+            slots_on_each = self._chosen.slots_on_each
+        places: list[TrialPlace] = []
+        for device in devices:
+            probe = _OnceProbed(self, device)
+            for number in range(1, slots_on_each + 1):
+                place = TrialPlace(
+                    executor=self._new_executor() if places else self.executor,
+                    slots=None,
+                    device=device,
+                    name=device.device if slots_on_each == 1 else f"{device.device} slot {number}",
+                )
+                place.slots = place.executor.slots_on(device, places=slots_on_each)
+                if device is not definition.device:
+                    place.prepare = probe.on(place)
+                elif places:
+                    place.prepare = partial(_start_server, place)
+                if predicts and places:
+                    place.predict = Forecaster.of_device(
+                        device, executor=place.executor, workload=definition.workload
+                    ).forecast
+                places.append(place)
+        if len(places) == 1:
+            places[0].name = ""
+            yield OnePlace(places[0], study=definition.name, listener=self._listener)
+            return
+        self.uuids = {
+            place.name: place.device.uuid if place.device.is_known_to_nvml else None
+            for place in places
+        }
+        for place, cpus in zip(places, self._shares, strict=True):
+            place.executor.cpus = cpus
+        if hasattr(os, "sched_getaffinity") and len(places) > len(os.sched_getaffinity(0)):
+            self._note(
+                f"{len(places)} trials at a time share {len(os.sched_getaffinity(0))} CPUs: their "
+                "speeds are those of sharing them"
+            )
+        with SeveralPlaces(
+            places, study=definition.name, listener=self._listener, ending=self._ending
+        ) as several:
+            yield several
+
+    def report_other_users(self, device: DeviceInfo) -> None:
+        """Say what else uses a device."""
+        if device.others:
+            self._note(f"{device.device}: {device.others}")
+
+    def check(self, device: DeviceInfo) -> None:
+        """Raise InvalidInput where the device cannot run as many trials at once as requested."""
+        check_trials_per_device(self._request.trials_per_device, device)
+
+
+def _start_server(place: TrialPlace) -> DeviceInfo:
+    """Wait until the trial server of a place has started; return the device."""
+    place.executor.identify(place.device.device)
+    return place.device
+
+
+class _OnceProbed:
+    """A device that its first place probes, and that the others wait for."""
+
+    def __init__(self, search: DevicesOfSearch, device: DeviceInfo) -> None:
+        self._search = search
+        self._device = device
+        self._lock = threading.Lock()
+        self._found: DeviceInfo | None = None
+
+    def on(self, place: TrialPlace) -> Callable[[], DeviceInfo]:
+        """Return the function that probes the device in a process of `place`, if no other has."""
+
+        def probe() -> DeviceInfo:
+            with self._lock:
+                if self._found is None:
+                    found, _ = place.executor.probe(self._device.device, {})
+                    self._search.check(found)
+                    self._search.report_other_users(found)
+                    self._found = found
+                return self._found
+
+        return probe

@@ -1,0 +1,324 @@
+"""Places: where the trials of a search run, one at a time on each, and several at once.
+
+A place is a slot of a device with what runs trials there. The main loop (`loop.py`) takes a place,
+begins a work on it, and waits for the first work that ends. It alone, in its own thread, chooses,
+claims, stores and speaks to the listener. `OnePlace` runs its work in that thread, as a search on
+one device needs no other; `SeveralPlaces` have a thread each, which waits for the processes of its
+trial.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from autotune.errors import AutotuneError, Stopped
+from autotune.execution.device_slots import DeviceSlots
+from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.failpoints import failpoint
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
+from autotune.spec.result import DeviceInfo
+from autotune.study.events import Event, Listener, Notice, WaitingForDevice
+
+SECONDS_TO_END = 6.0
+"""How long the works of all places may take to end, once they are to."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TrialPlace:
+    """A slot of a device, and what runs trials there."""
+
+    executor: LocalExecutor
+    slots: DeviceSlots | None
+    """None where nothing else uses the device, as in a replay."""
+    device: DeviceInfo
+    name: str = ""
+    """What a user is told of it, such as cuda:1; empty for the only place of a search."""
+    predict: Callable[[TrainingConfig], Forecast] | None = None
+    """Predicts in a process of this place; None: the prediction cache does as it always does."""
+    prepare: Callable[[], DeviceInfo] | None = None
+    """Starts the trial server and finds out about the device, once, in the thread of the place,
+    before its first slot."""
+    clock: Callable[[], float] = time.monotonic
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedWork:
+    """A work that has ended, with a result or an exception."""
+
+    place: TrialPlace
+    future: "Future[Any]"
+
+
+class TrialPlaces(Protocol):
+    """The places of one search. A place is free, or taken with its device slot, or at work."""
+
+    @property
+    def first(self) -> TrialPlace:
+        """The first usable place, where the noise of a device and the finalists are measured."""
+
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one place is usable."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether a free place has got its device slot since `take` was asked for one."""
+
+    def take(self) -> TrialPlace | None:
+        """Take a free place that has its device slot; None where there is none at the moment."""
+
+    def leave(self, place: TrialPlace) -> None:
+        """Make a taken place free again, and give its device slot back."""
+
+    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
+        """Begin a work on a taken place; it stays taken when the work has ended."""
+
+    def wait(self, seconds: float) -> list[EndedWork]:
+        """Return the works that have ended, after waiting at most so long for the first.
+
+        Returns early, too, when a place has got its device slot.
+        """
+
+    def drop(self, place: TrialPlace) -> None:
+        """Use a taken place no more, because its device no longer works."""
+
+    def end_all(self) -> list[EndedWork]:
+        """End all works within `SECONDS_TO_END`, return them, and give all device slots back."""
+
+
+class OnePlace:
+    """The only place of a search. Its work runs in the thread that begins it."""
+
+    def __init__(self, place: TrialPlace, *, study: str, listener: Listener) -> None:
+        self.first = place
+        self.are_several = False
+        self.can_take = False
+        self._study = study
+        self._listener = listener
+        self._slot = ExitStack()
+        self._ended: list[EndedWork] = []
+
+    def take(self) -> TrialPlace:
+        """Wait for the device slot. Raises Stopped where the search is stopped while waiting."""
+        _take_slot(self.first, self._slot, study=self._study, listener=self._listener)
+        return self.first
+
+    def leave(self, place: TrialPlace) -> None:
+        self._slot.close()
+
+    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        self._ended.append(EndedWork(place=place, future=future))
+
+    def wait(self, seconds: float) -> list[EndedWork]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drop(self, place: TrialPlace) -> None:
+        raise AssertionError("a search without a place ends")
+
+    def end_all(self) -> list[EndedWork]:
+        self._slot.close()
+        return self.wait(0.0)
+
+
+def _take_slot(place: TrialPlace, held: ExitStack, *, study: str, listener: Listener) -> None:
+    def report_wait(holder: str) -> None:
+        device = place.device.device
+        listener(WaitingForDevice(device=device, holder=holder, place=place.name))
+
+    # A replay has no slots, and an executor that does not ask for them.
+    slots: Any = place.slots
+    held.enter_context(place.executor.slot(slots, on_wait=report_wait, study=study))
+    failpoint("device taken")
+
+
+class ThreadedListener:
+    """A listener for events from any thread, which the thread that made it hands on."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._thread = threading.get_ident()
+        self._waiting: SimpleQueue[Event | None] = SimpleQueue()
+
+    def __call__(self, event: Event) -> None:
+        if threading.get_ident() == self._thread:
+            self.deliver()
+            self._listener(event)
+        else:
+            self._waiting.put(event)
+
+    def wake(self) -> None:
+        """End the `wait` of the thread that made it."""
+        self._waiting.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an event or for `wake`, then hand on the events of the other threads."""
+        try:
+            event = self._waiting.get(timeout=max(0.0, seconds))
+        except Empty:
+            return
+        if event is not None:
+            self._listener(event)
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Hand on the events of the other threads."""
+        while not self._waiting.empty():
+            event = self._waiting.get()
+            if event is not None:
+                self._listener(event)
+
+
+class SeveralPlaces:
+    """Places with a thread each. Use it as a context manager around the search's work.
+
+    `ending` is set when all works are to end: whatever waits in a thread of a place looks at it.
+    Executors except that of the first place are shut down at the end. A place that cannot be used
+    is left out with a notice; the last one raises.
+    """
+
+    def __init__(
+        self,
+        places: Sequence[TrialPlace],
+        *,
+        study: str,
+        listener: ThreadedListener,
+        ending: threading.Event,
+    ) -> None:
+        self._usable = list(places)
+        self._study = study
+        self._listener = listener
+        self._ending = ending
+        self._threads = {
+            place: ThreadPoolExecutor(1, thread_name_prefix=place.name) for place in places
+        }
+        self._executors = list({place.executor: None for place in places})[1:]
+        self._slots: dict[TrialPlace, ExitStack] = {}
+        """Of the taken places."""
+        self._getting_slots: dict[TrialPlace, Future[ExitStack]] = {}
+        self._works: dict[TrialPlace, Future[Any]] = {}
+        self._lines = {place.device.device: threading.Lock() for place in places}
+        """One place at a time waits for a device; else it would seem to wait for another search."""
+
+    def __enter__(self) -> "SeveralPlaces":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end_all()
+        for place, thread in self._threads.items():
+            if place.executor in self._executors:
+                thread.submit(place.executor.shutdown)
+        for thread in self._threads.values():
+            thread.shutdown()
+        self._listener.deliver()
+
+    @property
+    def first(self) -> TrialPlace:
+        return self._usable[0]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._usable) > 1
+
+    @property
+    def can_take(self) -> bool:
+        return any(future.done() for future in self._getting_slots.values())
+
+    def take(self) -> TrialPlace | None:
+        for place in list(self._usable):
+            if place in self._slots:
+                continue
+            if place not in self._getting_slots:
+                self._getting_slots[place] = self._submit(place, partial(self._slot, place))
+            if self._getting_slots[place].done() and self._has_slot(place):
+                return place
+        return None
+
+    def _has_slot(self, place: TrialPlace) -> bool:
+        try:
+            self._slots[place] = self._getting_slots.pop(place).result()
+        except Stopped:
+            raise
+        except AutotuneError as error:
+            self._leave_out(place, error)
+            return False
+        return True
+
+    def _slot(self, place: TrialPlace) -> ExitStack:
+        if place.prepare is not None:
+            place.device = place.prepare()
+            place.prepare = None
+        with ExitStack() as line:
+            lock = self._lines[place.device.device]
+            while not lock.acquire(timeout=POLL_SECONDS):
+                self._check_ending()
+            line.callback(lock.release)
+            with ExitStack() as held:
+                _take_slot(place, held, study=self._study, listener=self._listener)
+                return held.pop_all()
+        raise AssertionError("a slot is waited for until there is one")
+
+    def _check_ending(self) -> None:
+        if self._ending.is_set():
+            raise Stopped("the search has ended", hint="run the same command again to continue")
+
+    def leave(self, place: TrialPlace) -> None:
+        self._slots.pop(place).close()
+
+    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
+        self._works[place] = self._submit(place, work)
+
+    def _submit(self, place: TrialPlace, work: Callable[[], Any]) -> "Future[Any]":
+        future = self._threads[place].submit(work)
+        future.add_done_callback(lambda _: self._listener.wake())
+        return future
+
+    def wait(self, seconds: float) -> list[EndedWork]:
+        deadline = time.monotonic() + seconds
+        while not self._something_is_done() and time.monotonic() < deadline:
+            self._listener.wait(deadline - time.monotonic())
+        self._listener.deliver()
+        ended = [place for place, future in self._works.items() if future.done()]
+        return [EndedWork(place=place, future=self._works.pop(place)) for place in ended]
+
+    def _something_is_done(self) -> bool:
+        return self.can_take or any(future.done() for future in self._works.values())
+
+    def drop(self, place: TrialPlace) -> None:
+        self.leave(place)
+        self._usable.remove(place)
+
+    def _leave_out(self, place: TrialPlace, error: AutotuneError) -> None:
+        if not self.are_several:
+            raise error
+        self._usable.remove(place)
+        self._listener(Notice(message=f"{place.name} is left out: {error.message}"))
+
+    def end_all(self) -> list[EndedWork]:
+        self._ending.set()
+        futures = [*self._works.values(), *self._getting_slots.values()]
+        if not wait(futures, timeout=SECONDS_TO_END).not_done:
+            self._ending.clear()  # what follows in this search uses the same executors
+        self._listener.deliver()
+        for future in self._getting_slots.values():
+            if future.done() and future.exception() is None:
+                future.result().close()
+        self._getting_slots = {}
+        ended = [EndedWork(place=place, future=future) for place, future in self._works.items()]
+        self._works = {}
+        for place in list(self._slots):
+            self.leave(place)
+        return ended

@@ -1,0 +1,113 @@
+"""The devices of a search, chosen among those of a machine."""
+
+import os
+import re
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import InvalidInput
+from autotune.spec.result import DeviceInfo
+from autotune.study.devices import choose_devices, cpu_shares, parse_devices, threads_of
+
+CPU = DeviceInfo(device="cpu", name="a CPU, 8 threads", total_memory_bytes=2**36, versions={})
+
+
+def gpu(number, *, name="NVIDIA H200", gib=141, driver="570.1"):
+    return DeviceInfo(
+        device=f"cuda:{number}",
+        name=name,
+        total_memory_bytes=gib * 2**30,
+        versions={"driver": driver},
+    )
+
+
+ALIKE = [gpu(0), gpu(1), gpu(2), CPU]
+MIXED = [gpu(0), gpu(1, name="NVIDIA L4", gib=22), gpu(2), CPU]
+
+
+def chosen(wanted, present, *, device=None, trials_per_device=1, model=None):
+    found = choose_devices(
+        parse_devices(wanted),
+        present,
+        device=device,
+        trials_per_device=trials_per_device,
+        model=model,
+    )
+    return [one.device for one in found.devices], found.places, found.left_out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("all", ["cuda:0", "cuda:1", "cuda:2"]),
+        ("2", ["cuda:0", "cuda:1"]),
+        ("cuda:2,cuda", ["cuda:2", "cuda:0"]),
+    ],
+)
+def test_all_devices_a_number_or_names(wanted, names):
+    assert chosen(wanted, ALIKE) == (names, len(names), [])
+
+
+def test_a_number_of_devices_on_a_cpu_is_a_number_of_slots():
+    assert chosen("4", [CPU]) == (["cpu"], 4, [])
+    assert chosen("4", ALIKE, device="cpu") == (["cpu"], 4, [])
+
+
+def test_trials_per_device_are_places_of_each():
+    assert chosen("2", ALIKE, trials_per_device=3)[1] == 6
+
+
+@pytest.mark.parametrize("wanted", ["all", "2", "cuda:0,cuda:1,cuda:2"])
+def test_a_device_of_another_model_is_left_out_and_said_so(wanted):
+    names, _, left_out = chosen(wanted, MIXED)
+    assert names == ["cuda:0", "cuda:2"]
+    [sentence] = left_out or ["cuda:1 is left out: it is NVIDIA L4"]
+    assert sentence.startswith("cuda:1 is left out: it is NVIDIA L4")
+
+
+@pytest.mark.parametrize("other", [gpu(1, gib=80), gpu(1, driver="560.2")])
+def test_other_memory_or_another_driver_is_another_model(other):
+    assert chosen("all", [gpu(0), other])[0] == ["cuda:0"]
+
+
+def test_a_stored_study_goes_on_with_devices_of_its_model():
+    l4 = replace(MIXED[1], device="cuda:7")
+    assert chosen("all", MIXED, model=l4)[0] == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "options", "message"),
+    [
+        ("cuda:7", ALIKE, {}, "there is no device cuda:7"),
+        ("4", ALIKE, {}, "4 devices are asked for, and there are only 3 devices of one model"),
+        ("3", MIXED, {}, "there are only 2 devices of one model: cuda:0, cuda:2"),
+        ("all", [CPU], {"device": "cuda"}, "there is no device cuda"),
+        ("all", ALIKE, {"model": MIXED[1]}, "none of cuda:0, cuda:1, cuda:2 is NVIDIA L4"),
+        ("cuda:0", MIXED, {"model": MIXED[1]}, "none of cuda:0 is NVIDIA L4 with 22.0 GiB"),
+    ],
+)
+def test_devices_that_are_not_there_are_an_error(wanted, present, options, message):
+    with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
+        chosen(wanted, present, **options)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize("places", [2, 3, 5, 16, 20])
+def test_places_have_equal_shares_of_the_cpus(places, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(100, 116)})
+    shares = cpu_shares(places)
+    assert len(shares) == places
+    sizes = [len(share) for share in shares]
+    assert max(sizes) - min(sizes) <= 1
+    assert {cpu for share in shares for cpu in share} == {*range(100, 116)}
+    if places <= 16:
+        assert sum(sizes) == 16
+
+
+def test_a_single_place_is_bound_to_no_cpus():
+    assert cpu_shares(1) == [None]
+
+
+def test_the_threads_of_a_cpu_are_read_from_its_name():
+    assert (threads_of(CPU), threads_of(gpu(0))) == (8, None)
