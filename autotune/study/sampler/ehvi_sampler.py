@@ -306,20 +306,25 @@ class Knowledge:
         of the mean, and than a gain averaged over draws from the posterior.
         """
         memory = self._memory.estimate(in_flight)
-        features = features_of(in_flight)
+        # What is only looked at and unlikely to fit will hardly be measured.
+        fits = memory.probability_of_feasibility
+        likely = [index for index in range(len(in_flight)) if fits[index] > 0.5]
+        if not likely:
+            return
+        configs = [in_flight[index] for index in likely]
+        features = features_of(configs)
         logarithms = self._speed.predict(features).mean
-        expected = []
-        for index, config in enumerate(in_flight):
-            if memory.probability_of_feasibility[index] > 0.5:
-                point = Point(
-                    memory=float(memory.if_it_fits[index]),
-                    speed=math.exp(logarithms[index]),
-                    perplexity=self._perplexity(config),
-                )
-                expected.append(point)
+        expected = [
+            Point(
+                memory=float(memory.if_it_fits[index]),
+                speed=math.exp(logarithm),
+                perplexity=self._perplexity(config),
+            )
+            for index, logarithm, config in zip(likely, logarithms, configs, strict=True)
+        ]
         self._points_expected = not_dominated([*self.points, *expected])
         self._speed = self._speed.believing(features, logarithms)
-        for config in in_flight:
+        for config in configs:
             self._perplexities.setdefault(config.numerics_class, self._perplexity(config))
 
     def scores(self, candidates: Candidates) -> Scores:

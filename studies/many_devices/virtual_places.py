@@ -1,0 +1,128 @@
+"""Places in virtual time: the recorded table searched as by many devices at once.
+
+A work runs as soon as it begins, at the cost that was recorded, and ends when the clock has reached
+that moment: until then nobody sees its result. What places share of the disk, compiled programs and
+the first steps of plain trainings, is there for the works that begin after it was written.
+"""
+
+import heapq
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import ParityTrace
+from autotune.spec.study import StudyDefinition
+from autotune.study.places import EndedWork, TrialPlace
+from studies.search_efficiency.table import ReplayExecutor, Table
+
+
+class _Device(ReplayExecutor):
+    """One device; `traced_at` is when it ended each trace, by the configuration's fingerprint."""
+
+    def __init__(self, table: Table, *, seed: int) -> None:
+        super().__init__(table, seed=seed)
+        self.traced_at: dict[str, float] = {}
+
+    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+        trace = super().trace(definition, config)
+        self.traced_at[config.fingerprint] = self.seconds
+        return trace
+
+
+class VirtualPlaces:
+    """`count` devices that replay `table`; `folder` is the study's."""
+
+    def __init__(self, table: Table, *, count: int, seed: int, folder: Path) -> None:
+        self.seconds = 0.0
+        """The time on the clock of all devices."""
+        self.seconds_at_work = 0.0
+        """Summed over the devices."""
+        self.executors = [_Device(table, seed=seed) for _ in range(count)]
+        device = table.device
+        self._free = []
+        for executor in self.executors:
+            self._free.append(
+                TrialPlace(
+                    executor=executor,
+                    slots=None,
+                    device=device,
+                    predict=executor.forecast,
+                    clock=executor.clock,
+                )
+            )
+        self.first = self._free[0]
+        self.are_several = count > 1
+        self.can_take = False
+        self._folder = folder / "parity"
+        self._running: list[tuple[float, int, EndedWork]] = []
+        self._order = itertools.count()
+        self._programs: dict[str, float] = {}
+        """When each program was compiled first."""
+        self._traces: dict[str, tuple[float, bytes]] = {}
+        """When each file of a trace was written first, and its content."""
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def take(self) -> TrialPlace | None:
+        return self._free.pop(0) if self._free else None
+
+    def leave(self, place: TrialPlace) -> None:
+        self._free.append(place)
+
+    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
+        executor: Any = place.executor
+        executor.seconds = self.seconds
+        known = {name for name, at in self._programs.items() if at <= self.seconds}
+        executor._compiled = set(known)
+        self._show_traces()
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        for program in executor._compiled - known:
+            at = self._programs.get(program, executor.seconds)
+            self._programs[program] = min(at, executor.seconds)
+        self._note_traces(executor)
+        self.seconds_at_work += executor.seconds - self.seconds
+        ended = EndedWork(place=place, future=future)
+        heapq.heappush(self._running, (executor.seconds, next(self._order), ended))
+
+    def _show_traces(self) -> None:
+        """Leave the traces in the folder that were written by now, and no others."""
+        for name, (at, content) in self._traces.items():
+            if at <= self.seconds:
+                (self._folder / name).write_bytes(content)
+            else:
+                (self._folder / name).unlink(missing_ok=True)
+
+    def _note_traces(self, executor: _Device) -> None:
+        for file in self._folder.glob("*.json"):
+            at = executor.traced_at.get(file.stem)
+            if at is not None:
+                earlier = self._traces.get(file.name, (at, b""))[0]
+                self._traces[file.name] = min(at, earlier), file.read_bytes()
+
+    def wait(self, seconds: float) -> list[EndedWork]:
+        """Let time pass until the next work ends; none where `seconds` is 0."""
+        if self._running and seconds > 0:
+            self.seconds = max(self.seconds, self._running[0][0])
+        elif not self._running:
+            self.seconds += seconds
+        ended = []
+        while self._running and self._running[0][0] <= self.seconds:
+            ended.append(heapq.heappop(self._running)[2])
+        return ended
+
+    def drop(self, place: TrialPlace) -> None:
+        raise AssertionError("no device is lost in a replay")
+
+    def end_all(self) -> list[EndedWork]:
+        for ends_at, _, _ in self._running:
+            self.seconds_at_work -= ends_at - self.seconds
+        self._running = []
+        return []
