@@ -4,7 +4,8 @@ A racing rule in the manner of Kim and Nelson (2006) and of optimal computing bu
 (Chen and Lee, 2010): measurements go to the leader and to those that may still be faster, and end
 where the difference is certain or too small to matter. In this order:
 
-1. the pick and every member of the front, once each;
+1. every member of the front once, and with each run of them the pick, until it has
+   PICK_CONFIRMATIONS: the time may end before step 2;
 2. the pick, until it has PICK_CONFIRMATIONS, and likewise the trial that is announced, which is
    another one while a smaller trial is as fast within the noise;
 3. more seeds for classes in 16 bit with a trial that, within the noise, only its perplexity may
@@ -101,6 +102,8 @@ def next_step(
         return None
     members = [state.pick, *state.front]
     unconfirmed = [record for record in members if record.confirmations == 0]
+    if unconfirmed and state.pick.confirmations < PICK_CONFIRMATIONS:
+        unconfirmed.insert(0, state.pick)
     if step := state.in_turn(unconfirmed, "measured once so far"):
         return step
     for picked in (state.pick, state.announced):
