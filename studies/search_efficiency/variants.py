@@ -102,7 +102,7 @@ def _with_believed_front(begin: Callable[..., None]) -> Callable[..., None]:
             )
             for record, log_speed in zip(feasible, mean, strict=True)
         ]
-        knowledge.points = not_dominated(points)
+        knowledge.points = knowledge._points_expected = not_dominated(points)
 
     return init
 
