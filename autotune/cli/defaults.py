@@ -48,6 +48,9 @@ _EXCLUDED = {
     "model": {"script", "pretrained", *_SIZES} - {"seq_len", "global_batch", "gradient_clipping"},
     "dataset": {WORKLOAD_OPTIONS[name].parameter for name in OF_ONE_DATASET},
     "space": {"scale"},
+    "device": {"devices", "workers"},
+    "devices": {"device", "workers"},
+    "workers": {"device", "devices"},
 }
 """{option: defaults that do not apply where it is given}, because they belong to another model,
 dataset or space, or because the command does not take both."""

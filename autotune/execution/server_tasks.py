@@ -3,6 +3,7 @@
 The server ends with the search.
 """
 
+import os
 import threading
 import time
 import warnings
@@ -104,6 +105,9 @@ class ServerTasks:
                 self._started = TrialServer(
                     log_file=log_file, command=self._server_command, environment=environment
                 )
+                if self.cpus is not None:
+                    # It imports torch while trials of other places may be timed.
+                    os.sched_setaffinity(self._started.pid, self.cpus)
             return self._started
 
     @property

@@ -87,6 +87,10 @@ def choose_devices(
             )
     if model is None:
         model = candidates[0]
+    else:
+        # A stored study goes on after an update of the driver, which may change the memory a bit.
+        now = [one for one in candidates if one.name == model.name]
+        model = now[0] if now else model
     alike = [one for one in candidates if _is_of_model(one, model)]
     left_out = []
     for one in candidates:
@@ -142,15 +146,16 @@ def _names(devices: Sequence[DeviceInfo]) -> str:
 def cpu_shares(count: int) -> list[tuple[int, ...] | None]:
     """Return the CPUs of each of `count` places: equal shares of those that this process may use.
 
-    A single place is bound to none. Where there are more places than CPUs, several share one.
+    A single place is bound to none. What does not divide is left idle, so that speeds compare.
+    Where there are more places than CPUs, several share one.
     """
     if count == 1 or not hasattr(os, "sched_getaffinity"):
         return [None] * count
     usable = sorted(os.sched_getaffinity(0))
     if count >= len(usable):
         return [(usable[place % len(usable)],) for place in range(count)]
-    ends = [len(usable) * place // count for place in range(count + 1)]
-    return [tuple(usable[ends[place] : ends[place + 1]]) for place in range(count)]
+    size = len(usable) // count
+    return [tuple(usable[size * place : size * (place + 1)]) for place in range(count)]
 
 
 def threads_of(device: DeviceInfo) -> int | None:

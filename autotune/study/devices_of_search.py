@@ -114,6 +114,8 @@ class DevicesOfSearch:
         Such a study goes on, and is confirmed, with any number of slots.
         """
         threads = threads_of(device)
+        if not hasattr(os, "sched_getaffinity"):
+            return self._shares
         if threads is None or threads_of(self.executor.identify("cpu")) == threads:
             return self._shares
         usable = tuple(sorted(os.sched_getaffinity(0)))

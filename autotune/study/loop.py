@@ -202,7 +202,7 @@ class StudySession:
                 if self._shared.revision != revision:
                     continue
             if self._after_work:
-                self._wait_for_an_end()
+                self._wait_for_an_end(or_a_place=place is None)
             elif place is None:
                 self._settle_ended(self._places.wait(POLL_SECONDS))
             elif self._shared.running:
@@ -210,7 +210,7 @@ class StudySession:
             else:
                 break
         while self._after_work:
-            self._wait_for_an_end()
+            self._wait_for_an_end(or_a_place=False)
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -225,13 +225,18 @@ class StudySession:
         self._after_work[place] = then
         self._places.begin(place, work)
 
-    def _wait_for_an_end(self) -> None:
-        """Wait for the next work to end or place to get its slot, and go on after half a second."""
+    def _wait_for_an_end(self, *, or_a_place: bool) -> None:
+        """Wait for the next work to end, and go on after half a second.
+
+        `or_a_place`: or for a place to get its slot. Where there was nothing to begin at one place,
+        another would have nothing either.
+        """
         end = self._clock() + _SECONDS_BETWEEN_POLLS
         while True:
             self._check_stop()
             ended = self._places.wait(POLL_SECONDS)
-            if ended or self._places.can_take or self._clock() >= end:
+            has_place = or_a_place and self._places.can_take
+            if ended or has_place or self._clock() >= end:
                 return self._settle_ended(ended)
 
     def _settle_ended(self, ended: Iterable[EndedWork]) -> None:
@@ -257,6 +262,10 @@ class StudySession:
             if trial is not None:
                 with trial.held:
                     self._keep(trial, ended.future, stores=stores)
+        for trial in self._trials.values():  # such as one whose prediction could not be stored
+            with trial.held:
+                self._shared.release_attempt(trial.attempt)
+        self._trials = {}
         self._ended = []
         self._after_work = {}
         self._predicting = {}
@@ -355,13 +364,13 @@ class StudySession:
                 self._check_stop()
                 with self._timed_as_sampler():
                     config = self._optuna.ask(repeat=repeat, in_flight=in_flight)
-                if not self._is_known(config) and self._begin_trial(place, config):
+                if not self._is_known(config, place) and self._begin_trial(place, config):
                     return True
                 if not self._has_room():
                     return False  # other workers have begun the last trials
         for config in self._optuna.unseen(set(self._shared.records)):
             self._check_stop()
-            if not self._is_known(config) and self._begin_trial(place, config):
+            if not self._is_known(config, place) and self._begin_trial(place, config):
                 return True
             if not self._has_room():
                 return False
@@ -433,22 +442,25 @@ class StudySession:
         finally:
             self.seconds_in_sampler += time.perf_counter() - began
 
-    def _is_known(self, config: TrainingConfig) -> bool:
-        """Return whether there is a trial of it, or one of the same compiled program."""
+    def _is_known(self, config: TrainingConfig, place: TrialPlace) -> bool:
+        """Return whether there is a trial of it, or one of the same compiled program.
+
+        It is predicted at the place that would run it, which has nothing else to do.
+        """
         if config.fingerprint in self._shared.records:
             return True
         was_predicted = self._prediction_cache.is_known(config)
-        self._predict(config)
+        self._predict(config, place)
         same = self._prediction_cache.same_program(config, self._shared.records.values())
         if same is not None and not was_predicted:
             self._listener(SameProgram(config=config, number=same.number))
         return same is not None
 
-    def _predict(self, config: TrainingConfig) -> None:
+    def _predict(self, config: TrainingConfig, place: TrialPlace) -> None:
         if self._prediction_cache.is_known(config):
             return
-        self._listener(Predicting(config=config))
-        self._prediction_cache.add(self._forecast(self._places.first, config))
+        self._listener(_named(Predicting(config=config), place))
+        self._prediction_cache.add(self._forecast(place, config))
 
     def _begin_prediction(
         self,

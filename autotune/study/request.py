@@ -338,6 +338,7 @@ class SearchRequest:
                 "measures nothing again",
             )
         _check_count("--trials-per-device", self.trials_per_device, most=MOST_DEVICES)
+        self._read_devices()
         if self.workers is not None:
             _check_count("--workers", self.workers, most=MOST_DEVICES)
             if self.devices not in (None, str(self.workers)):
@@ -354,6 +355,22 @@ class SearchRequest:
             raise InvalidInput(
                 f"invalid seed: {self.seed!r}", hint="use a whole number from 0 to 4294967295"
             )
+
+    def _read_devices(self) -> None:
+        """Take what Python gives, a number or a list of names, as the text of the option."""
+        if self.devices is None:
+            return
+        given: object = self.devices
+        if isinstance(given, (list, tuple)):
+            given = ",".join(map(str, given))
+        elif type(given) is int:
+            given = str(given)
+        if not isinstance(given, str):
+            raise InvalidInput(
+                f"invalid devices: {given!r}",
+                hint="use all, a number, or names such as cuda:0,cuda:1",
+            )
+        object.__setattr__(self, "devices", given)
 
     def _check_devices(self) -> None:
         if self.devices is None:

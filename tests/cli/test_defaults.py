@@ -101,6 +101,22 @@ def test_the_table_of_a_command_comes_before_the_top(project):
 
 
 @pytest.mark.parametrize(
+    ("default", "line"),
+    [
+        ("workers = 4", "search --devices 2"),
+        ('device = "cuda:1"', "search --devices all"),
+        ('devices = "4"', "search --workers 2"),
+        ('devices = "cuda:1"', "search --device cpu"),
+    ],
+)
+def test_a_default_does_not_name_devices_beside_those_that_are_given(default, line, project):
+    (project / "autotune.toml").write_text(f"[search]\n{default}\n")
+    name = default.partition(" ")[0]
+    assert parsed("search")[name] is not None
+    assert parsed(line)[name] is None
+
+
+@pytest.mark.parametrize(
     ("line", "parameter"),
     [
         ("explain mine 3", "layers"),
