@@ -4,6 +4,11 @@ A search that has a slot holds a lock. Its trials hold another lock until their 
 ended. A slot is granted when both are free, so that a trial of a killed search that is still ending
 is not measured together with the next one. Waiting searches queue for a third lock.
 
+Searches with the same number of slots on a device share it. One with another number waits until all
+slots are free, and meanwhile nobody who comes later gets one: a search that is to have the device
+for itself (one slot) is never measured beside one that expects a neighbour, nor one with two
+beside one with four.
+
 The locks are names of abstract Unix sockets (`execution/server/socket_lock.py`): they need no
 folder that another user could tamper with, the kernel releases them with their process, and it
 knows who holds one. They work for all users of a network namespace. Searches in containers with
@@ -88,8 +93,8 @@ class DeviceSlots:
         """Waits for a slot, calling `pause` between two attempts, and holds it during the block.
 
         Searches that wait for it learn the name of the `study`. With `alone` it waits for all
-        slots and holds them, so that no other trial of as many places runs at the same time. Yields
-        the lock that the trials of the slot must hold, as `TrialServer.submit` takes it.
+        slots and holds them, so that no other trial runs at the same time. Yields the lock that the
+        trials of the slot must hold, as `TrialServer.submit` takes it.
         """
         with ExitStack() as held:
             slot_names = [f"{number}.turn" for number in self._numbers]
@@ -107,16 +112,21 @@ class DeviceSlots:
                 if study:
                     self._locks.name_study(f"{number}.turn", slot, study, held)
                 self._awaited = [f"{one}.turn" for one in self._numbers if one not in numbers]
+            while others := self._locks_of_other_numbers():
+                self._awaited = others
+                pause()
+            for number in numbers:
+                self._say_of_how_many(number, held)
             self._awaited = []
             if self._node is not None:
                 self._lock_node(self._node, held, pause, shared=self.places > 1 and not alone)
             queue.release()
             for number in numbers:
-                trials = f"{number}.trials"
+                trials = self._trials(number)
                 self._awaited = self._locks.trial_lock_names(trials)
                 while not self._locks.trials_have_ended(trials):
                     pause()
-            yield self._locks.trial_lock(f"{numbers[0]}.trials")
+            yield self._locks.trial_lock(self._trials(numbers[0]))
 
     def holder(self) -> str:
         """Returns who is waited for; empty where it is not known.
@@ -138,6 +148,27 @@ class DeviceSlots:
             if slot is not None:
                 return number, slot
         return None
+
+    def _trials(self, number: int) -> str:
+        return f"{number}.of.{self.places}.trials"
+
+    def _say_of_how_many(self, number: int, held: ExitStack) -> None:
+        """Hold a lock whose name tells others, until `held` is closed, of how many the slot is."""
+        lock = self._locks.acquire(f"{number}.of.{self.places}")
+        if lock is not None:  # nobody else has the slot
+            held.callback(lock.release)
+
+    def _locks_of_other_numbers(self) -> list[str]:
+        """Return the locks of searches with another number of slots, and of their trials.
+
+        Nobody gets a slot meanwhile, as this search is at the head of the queue.
+        """
+        found = []
+        for name in self._locks.held_names():
+            slot = _SLOT_OF.match(name)
+            if slot is not None and int(slot["places"]) != self.places:
+                found.append(name if slot["trials"] else f"{slot['number']}.turn")
+        return found
 
     def _lock_node(
         self, node: Path, held: ExitStack, pause: Callable[[], None], *, shared: bool
@@ -244,6 +275,8 @@ def _verify_node(node: Path, minor: int) -> Path | None:
 
 _FOR_STUDY = ".for."
 """Between the name of a lock and the study for which it is held."""
+_SLOT_OF = re.compile(r"(?P<number>\d+)\.of\.(?P<places>\d+)(?P<trials>\.trials(\.\d+)?)?$")
+"""The name of a lock that says of how many slots one is."""
 
 
 class _HeldLock:
@@ -285,13 +318,17 @@ os.register_at_fork(after_in_child=_close_in_fork)
 
 
 class _Locks(Protocol):
-    """The locks of one device: `line` is the queue, `0.turn` a slot, `0.trials` its trials.
+    """The locks of one device.
 
-    The names are shared with other versions of autotune on the machine.
+    `line` is the queue, `0.turn` a slot, `0.of.2` says of how many it is, and `0.of.2.trials` is
+    held by its trials. The names are shared with other versions of autotune on the machine.
     """
 
     def acquire(self, name: str) -> _HeldLock | None:
         """Returns the held lock; None where another process has it."""
+
+    def held_names(self) -> list[str]:
+        """Returns the names of the locks that any process holds."""
 
     def trials_have_ended(self, name: str) -> bool:
         """Whether the last process of the slot's earlier trials has ended."""
@@ -321,6 +358,10 @@ class _SocketLocks:
     def acquire(self, name: str) -> _HeldLock | None:
         descriptor = socket_lock.acquire(self._prefix + name)
         return None if descriptor is None else _HeldLock(descriptor)
+
+    def held_names(self) -> list[str]:
+        # Without that list, in a sandbox, slots exclude each other by their number alone.
+        return socket_lock.names_after(self._prefix)
 
     def trials_have_ended(self, name: str) -> bool:
         for lock_name in self.trial_lock_names(name):
@@ -373,6 +414,11 @@ class _FileLocks:
             return _HeldLock(descriptor)
         os.close(descriptor)
         return None
+
+    def held_names(self) -> list[str]:
+        before = f"{self._device}-"
+        names = [file.name.removeprefix(before) for file in self._folder.glob(f"{before}*")]
+        return [name for name in names if not files.is_free(self._file(name))]
 
     def trials_have_ended(self, name: str) -> bool:
         lock = self.acquire(name)

@@ -162,6 +162,65 @@ def test_who_is_to_be_alone_waits_for_a_trial_that_still_runs_in_any_slot(slots_
             pass
 
 
+@pytest.mark.parametrize(("one", "other"), [(1, 4), (4, 1), (2, 3)])
+def test_a_search_with_another_number_of_slots_waits_until_all_are_free(slots_on, one, other):
+    first, second = begun(slots_on(places=one)), None
+    if one > 1:
+        second = begun(slots_on(places=one))
+        first.__exit__(None, None, None)  # the last slot that is held is not the first one
+    with pytest.raises(Waited), slots_on(places=other).slot(give_up):
+        pass
+    with pytest.raises(Waited), slots_on(places=other).slot(give_up, alone=True):
+        pass
+    (second or first).__exit__(None, None, None)
+    with slots_on(places=other).slot(give_up):
+        pass
+
+
+def test_no_further_slot_is_granted_beside_a_waiting_search_with_another_number(slots_on):
+    begun_before, waits = begun(slots_on(places=4)), threading.Event()
+
+    def wait_for_it():
+        with suppress(Waited), slots_on(places=1).slot(pause):
+            pass
+
+    def pause():
+        waits.set()
+        time.sleep(0.001)
+
+    waiting = threading.Thread(target=wait_for_it)
+    waiting.start()
+    assert waits.wait(10)
+    with pytest.raises(Waited), slots_on(places=4).slot(give_up):
+        pass
+    begun_before.__exit__(None, None, None)
+    waiting.join(10)
+    with slots_on(places=4).slot(give_up):
+        pass
+
+
+def test_trials_of_a_killed_search_with_another_number_of_slots_are_waited_for(slots_on):
+    first, second = begun(slots_on(places=2)), slots_on(places=2).slot(give_up)
+    lock = second.__enter__()
+    with forked(lambda: _hold_slot(lock)):
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        with pytest.raises(Waited), slots_on().slot(give_up):
+            pass
+    with slots_on().slot(give_up):
+        pass
+
+
+def test_a_search_that_waits_for_another_number_of_slots_learns_for_whom(slots_on):
+    held = begun(slots_on(places=2))
+    with slots_on(places=2).slot(give_up, study="four"):
+        held.__exit__(None, None, None)
+        waiting = slots_on()
+        with pytest.raises(Waited), waiting.slot(give_up):
+            pass
+        assert waiting.holder().endswith(", for study four")
+
+
 def test_another_device_has_separate_slots(slots_on):
     other = DeviceInfo(
         device="cuda:1", name="a GPU", total_memory_bytes=2**30, versions={}, uuid="GPU-1"
