@@ -115,13 +115,12 @@ class LiveDisplay:
         table.add_column("memory", no_wrap=True, justify="right")
         for place in places:
             trial = place.trial
-            label = "" if trial is None else trial.name or trial.config.describe()
             table.add_row(
                 place.name,
                 "" if trial is None else f"#{trial.number}",
-                Text(label),
-                format_duration(place.seconds) if trial or place.meanwhile else "",
-                Text(place.meanwhile or ("" if trial else "idle")),
+                Text(place.label),
+                format_duration(place.seconds) if place.label or place.doing else "",
+                Text(place.doing or ("" if place.label else "idle")),
                 self._memory.in_use(uuids[place.name]),
             )
         return table

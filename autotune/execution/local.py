@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.in_turn import TimedInTurn, TrainingInTurn, time_in_turn
-from autotune.execution.server.client import SERVER_COMMAND, Reply
+from autotune.execution.server.client import SERVER_COMMAND, Doing, Reply
 from autotune.execution.server.limits import time_limits
 from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
 from autotune.execution.trial_options import TrialOptions
@@ -267,13 +267,13 @@ class LocalExecutor(ServerTasks):
             self.wait_for(reply)
         return future.result()
 
-    def phase(self, future: "Future[FinishedTrial]") -> str:
+    def doing(self, future: "Future[FinishedTrial]") -> Doing:
         """Returns what the trial does: start, step, compile, parity or evaluation.
 
-        Empty where it is not known, as before its process has reported anything.
+        Its phase is empty where it is not known, as before its process has reported anything.
         """
         reply = self._replies.get(future)
-        return "" if reply is None else self._server.phase(reply)
+        return Doing() if reply is None else self._server.doing(reply)
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
         """Ends the trial; within seconds its future has the outcome `interrupted`."""

@@ -1,9 +1,9 @@
 """The request that tells the process of a trial what to train. Does not import torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
@@ -11,14 +11,22 @@ from autotune.spec.parity import ParityTrace
 from autotune.spec.workload import Workload
 
 Stage = Literal["step", "evaluation", "parity", "waiting"]
-Progress = Callable[[Stage], None]
-"""Callback that gets the stage that starts now: `step` for each optimizer step, `evaluation` for
-each batch of evaluation. Within the first step it gets `parity` when gradients are read for the
-parity check, which is not part of the training, and `step` when the step continues; and `waiting`
-when a training stands still because another one has the device (`training/turns.py`)."""
 
 
-def unwatched(_: Stage) -> None:
+class Progress(Protocol):
+    """Callback that gets the stage that starts now.
+
+    `step` for each optimizer step, `evaluation` for each batch of evaluation. Within the first step
+    it gets `parity` when gradients are read for the parity check, which is not part of the
+    training, and `step` when the step continues; and `waiting` when a training stands still because
+    another one has the device (`training/turns.py`).
+    """
+
+    def __call__(self, stage: Stage, steps_ended: int = 0, steps_wanted: int = 0, /) -> None:
+        """Take the stage, and where it is known how many steps have ended of how many."""
+
+
+def unwatched(stage: Stage, steps_ended: int = 0, steps_wanted: int = 0, /) -> None:
     """Ignore the progress of a training."""
 
 

@@ -43,6 +43,8 @@ class StudyOpened:
     confirm_share: float | None = None
     """The largest share of the search's time for measuring the finalists again after the trials;
     None where nothing is measured again."""
+    seconds_of_trials: float = 0.0
+    """For how long any trial of `records` ran; a time in which several did counts once."""
     places: Mapping[str, str | None] = field(default_factory=dict)
     """The places of the search by name, such as cuda:1, each with the UUID by which NVML knows its
     GPU, and None without; empty where the search has only one place."""
@@ -80,11 +82,20 @@ class Comparing:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPhase:
-    """Another phase of the running trial begins."""
+    """Another phase of the running trial begins, or another step of its training has ended."""
 
     doing: str
     """In a word: starting, training, compiling or evaluating."""
+    steps: tuple[int, int] | None = None
+    """How many steps have ended, of how many; None where that is not known."""
     device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceIsFree:
+    """A place has nothing to do at the moment."""
+
+    device: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +212,7 @@ Event = (
     | Predicting
     | Comparing
     | TrialPhase
+    | PlaceIsFree
     | Confirming
     | ConfirmationTime
     | SameProgram

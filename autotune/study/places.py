@@ -25,7 +25,7 @@ from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
-from autotune.study.events import Event, Listener, Notice, WaitingForDevice
+from autotune.study.events import Event, Listener, Notice, PlaceIsFree, WaitingForDevice
 
 SECONDS_TO_END = 6.0
 """How long the works of all places may take to end, once they are to."""
@@ -277,6 +277,7 @@ class SeveralPlaces:
 
     def leave(self, place: TrialPlace) -> None:
         self._slots.pop(place).close()
+        self._listener(PlaceIsFree(device=place.name))
 
     def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
         self._works[place] = self._submit(place, work)

@@ -19,6 +19,7 @@ from autotune.study.events import (
     ConfirmationTime,
     Confirming,
     Event,
+    PlaceIsFree,
     Predicting,
     Preparing,
     SameProgram,
@@ -43,16 +44,19 @@ class AtPlace:
     name: str = ""
     meanwhile: str = ""
     """What it does in or between trials."""
+    steps: tuple[int, int] | None = None
+    """Of the training that `meanwhile` says: how many have ended, of how many."""
     trial: TrialBegan | None = None
     measuring: str = ""
     """What is measured again: the baseline between two trials, or a finalist after them."""
     task_since: float = 0.0
     """When `trial` or `measuring` began."""
 
-    def do(self, meanwhile: str) -> None:
+    def do(self, meanwhile: str, *, steps: tuple[int, int] | None = None) -> None:
         if meanwhile != self.meanwhile:
             self.since = time.monotonic()
         self.meanwhile = meanwhile
+        self.steps = steps
 
     def begin(self, trial: TrialBegan) -> None:
         self.trial = trial
@@ -67,7 +71,23 @@ class AtPlace:
 
     def end(self) -> None:
         self.trial = None
+        self.measuring = ""
         self.do("")
+
+    @property
+    def label(self) -> str:
+        """What it runs: the trial's name or configuration, or what is measured again."""
+        if self.trial is not None:
+            return self.trial.name or self.trial.config.describe()
+        return self.measuring
+
+    @property
+    def doing(self) -> str:
+        """What it does, with the step of a training: `training, step 12 of 40`."""
+        if self.steps is None:
+            return self.meanwhile
+        ended, wanted = self.steps
+        return f"{self.meanwhile}, step {ended} of {wanted}"
 
     @property
     def seconds(self) -> float:
@@ -88,7 +108,7 @@ class AtPlace:
         elif self.measuring:
             lines.append(f"{self.measuring}, {format_duration(now - self.task_since)}")
         if self.meanwhile:
-            lines.append(f"{self.meanwhile}, {format_duration(now - self.since)}")
+            lines.append(f"{self.doing}, {format_duration(now - self.since)}")
         return lines
 
 
@@ -142,12 +162,11 @@ class Progress:
         now = time.monotonic()
         return [self._at.get(name) or AtPlace(name=name, since=now) for name in self.opened.places]
 
-    def _place_of(self, number: int) -> AtPlace | None:
-        """Return the place at which the trial of that number runs."""
+    def _end_trial(self, number: int) -> None:
+        """Nothing goes on any more at the place where the trial of that number runs."""
         for place in self._at.values():
             if place.trial is not None and place.trial.number == number:
-                return place
-        return None
+                place.end()
 
     def _at_place(self, device: str) -> AtPlace:
         return self._at.setdefault(device, AtPlace(name=device, since=time.monotonic()))
@@ -173,9 +192,14 @@ class Progress:
                 self._do(f"predicting {config.describe()}", device)
             case Comparing(config=config, device=device):
                 self._do(f"comparing the first steps of {config.describe()}", device)
-            case TrialPhase(doing=doing, device=device):
-                self._do(doing, device)
+            case TrialPhase(doing=doing, steps=steps, device=device):
+                self._at_place(device).do(doing, steps=steps)
+            case PlaceIsFree(device=device):
+                self._at_place(device).end()
             case Confirming(doing=doing, device=device):
+                if not device:  # the trials are done
+                    for place in self._at.values():
+                        place.end()
                 self._at_place(device).measure(f"measuring {doing}")
             case ConfirmationTime(seconds=seconds):
                 self._confirmation_ends_at = now + seconds
@@ -194,13 +218,9 @@ class Progress:
                 self._do("")
                 self._at[device].begin(event)
             case AttemptLost(number=number):
-                place = self._place_of(number)
-                if place is not None:
-                    place.end()
+                self._end_trial(number)
             case TrialEnded(record=record):
-                place = self._place_of(record.number)
-                if place is not None:
-                    place.end()
+                self._end_trial(record.number)
                 self._do("")
                 self.records.append(record)
                 self._ended_at.append(now)
@@ -229,8 +249,10 @@ class Progress:
         left = self.eta_seconds()
         if left is None or self.opened is None or self.opened.confirm_share is None:
             return None
+        stored = sum(record.is_finished for record in self.opened.records)
+        since_then = sum(record.seconds or 0.0 for record in self.records[stored:])
         at_once = max(1, len(self.opened.places))
-        of_trials = left + sum(record.seconds or 0.0 for record in self.records) / at_once
+        of_trials = left + self.opened.seconds_of_trials + since_then / at_once
         return seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
 
     @property

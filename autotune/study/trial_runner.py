@@ -331,18 +331,20 @@ class TrialRunner:
 
     def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
         """Return the trial's result; an exception during the wait cancels the trial."""
-        doing = "starting"
-        self._listener(TrialPhase(doing=doing))
+        phase = TrialPhase(doing="starting")
+        self._listener(phase)
         try:
             while True:
                 try:
                     return future.result(timeout=POLL_SECONDS)
                 except NotYet:
                     self._check_stop()
-                    now = _DOING.get(self._executor.phase(future), doing)
-                    if now != doing:
-                        doing = now
-                        self._listener(TrialPhase(doing=doing))
+                    known = self._executor.doing(future)
+                    doing = _DOING.get(known.phase, phase.doing)
+                    now = TrialPhase(doing=doing, steps=known.steps)
+                    if now != phase:
+                        phase = now
+                        self._listener(phase)
         except BaseException:
             self._executor.cancel(future)
             wait([future], timeout=_SECONDS_TO_END_A_TRIAL)

@@ -105,6 +105,8 @@ class Trainer:
         self._device_startup_seconds = time.monotonic() - started
         self._startup_seconds = 0.0
         self._seconds_by_part: dict[str, float] = {}
+        self._last_step = 0
+        """How many steps the training has; 0 where that is not known."""
         self.training: Training = apply_techniques(
             self._config,
             self._workload,
@@ -139,6 +141,9 @@ class Trainer:
 
     def run(self) -> Measurement:
         workload, batches = self._workload, self.batches()
+        timed_from = workload.warmup_steps + MEMORY_STEPS
+        wanted = SHORT_TIMED_STEPS if self._request.shares_perplexity else workload.steps
+        self._last_step = min(workload.steps, timed_from + wanted)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._progress("step")
         with self._clocked("training"):
@@ -147,13 +152,10 @@ class Trainer:
         if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
             # Nothing that follows could bring it back under the cap.
             return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
-        timed_from = workload.warmup_steps + MEMORY_STEPS
-        wanted = SHORT_TIMED_STEPS if self._request.shares_perplexity else workload.steps
-        last = min(workload.steps, timed_from + wanted)
         timed: list[TimedStep] = []
         dominating: PruningBound | None = None
         with self._clocked("training"):
-            for step in self._timed_steps(range(timed_from, last), batches):
+            for step in self._timed_steps(range(timed_from, self._last_step), batches):
                 timed.append(step)
                 dominating = self._dominating_trial(memory, timed)
                 if dominating is not None:
@@ -265,7 +267,7 @@ class Trainer:
 
     def _finish_step(self, step: int, wait: StepEnd) -> TimedStep:
         seconds, loss = wait()
-        self._progress("step")
+        self._progress("step", step + 1, self._last_step)
         self.parity.note(check_finite(loss, step=step))
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
@@ -276,7 +278,7 @@ class Trainer:
         """
         with self.parity.step():
             loss = self.step(step, batch)
-        self._progress("step")
+        self._progress("step", step + 1, self._last_step)
         self.parity.note(loss)
         return loss
 

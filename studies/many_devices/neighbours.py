@@ -5,9 +5,9 @@
 
 Each slot has a CPU of its own and an executor of its own, as the places of a search have. One
 configuration is trained again and again on the first slot. In each round, in random order, it is
-trained alone twice (the second is the control), next to a training that steps, and next to trainings
-that compile and end, one after the other, without a cache of compiled code. Speeds are compared
-within a round. What the neighbour was doing is asked every tenth of a second.
+trained alone twice (the second is the control), next to a training that steps, and next to
+trainings that compile and end, one after the other, without a cache of compiled code. Speeds are
+compared within a round. What the neighbour was doing is asked every tenth of a second.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from autotune.execution import server_tasks
-from autotune.execution.server.client import SERVER_COMMAND, TrialServer
+from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
 
 STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
 _RUN_STAND_IN = f"""
@@ -81,8 +81,8 @@ class BorrowedServer:
         self._futures.append(future)
         return future
 
-    def phase(self, future: Future) -> str:
-        return self._server.phase(future)
+    def doing(self, future: Future) -> Doing:
+        return self._server.doing(future)
 
     def cancel(self, future: Future) -> None:
         self._server.cancel(future)

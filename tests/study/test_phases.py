@@ -15,6 +15,8 @@ from autotune.study.event_text import EventText
 from autotune.study.events import (
     ConfirmationTime,
     Confirming,
+    PlaceIsFree,
+    Predicting,
     Preparing,
     StudyOpened,
     TrialBegan,
@@ -220,6 +222,44 @@ def test_each_of_several_places_has_its_trial_and_its_phase(progress, clock, two
     assert progress.doing() == []
 
 
+def test_a_place_says_at_which_step_its_training_is_and_since_when_it_trains(
+    progress, clock, two_gpus
+):
+    progress.note(two_gpus)
+    progress.note(TrialBegan(number=0, config=config(0), name="baseline", device="cuda:0"))
+    for ended in (11, 12):
+        clock(3.0)
+        progress.note(TrialPhase(doing="training", steps=(ended, 40), device="cuda:0"))
+    clock(2.0)
+    first, _ = progress.places()
+    assert first.lines()[1] == "training, step 12 of 40, 5.0 s"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Predicting(config=config(1), device="cuda:0"),
+        Confirming(doing="the baseline again", device="cuda:0"),
+        TrialPhase(doing="evaluating", device="cuda:0"),
+        WaitingForDevice(device="cuda:0", place="cuda:0"),
+    ],
+)
+def test_a_place_that_is_free_is_idle_whatever_it_did_last(progress, two_gpus, last):
+    progress.note(two_gpus)
+    progress.note(last)
+    progress.note(PlaceIsFree(device="cuda:0"))
+    first, _ = progress.places()
+    assert (first.lines(), first.label, first.doing) == ([], "", "")
+
+
+def test_places_are_idle_while_a_finalist_is_measured_in_turn(progress, two_gpus):
+    progress.note(two_gpus)
+    progress.note(TrialPhase(doing="evaluating", device="cuda:0"))
+    progress.note(Confirming(doing="#3 in turn with #0: the pick"))
+    assert [place.lines() for place in progress.places()] == [[], []]
+    assert progress.doing() == ["measuring #3 in turn with #0: the pick, 0.0 s"]
+
+
 def test_a_trial_that_has_ended_frees_its_place_alone(progress, two_gpus):
     progress.note(two_gpus)
     for number in (0, 1):
@@ -240,7 +280,13 @@ def test_the_live_table_has_a_row_for_each_place(two_gpus, width):
         it(TrialPhase(doing="compiling", device="cuda:1"))
         it(WaitingForDevice(device="cuda:0", place="cuda:0"))
         it._live.refresh()
+        it(PlaceIsFree(device="cuda:0"))
+        it._live.refresh()
+        it(Confirming(doing="the baseline again", device="cuda:0"))
+        it._live.refresh()
     rows = [line.split() for line in written.getvalue().splitlines()]
+    assert any(row[:2] == ["cuda:0", "idle"] for row in rows)
+    assert any(row[:3] == ["cuda:0", "measuring", "the"] for row in rows)
     assert any(row[:3] == ["cuda:1", "#7", "baseline"] and "compiling" in row for row in rows)
     assert any(row[:1] == ["cuda:0"] and "waiting" in row for row in rows)
 
@@ -274,3 +320,25 @@ def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
     )
     assert phases.count("starting") == 2
     assert {"training", "compiling"} <= set(phases)
+
+
+def test_the_steps_of_a_real_training_are_reported(tmp_path, one_trial_server):
+    space = tmp_path / "long.toml"
+    space.write_text(SPACE.replace("\nsteps = 9\n", "\nsteps = 600\n"))
+    steps = []
+
+    def listen(event):
+        if isinstance(event, TrialPhase) and event.steps is not None:
+            steps.append(event.steps)
+
+    autotune.search(
+        space=str(space),
+        storage=f"sqlite:///{tmp_path}/autotune.db",
+        name="steps",
+        trials=1,
+        confirm=False,
+        predict=False,
+        listener=listen,
+    )
+    assert steps == sorted(set(steps))
+    assert {1 <= ended <= wanted == 600 for ended, wanted in steps} == {True}

@@ -239,7 +239,7 @@ def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
 @pytest.mark.gpu
 def test_every_launched_step_is_reported_as_progress(on_cuda):
     stages = []
-    trainer, batches = on_cuda(progress=stages.append)
+    trainer, batches = on_cuda(progress=lambda stage, *_: stages.append(stage))
     next(trainer._timed_steps(range(4, 10), batches))
     assert stages == ["step"] * 3  # two were launched, one has ended
 

@@ -28,6 +28,9 @@ MAX_DISTURBED_ATTEMPTS = 3
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 """Within about this time, a program that starts has allocated its memory."""
 
+STEP_SECONDS = 0.5
+"""How often the search is told which step a training is at."""
+
 LARGEST_LINE_BYTES = 2**26
 """A longer line is not a result; endless output must not fill the server's memory."""
 
@@ -61,6 +64,8 @@ class ChildProcess:
     """False once the server was to end it."""
     started: float = field(default_factory=time.monotonic)
     phase: str = "start"
+    steps: tuple[int, int] | None = None
+    """How many steps have ended, of how many; None where that is not known."""
     ended_because: Ending = ""
     """Why the server is ending it; empty while it may run."""
     exit_status: int | None = None
@@ -78,6 +83,8 @@ class ChildProcess:
         self._phase_began = self.started
         self._outside_seconds = 0.0
         """Time spent on work that the limits of the training do not include."""
+        self._told = self.phase, self.steps
+        self._told_at = self.started
         self._unfinished = bytearray()
 
     # -- output ------------------------------------------------------------------------------------
@@ -106,12 +113,26 @@ class ChildProcess:
             if self.phase in ("parity", "waiting"):
                 self._outside_seconds += now - self._phase_began
             self.phase = message["phase"]
+            self.steps = _steps_of(message)
             self._phase_began = now
         elif {"result", "error"} <= message.keys() and not self.ended_because:
             # A result that arrives while the process is being ended may come from the signal.
             self.reply = message
             self.ended_because = "has its result"
             self.kill_at = time.monotonic() + EXIT_SECONDS
+
+    def news(self, now: float) -> dict[str, Any] | None:
+        """Returns what the search is to be told: another phase at once, another step now and then.
+
+        None where there is nothing new, or it has its result.
+        """
+        if self.reply is not None or (self.phase, self.steps) == self._told:
+            return None
+        if self.phase == self._told[0] and now - self._told_at < STEP_SECONDS:
+            return None
+        self._told = self.phase, self.steps
+        self._told_at = now
+        return {"id": self.id, "phase": self.phase, "steps": self.steps}
 
     # -- deadlines ---------------------------------------------------------------------------------
 
@@ -190,6 +211,13 @@ class ChildProcess:
         if self.task in ("train", "train_in_turn"):
             return {"result": asdict(ending), "error": None}
         return _failure("PreparationFailed", ending.message, "")
+
+
+def _steps_of(message: Mapping[str, Any]) -> tuple[int, int] | None:
+    match message.get("steps"):
+        case [int(ended), int(wanted)]:
+            return ended, wanted
+    return None
 
 
 def failure_reply(error: TrialLost) -> dict[str, Any]:

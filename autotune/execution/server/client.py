@@ -33,6 +33,16 @@ class Reply:
     seconds: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doing:
+    """What a process does, as far as it is known."""
+
+    phase: str = ""
+    """Such as `compile`; empty before it has reported anything."""
+    steps: tuple[int, int] | None = None
+    """How many steps of its training have ended, and of how many."""
+
+
 class TrialServer:
     """Starts a server process and keeps the futures of its requests.
 
@@ -50,7 +60,7 @@ class TrialServer:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file = log_file
         self._futures: dict[int, Future[Reply]] = {}
-        self._phases: dict[int, str] = {}
+        self._doing: dict[int, Doing] = {}
         """What each running process does, by the id of its request."""
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -130,13 +140,13 @@ class TrialServer:
         for request_id in ids:
             self._send({"cancel": request_id})
 
-    def phase(self, future: "Future[Reply]") -> str:
-        """Returns what the process of `future` does, as `compile`; empty where it is not known."""
+    def doing(self, future: "Future[Reply]") -> Doing:
+        """Returns what the process of `future` does."""
         with self._lock:
             for request_id, known in self._futures.items():
                 if known is future:
-                    return self._phases.get(request_id, "")
-        return ""
+                    return self._doing.get(request_id, Doing())
+        return Doing()
 
     def close(self) -> None:
         """Ends the server and everything it runs."""
@@ -184,11 +194,11 @@ class TrialServer:
                 self._is_ready = True
                 if "phase" in reply:
                     with self._lock:
-                        self._phases[reply["id"]] = reply["phase"]
+                        self._doing[reply["id"]] = _doing_of(reply)
                 elif "id" in reply:
                     with self._lock:
                         future = self._futures.pop(reply["id"])
-                        self._phases.pop(reply["id"], None)
+                        self._doing.pop(reply["id"], None)
                     _resolve(future, reply)
             kill_all(
                 lambda: started_under(self._mark),
@@ -221,6 +231,13 @@ def _parse_reply(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return reply if isinstance(reply, dict) else None
+
+
+def _doing_of(reply: Mapping[str, Any]) -> Doing:
+    if reply["steps"] is None:
+        return Doing(phase=reply["phase"])
+    ended, wanted = reply["steps"]
+    return Doing(phase=reply["phase"], steps=(ended, wanted))
 
 
 def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:

@@ -167,10 +167,10 @@ class Server:
         except BlockingIOError:
             return 0
         if received:
-            before = child.phase
             child.receive(received)
-            if child.phase != before and child.reply is None:
-                self._send({"id": child.id, "phase": child.phase})
+            news = child.news(time.monotonic())
+            if news is not None:
+                self._send(news)
         elif child.pipe in self._selector.get_map():
             self._selector.unregister(child.pipe)
         return len(received)

@@ -60,6 +60,8 @@ class TimedRun(WatchedRun, ABC):
         self._startup_seconds = 0.0
         self._clock = make_clock(self._device)
         self._reports = 0
+        self._last_step = 0
+        """How many steps the run has; 0 where that is not known."""
         self._unfinished: deque[Report] = deque()
         """Reports of steps that the device may not have finished."""
         self._parity_seconds = 0.0
@@ -94,7 +96,7 @@ class TimedRun(WatchedRun, ABC):
     def _process(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         self._unfinished.append(self._make_report(tokens, loss, evaluation_loss))
         self.watch_next_step()
-        self._progress("step")
+        self._progress("step", self._reports, self._last_step)
         self._step_ended()
         if not self._unfinished:
             self._clock.restart()  # the time spent here does not belong to the next step

@@ -65,7 +65,7 @@ def said(pipe):
 
 def test_a_training_says_so_before_its_first_step_and_after_each_one(request_to_train, workload):
     stages = []
-    train(request_to_train, progress=stages.append)
+    train(request_to_train, progress=lambda stage, *_: stages.append(stage))
     batches = -(-workload.evaluation_sequences // workload.global_batch)
     assert Counter(stages) == {"step": 1 + workload.steps, "evaluation": 1 + batches}
     assert stages == sorted(stages, reverse=True)  # no step after evaluation
@@ -73,8 +73,31 @@ def test_a_training_says_so_before_its_first_step_and_after_each_one(request_to_
 
 def test_the_first_steps_alone_say_so_too(request_to_train):
     stages = []
-    trace(request_to_train, dropout=True, progress=stages.append)
+    trace(request_to_train, dropout=True, progress=lambda stage, *_: stages.append(stage))
     assert stages == ["step", "parity", "step", "step", "step", "step"]
+
+
+def test_a_training_says_how_many_of_its_steps_have_ended(request_to_train, workload):
+    ended = []
+    train(request_to_train, progress=lambda stage, *steps: ended.append(steps))
+    wanted = workload.steps
+    assert [steps for steps in ended if steps] == [(n, wanted) for n in range(1, wanted + 1)]
+
+
+def test_a_line_says_at_which_step_a_training_is(pipe):
+    progress = PipeProgress(pipe[1])
+    progress("step")
+    progress("evaluation")
+    progress("step", 12, 40)
+    progress("evaluation")
+    progress("step")
+    assert os.read(pipe[0], 65536).splitlines() == [
+        b'{"phase": "step"}',
+        b'{"phase": "evaluation"}',
+        b'{"phase": "step", "steps": [12, 40]}',
+        b'{"phase": "evaluation"}',
+        b'{"phase": "step", "steps": [12, 40]}',
+    ]
 
 
 def test_a_hundred_quick_steps_are_a_handful_of_lines(pipe):
@@ -105,6 +128,25 @@ def test_what_is_compiled_before_the_first_step_belongs_to_the_start(pipe):
 
 
 # -- the server's side -----------------------------------------------------------------------------
+
+
+def test_the_search_is_told_of_another_phase_at_once_and_of_a_step_twice_a_second(child):
+    now = time.monotonic()
+    child.receive(b'{"phase": "step"}\n')
+    assert child.news(now) == {"id": 1, "phase": "step", "steps": None}
+    child.receive(b'{"phase": "step", "steps": [3, 40]}\n')
+    assert child.news(now + 0.4) is None
+    child.receive(b'{"phase": "step", "steps": [4, 40]}\n')
+    assert child.news(now + 0.5) == {"id": 1, "phase": "step", "steps": (4, 40)}
+    assert child.news(now + 2.0) is None
+    child.receive(b'{"phase": "evaluation"}\n')
+    assert child.news(now + 2.0) == {"id": 1, "phase": "evaluation", "steps": None}
+
+
+@pytest.mark.parametrize("steps", [b"3", b"[3]", b'["3", 4]', b"[1, 2, 3]"])
+def test_steps_that_are_none_are_ignored(child, steps):
+    child.receive(b'{"phase": "step", "steps": %s}\n' % steps)
+    assert (child.phase, child.steps) == ("step", None)
 
 
 @pytest.mark.parametrize(
