@@ -39,7 +39,7 @@ from autotune.storage.rows import (
     trial_row,
 )
 from autotune.storage.schema import open_studies
-from autotune.storage.tables import CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
 from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
 
 
@@ -280,6 +280,27 @@ class StudyStore:
                     hint=damage_hint(self.url),
                 )
         return records
+
+    @retried
+    def trial_times(self, study: str) -> list[tuple[float, float]]:
+        """Returns of each trial that was measured in the study when it began, and its seconds.
+
+        It began at seconds since 1970 by the clock of the database, which may store whole ones.
+        """
+        is_result = and_(ATTEMPTS.c.trial_id == TRIALS.c.id, ATTEMPTS.c.state == "finished")
+        # A study of before attempts were stored has only the trial's own date.
+        began = sqlalchemy.func.coalesce(ATTEMPTS.c.started_at, TRIALS.c.started_at)
+        query = (
+            select(sqlalchemy.type_coerce(began, TRIALS.c.started_at.type), TRIALS.c.seconds)
+            .select_from(sqlalchemy.join(TRIALS, STUDIES).outerjoin(ATTEMPTS, is_result))
+            .where(STUDIES.c.name == study, TRIALS.c.seconds.is_not(None))
+            .where(TRIALS.c.finished_at.is_not(None))
+        )
+        with self._database.reading() as connection:
+            return [
+                (_in_utc(moment).replace(tzinfo=UTC).timestamp(), seconds)
+                for moment, seconds in connection.execute(query)
+            ]
 
     @retried
     def changes(self, study: str, *, since: int) -> Changes:

@@ -25,7 +25,7 @@ from autotune.spec.study import StudyDefinition
 from autotune.storage.database import work_folder_path
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
-from autotune.study.confirmation.request import ConfirmationRequest
+from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
 from autotune.study.devices_of_search import DevicesOfSearch
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition
@@ -180,6 +180,7 @@ def _run(
                 default_time_budget_seconds=default_time_budget_seconds,
                 seconds_for_trials=request.seconds_for_trials,
                 confirm_share=request.confirm_share if request.confirm else None,
+                seconds_of_trials=seconds_of_trials(shared.trial_times()),
                 places=devices.uuids,
             )
         )
@@ -217,7 +218,6 @@ def _run(
                 check_stop=check_stop,
                 trial_options=request.trial_options,
                 preferences=request.preferences,
-                trials_at_once=devices.trials_at_once,
             ).run(confirmation or ConfirmationRequest(share=request.confirm_share))
 
 

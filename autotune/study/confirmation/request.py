@@ -1,15 +1,18 @@
 """What to measure again, and for how long."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
 from autotune.spec.confirmation import Confirmation, RepeatedSpeed, VariantMeasurement
 from autotune.spec.option import DURATION_OR_NONE
-from autotune.spec.result import TrialRecord
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
+
+_OVERLAP_OF_DATES = 1.0
+"""Seconds by which trials that ran one after the other may seem to overlap: SQLite stores the date
+on which one began in whole seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +58,18 @@ def confirmation_request(
 
 
 def allowed_seconds(
-    records: Sequence[TrialRecord],
+    seconds_of_trials: float,
     confirmations: Sequence[Confirmation],
     *,
     share: float,
-    trials_at_once: int = 1,
 ) -> tuple[float, float]:
     """Return how many seconds are left for the finalists, and for the variants of the pick.
 
     Each is its share of the whole search, trials and all, less what was spent already:
 
         share / (1 - share - VARIANTS_SHARE) * seconds of the trials - seconds spent
-
-    Of trials that ran at once, on several devices, the seconds count once: what is confirmed is
-    measured on one device.
     """
-    of_trials = sum(record.seconds or 0.0 for record in records) / trials_at_once
-    whole = seconds_of_search(of_trials, share=share)
+    whole = seconds_of_search(seconds_of_trials, share=share)
     of_variants = {one.config for one in confirmations if isinstance(one, VariantMeasurement)}
     spent_on_variants = 0.0
     spent_on_finalists = 0.0
@@ -84,6 +82,22 @@ def allowed_seconds(
         max(0.0, share * whole - spent_on_finalists),
         max(0.0, VARIANTS_SHARE * whole - spent_on_variants),
     )
+
+
+def seconds_of_trials(times: Iterable[tuple[float, float]]) -> float:
+    """Return for how many seconds any trial ran; `times` are when each began and its seconds.
+
+    A time in which several ran at once, on several devices or machines, counts once: what is
+    confirmed is measured on one device.
+    """
+    total = 0.0
+    until = -math.inf
+    for began, seconds in sorted(times):
+        ended = began + seconds
+        overlap = min(until, ended) - began
+        total += seconds - overlap if overlap > _OVERLAP_OF_DATES else seconds
+        until = max(until, ended)
+    return total
 
 
 def seconds_of_search(seconds_of_trials: float, *, share: float) -> float:

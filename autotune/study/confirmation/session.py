@@ -42,7 +42,11 @@ from autotune.study.confirmation.plan import (
     next_variants,
     pick_of,
 )
-from autotune.study.confirmation.request import ConfirmationRequest, allowed_seconds
+from autotune.study.confirmation.request import (
+    ConfirmationRequest,
+    allowed_seconds,
+    seconds_of_trials,
+)
 from autotune.study.events import (
     ConfirmationTime,
     Confirming,
@@ -79,7 +83,6 @@ class ConfirmationSession:
         check_stop: Callable[[], None],
         trial_options: TrialOptions,
         preferences: Preferences,
-        trials_at_once: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
@@ -93,7 +96,6 @@ class ConfirmationSession:
         self._check_stop = check_stop
         self._options = trial_options
         self._preferences = preferences
-        self._trials_at_once = trials_at_once
         self._clock = clock
         self._baseline = definition.baseline_config()
 
@@ -104,10 +106,9 @@ class ConfirmationSession:
         """
         began = self._clock()
         for_finalists, for_variants = allowed_seconds(
-            self._records(),
+            seconds_of_trials(self._shared.trial_times()),
             self._shared.confirmations(),
             share=request.share,
-            trials_at_once=self._trials_at_once,
         )
         if request.trial is not None:
             for_variants = 0.0

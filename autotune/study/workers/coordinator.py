@@ -203,6 +203,10 @@ class Coordinator:
         result = OutboxResult(attempt_id=attempt.id, number=attempt.number, finished=finished)
         self._write_to_outbox(result)
 
+    def trial_times(self) -> list[tuple[float, float]]:
+        """Returns when each measured trial began, in seconds since 1970, and how long it took."""
+        return self._store.trial_times(self._study)
+
     def confirmations(self) -> list[Confirmation]:
         """Returns what was measured beside the study's trials, oldest first."""
         return self._store.confirmations(self._study)
