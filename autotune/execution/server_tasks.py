@@ -80,6 +80,8 @@ class ServerTasks:
         self._starting = threading.Lock()
         self.cpus: tuple[int, ...] | None = None
         """The CPUs on which everything that is forked runs; None: all."""
+        self.sharing = ""
+        """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
         self._is_shut_down = False
         self._slot: str | None = None
         """The lock that processes hold while this search has a device slot; None without a slot."""
@@ -187,7 +189,14 @@ class ServerTasks:
 
         Raises InvalidInput.
         """
-        return DeviceInfo(**self._call("identify", {"device": device}))
+        return self._named(self._call("identify", {"device": device}))
+
+    def _named(self, found: Mapping[str, Any]) -> DeviceInfo:
+        """Returns the device that was found; of a CPU that trials share, the name says so."""
+        device = DeviceInfo(**found)
+        if device.type == "cpu" and self.sharing:
+            device = replace(device, name=f"{device.name}, {self.sharing}")
+        return device
 
     def probe(
         self,
@@ -232,7 +241,7 @@ class ServerTasks:
         }
         cache = self._folder / f"probe-{version('torch')}"
         found = self._call("probe", payload, environment=self._caches.environment(cache))
-        return DeviceInfo(**found["device"]), found["unavailable"]
+        return self._named(found["device"]), found["unavailable"]
 
     def examine(
         self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str

@@ -17,6 +17,8 @@ from autotune.spec.study import check_device
 ALL = "all"
 MOST_DEVICES = 256
 
+_SHARING = r"\d+ trials on \d+ CPUs?"
+
 
 def parse_devices(text: str) -> int | tuple[str, ...] | None:
     """Return the number of devices or their names; None for all. Raises InvalidInput."""
@@ -158,7 +160,25 @@ def cpu_shares(count: int) -> list[tuple[int, ...] | None]:
     return [tuple(usable[size * place : size * (place + 1)]) for place in range(count)]
 
 
+def sharing_of_cpus(count: int) -> str:
+    """Return in words that `count` places share CPUs, where they are more than those; else "".
+
+    It becomes part of the CPU's name: what was measured so compares only with its like, and is not
+    reused by a study whose places have CPUs of their own.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    usable = len(os.sched_getaffinity(0))
+    return f"{count} trials on {usable} CPU{'s' * (usable > 1)}" if count > usable else ""
+
+
 def threads_of(device: DeviceInfo) -> int | None:
     """Return with how many threads a CPU was measured, which is part of its name."""
-    found = re.search(r", (\d+) threads$", device.name)
+    found = re.search(rf", (\d+) threads(, {_SHARING})?$", device.name)
     return None if found is None else int(found[1])
+
+
+def sharing_of(device: DeviceInfo) -> str:
+    """Return how trials shared the CPUs of a device, which is part of its name; else ""."""
+    found = re.search(rf", ({_SHARING})$", device.name)
+    return "" if found is None else found[1]

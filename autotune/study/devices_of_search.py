@@ -16,6 +16,8 @@ from autotune.study.devices import (
     choose_devices,
     cpu_shares,
     parse_devices,
+    sharing_of,
+    sharing_of_cpus,
     threads_of,
 )
 from autotune.study.events import Notice
@@ -97,6 +99,9 @@ class DevicesOfSearch:
         if stored is not None and stored.device.type == "cpu":
             self._shares = self._shares_as_before(stored.device)
         self.executor.cpus = self._shares[0]
+        self.executor.sharing = sharing_of_cpus(self.trials_at_once)
+        if is_confirmation and stored is not None:  # alone, and compared only within one run
+            self.executor.sharing = sharing_of(stored.device)
         if is_confirmation:
             self._chosen = None
         return request

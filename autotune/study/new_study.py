@@ -59,6 +59,10 @@ def new_definition(
     device, _ = executor.probe(request.device, {})
     check_snapshot(request.memory_snapshot, device.device)
     check_trials_per_device(request.trials_per_device, device)
+    if device.type == "cuda" and request.trials_per_device > 1:
+        share = f"{request.trials_per_device} trials at a time share it"
+        others = f"{device.others}; {share}" if device.others else share
+        device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
     workload, lacking = executor.examine(workload, space.choices(), device=device.device)
     steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())

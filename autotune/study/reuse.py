@@ -71,8 +71,8 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
 def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
     """Return whether a trial of one study would measure the same in the other, except for the cap.
 
-    Never for a script, which may read other files than its own, and never where other processes
-    used the device.
+    Never for a script, which may read other files than its own, and never where other processes,
+    or other trials, used the device.
     """
     if new.workload.script is not None or earlier.device.others:
         return False
@@ -99,9 +99,11 @@ def select(
     def may_be_tried(config: TrainingConfig) -> bool:
         return config.fingerprint in first_names or config in legal
 
+    # Reused results have no snapshots, and were measured without another trial on the GPU.
+    shares_gpu = new.device.type == "cuda" and request.trials_per_device > 1
     for study in studies:
         name = study.definition.name
-        if not request.memory_snapshot:  # reused results have no snapshots
+        if not request.memory_snapshot and not shares_gpu:
             for record in _valid_records(study, new, request):
                 if record.config.fingerprint not in records and may_be_tried(record.config):
                     records[record.config.fingerprint] = record

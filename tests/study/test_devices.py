@@ -8,7 +8,14 @@ import pytest
 
 from autotune.errors import InvalidInput
 from autotune.spec.result import DeviceInfo
-from autotune.study.devices import choose_devices, cpu_shares, parse_devices, threads_of
+from autotune.study.devices import (
+    choose_devices,
+    cpu_shares,
+    parse_devices,
+    sharing_of,
+    sharing_of_cpus,
+    threads_of,
+)
 from autotune.study.request import SearchRequest
 
 CPU = DeviceInfo(device="cpu", name="a CPU, 8 threads", total_memory_bytes=2**36, versions={})
@@ -111,6 +118,17 @@ def test_a_single_place_is_bound_to_no_cpus():
 
 def test_the_threads_of_a_cpu_are_read_from_its_name():
     assert (threads_of(CPU), threads_of(gpu(0))) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("usable", "places", "sharing"),
+    [(4, 4, ""), (4, 5, "5 trials on 4 CPUs"), (1, 1, ""), (1, 2, "2 trials on 1 CPU")],
+)
+def test_more_slots_than_cpus_are_part_of_the_name_of_a_cpu(monkeypatch, usable, places, sharing):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(usable)})
+    assert sharing_of_cpus(places) == sharing
+    shared = replace(CPU, name=", ".join(part for part in (CPU.name, sharing) if part))
+    assert (sharing_of(shared), threads_of(shared)) == (sharing, 8)
 
 
 @pytest.mark.parametrize("wanted", ["all", "2"])

@@ -196,6 +196,17 @@ def test_nothing_is_reused_of_a_script_whose_files_nobody_knows(tmp_path):
     )
 
 
+def test_trials_that_share_a_gpu_reuse_nothing_that_was_measured_alone():
+    alone = EarlierStudy(
+        definition=cuda(), records=(record(0, config=BASELINE, **WHOLE),), forecasts={}
+    )
+    reused = [
+        len(select(cuda("new"), [alone], SearchRequest(trials_per_device=trials)).records)
+        for trials in (1, 2)
+    ]
+    assert reused == [1, 0]
+
+
 def test_the_newest_study_that_has_a_result_gives_it():
     newest = study(record(0, config=BASELINE, **WHOLE), name="newest")
     older = study(

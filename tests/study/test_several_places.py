@@ -1,5 +1,6 @@
 """A search with several trials in flight: real processes, with a stand-in for the training."""
 
+import os
 import sqlite3
 import threading
 from collections import Counter
@@ -9,7 +10,13 @@ from functools import partial
 import pytest
 from sqlalchemy import select
 
-from autotune.errors import InvalidInput, Stopped, StorageUnreachable, TrialLost
+from autotune.errors import (
+    InvalidInput,
+    Stopped,
+    StorageUnreachable,
+    StudyMismatch,
+    TrialLost,
+)
 from autotune.execution.local import LocalExecutor
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
@@ -168,6 +175,39 @@ def test_several_trials_on_one_device_are_places_too(gate):
     observer = Opened(gate, at=2)
     run(observer, name="shared", devices=None, trials_per_device=2, trials=3)
     assert observer.most_in_flight == 2
+
+
+@pytest.fixture
+def one_cpu():
+    """This process, and what it starts, may use one CPU only."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    yield
+    os.sched_setaffinity(0, usable)
+
+
+@pytest.fixture
+def shared(gate, one_cpu):
+    """A study of two slots that share a CPU."""
+    return run(Opened(gate, at=2), name="shared", devices="2", trials=3)
+
+
+def test_that_slots_shared_a_cpu_is_part_of_its_name(shared):
+    assert shared.device.name.endswith(", 2 trials on 1 CPU")
+
+
+def test_what_slots_measured_that_share_a_cpu_is_not_reused_where_they_do_not(shared):
+    observer = Observer()
+    run(observer, name="unshared", devices="1", trials=3, fresh=False)
+    assert observer.of(StudyOpened)[0].reused == {}
+
+
+def test_a_study_of_slots_that_share_a_cpu_goes_on_with_as_many(shared):
+    again = {"name": "shared", "space": None, "fresh": False}
+    result = run(Observer(), devices="2", trials=4, **again)
+    assert len(result.trials) > len(shared.trials)
+    with pytest.raises(StudyMismatch, match="2 trials on 1 CPU, here is"):
+        run(Observer(), devices="1", trials=5, **again)
 
 
 def test_workers_are_another_name_of_a_number_of_devices(gate):
