@@ -44,7 +44,8 @@ _USUAL_SCALE_OF_ONE, _SCALE_SPREAD_OF_ONE = 0.15, 1.0
 _SWEEPS = 2
 """How often each technique's scale is tried anew."""
 _PAIR_SHARES = (0.1, 0.3, 0.6)
-"""Standard deviation of the interaction of a pair, relative to that of a technique."""
+"""Standard deviation of the interaction of a pair, relative to the geometric mean of those of its
+two techniques."""
 _ORDERED_LENGTHS = {BUDGET: 0.3, MICRO_BATCH: 1.5}
 """Length scales of the ordered techniques; that of the micro batch is in doublings."""
 _JITTER = 1e-8
@@ -238,7 +239,8 @@ class _Scales:
     techniques: tuple[float, ...]
     """One for each field of the closeness."""
     pair: float
-    """Of the interaction of a pair, relative to the product of the two."""
+    """Of the interaction of a pair, relative to the geometric mean of the two: its variance is
+    pair^2 s_i s_j."""
     noise: float
 
     def kernel(self, closeness: _Closeness) -> Array:
