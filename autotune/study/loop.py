@@ -50,7 +50,7 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
-from autotune.study.trial_runner import TrialRunner
+from autotune.study.trial_runner import Once, TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
 
@@ -137,6 +137,7 @@ class StudySession:
             places = OnePlace(place, study=definition.name, listener=listener)
         self._places = places
         self._runners: dict[TrialPlace, TrialRunner] = {}
+        self._may_note_evaluation = Once()
         self._after_work: dict[TrialPlace, Callable[[TrialPlace, Future[Any]], None]] = {}
         """What to do with the result of the work at a place."""
         self._predicting: dict[TrialPlace, TrainingConfig] = {}
@@ -163,6 +164,7 @@ class StudySession:
                 listener=lambda event: self._listener(_named(event, place)),
                 add_script_files=self._shared.add_script_files,
                 check_stop=lambda: self._check_stop(place),
+                may_note_evaluation=self._may_note_evaluation,
                 clock=place.clock,
             )
         return self._runners[place]

@@ -11,6 +11,7 @@ another micro batch is the same training depends on the script: see `ParityGate.
 """
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -49,8 +50,22 @@ _DOING: Mapping[str, str] = {
 """What a user is told of each phase that the process of a trial reports."""
 
 
+class Once:
+    """Is true the first time that it is called, in any thread, and false from then on."""
+
+    def __init__(self) -> None:
+        self._taken = threading.Lock()
+
+    def __call__(self) -> bool:
+        return self._taken.acquire(blocking=False)
+
+
 class TrialRunner:
-    """Runs the trials of one study on one device."""
+    """Runs the trials of one study on one device.
+
+    The runners of a search share `may_note_evaluation`, so that only one of them notes that a
+    script's evaluation is not used.
+    """
 
     def __init__(
         self,
@@ -64,6 +79,7 @@ class TrialRunner:
         listener: Listener,
         add_script_files: Callable[[Mapping[str, str]], Mapping[str, str]],
         check_stop: Callable[[], None],
+        may_note_evaluation: Once | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._definition = definition
@@ -77,7 +93,7 @@ class TrialRunner:
         self._clock = clock
         workload = definition.workload
         self._listener = listener
-        self._was_evaluation_noted = False
+        self._may_note_evaluation = may_note_evaluation or Once()
         # The loss of a user's model or script need not be a sum over the sequences of the global
         # batch.
         self._any_micro_batch = workload.script is None and not is_function_reference(
@@ -190,9 +206,8 @@ class TrialRunner:
     def _note_evaluation(self, measurement: Measurement) -> None:
         """Tell the user, once, that the evaluation of a script is not after its last step."""
         source = measurement.perplexity_source
-        if source is None or source.unused_evaluation is None or self._was_evaluation_noted:
+        if source is None or source.unused_evaluation is None or not self._may_note_evaluation():
             return
-        self._was_evaluation_noted = True
         steps = self._definition.workload.steps
         self._listener(
             Notice(

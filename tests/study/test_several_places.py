@@ -4,7 +4,9 @@ import os
 import sqlite3
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,6 +20,7 @@ from autotune.errors import (
     TrialLost,
 )
 from autotune.execution.local import LocalExecutor
+from autotune.spec.provenance import PerplexitySource
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
@@ -169,6 +172,28 @@ def test_a_device_that_is_lost_is_left_and_its_trial_runs_elsewhere(gate):
         "cpu slot 2",
         "cpu slot 1",
     ]
+
+
+class UnseenEvaluation(LocalExecutor):
+    """Each training reports an evaluation that cannot be used."""
+
+    def submit(self, *arguments, **options):
+        unseen = PerplexitySource(kind="training_loss", last_steps=5, unused_evaluation="unseen")
+        future = Future()
+
+        def pass_on(done):
+            measurement = replace(done.result().measurement, perplexity_source=unseen)
+            future.set_result(replace(done.result(), measurement=measurement))
+
+        super().submit(*arguments, **options).add_done_callback(pass_on)
+        return future
+
+
+def test_that_an_evaluation_is_not_used_is_said_once_for_all_places(gate):
+    observer = Opened(gate, at=3)
+    run(observer, name="unseen", trials=5, make_executor=UnseenEvaluation)
+    said = [event for event in observer.of(Notice) if "from here on perplexity" in event.message]
+    assert len(said) == 1
 
 
 def test_several_trials_on_one_device_are_places_too(gate):
