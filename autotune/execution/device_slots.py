@@ -80,6 +80,9 @@ class DeviceSlots:
         self._node = node if folder is None else None
         self._awaited: list[str] = []
         """The names of the locks that this search waits for one of."""
+        self.number: int | None = None
+        """Which of the slots this search had last; alone, the first. None where each place has
+        locks of its own, so that numbers say nothing."""
 
     @property
     def places(self) -> int:
@@ -126,6 +129,8 @@ class DeviceSlots:
                 self._awaited = self._locks.trial_lock_names(trials)
                 while not self._locks.trials_have_ended(trials):
                     pause()
+            if self._locks.are_shared:
+                self.number = 0 if alone else numbers[0]
             yield self._locks.trial_lock(self._trials(numbers[0]))
 
     def holder(self) -> str:
@@ -324,6 +329,9 @@ class _Locks(Protocol):
     held by its trials. The names are shared with other versions of autotune on the machine.
     """
 
+    are_shared: bool
+    """Whether other searches, and other places of this one, use the same locks."""
+
     def acquire(self, name: str) -> _HeldLock | None:
         """Returns the held lock; None where another process has it."""
 
@@ -353,6 +361,7 @@ class _SocketLocks:
     """Locks for all users of this machine's network namespace."""
 
     def __init__(self, device: str) -> None:
+        self.are_shared = True
         self._prefix = f"autotune/{device}/"
 
     def acquire(self, name: str) -> _HeldLock | None:
@@ -405,7 +414,7 @@ class _FileLocks:
     def __init__(self, folder: Path, device: str, *, is_temporary: bool = False) -> None:
         self._folder = folder
         self._device = device
-        self._is_temporary = is_temporary
+        self.are_shared = not is_temporary
 
     def acquire(self, name: str) -> _HeldLock | None:
         descriptor = self._open(name)
@@ -444,7 +453,7 @@ class _FileLocks:
             return ""  # no process has said so
 
     def close(self) -> None:
-        if self._is_temporary:
+        if not self.are_shared:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _open(self, name: str) -> int:

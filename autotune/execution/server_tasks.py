@@ -80,6 +80,8 @@ class ServerTasks:
         self._starting = threading.Lock()
         self.cpus: tuple[int, ...] | None = None
         """The CPUs on which everything that is forked runs; None: all."""
+        self.cpus_of_slots: Sequence[tuple[int, ...] | None] = ()
+        """The CPUs that go with each slot on the device, by its number; empty: always `cpus`."""
         self.sharing = ""
         """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
         self._is_shut_down = False
@@ -144,6 +146,9 @@ class ServerTasks:
 
         with slots.slot(pause, study=study, alone=alone) as self._slot:
             self._shares_device = slots.places > 1 and not alone
+            if self.cpus_of_slots and slots.number is not None:
+                # Of another search with as many slots, a trial may be on the CPUs used before.
+                self.cpus = self.cpus_of_slots[slots.number]
             try:
                 yield
             finally:

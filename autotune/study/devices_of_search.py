@@ -162,8 +162,10 @@ class DevicesOfSearch:
             place.name: place.device.uuid if place.device.is_known_to_nvml else None
             for place in places
         }
-        for place, cpus in zip(places, self._shares, strict=True):
+        for number, (place, cpus) in enumerate(zip(places, self._shares, strict=True)):
+            first = number - number % slots_on_each
             place.executor.cpus = cpus
+            place.executor.cpus_of_slots = self._shares[first : first + slots_on_each]
         if hasattr(os, "sched_getaffinity") and len(places) > len(os.sched_getaffinity(0)):
             self._note(
                 f"{len(places)} trials at a time share {len(os.sched_getaffinity(0))} CPUs: their "

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -219,6 +219,17 @@ def test_a_search_that_waits_for_another_number_of_slots_learns_for_whom(slots_o
         with pytest.raises(Waited), waiting.slot(give_up):
             pass
         assert waiting.holder().endswith(", for study four")
+
+
+def test_trials_of_two_searches_run_on_the_cpus_of_their_slots(slots_on, tmp_path):
+    used = []
+    with ExitStack() as held:
+        for _ in range(2):
+            executor = held.enter_context(LocalExecutor(tmp_path))
+            executor.cpus, executor.cpus_of_slots = (0,), [(0,), (1,)]
+            held.enter_context(executor.slot(slots_on(places=2), on_wait=lambda holder: None))
+            used.append(executor.cpus)
+    assert used == [(0,), (1,)]
 
 
 def test_another_device_has_separate_slots(slots_on):
@@ -615,6 +626,17 @@ def test_the_note_that_other_users_are_not_waited_for_appears_once_a_command(no_
         "searches of other users, and others of yours, do not wait for this one on cpu"
     )
     assert list(no_sockets.glob("autotune-*")) == []
+
+
+def test_without_shared_locks_each_place_keeps_its_cpus(no_sockets):
+    """Each has the first slot then, of locks that are its own."""
+    for base in ("runtime", "cache"):
+        (no_sockets / base / "autotune").mkdir(parents=True)
+        (no_sockets / base / "autotune").chmod(0o777)
+    with LocalExecutor(no_sockets / "work", note=lambda sentence: None) as executor:
+        executor.cpus, executor.cpus_of_slots = (1,), [(0,), (1,)]
+        with executor.slot(executor.slots_on(CPU, places=2), on_wait=lambda holder: None):
+            assert executor.cpus == (1,)
 
 
 # -- whose searches are waited for, in words -------------------------------------------------------
