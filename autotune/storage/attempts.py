@@ -185,29 +185,33 @@ class Attempts:
             )
             return True
 
-    def renew(self, attempt_id: str) -> bool:
-        """Extends the lease by LEASE_SECONDS from now; returns whether the attempt still runs.
+    def renew(self, attempt_ids: Collection[str]) -> set[str]:
+        """Extends leases by LEASE_SECONDS from now; returns the ids of those that still run.
 
-        Never waits for the database: a lease is renewed from a thread of its own, which tries again
+        Never waits for the database: leases are renewed from a thread of its own, which tries again
         after RENEWAL_SECONDS anyway.
         """
+        still_running = ATTEMPTS.c.id.in_(attempt_ids), ATTEMPTS.c.state == "running"
         with self._database.writing() as connection:
-            renewed = connection.execute(
+            connection.execute(
                 update(ATTEMPTS)
-                .where(ATTEMPTS.c.id == attempt_id, ATTEMPTS.c.state == "running")
+                .where(*still_running)
                 .values(lease_until=DatabaseNow() + LEASE_SECONDS, renewals=ATTEMPTS.c.renewals + 1)
             )
-            return renewed.rowcount == 1
+            return set(connection.scalars(select(ATTEMPTS.c.id).where(*still_running)))
 
     @retried
-    def running(self, study: str) -> list[RunningAttempt]:
-        """Returns the running attempts of the study, ordered by trial number."""
+    def running(self, study: str, *, but_of: str = "") -> list[RunningAttempt]:
+        """Returns the running attempts of the study, ordered by trial number.
+
+        Those of the worker `but_of` are left out.
+        """
         expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
         query = (
             select(ATTEMPTS, TRIALS.c.number, expired)
             .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
             .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(STUDIES.c.name == study, _IS_RUNNING)
+            .where(STUDIES.c.name == study, _IS_RUNNING, ATTEMPTS.c.worker != but_of)
             .order_by(TRIALS.c.number)
         )
         with self._database.reading() as connection:

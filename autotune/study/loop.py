@@ -52,7 +52,7 @@ from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import Once, TrialRunner
 from autotune.study.workers.coordinator import Coordinator
-from autotune.study.workers.heartbeat import LeaseHeartbeat
+from autotune.study.workers.heartbeat import Lease
 
 REPEATS_BEFORE_DRAWING = 6
 """After this many suggestions in a row that have a trial already, draw a new configuration."""
@@ -74,7 +74,7 @@ class _Trial:
 
     attempt: Attempt
     config: TrainingConfig
-    lease: LeaseHeartbeat
+    lease: Lease
     held: ExitStack
     """Renews the lease until it is closed."""
 

@@ -201,7 +201,7 @@ def test_a_lease_is_over_after_its_time_by_the_databases_clock(store):
 def test_a_renewed_lease_is_not_over(store):
     attempt = claim(store)
     let_the_lease_run_out(store, attempt)
-    assert store.attempts.renew(attempt.id)
+    assert store.attempts.renew([attempt.id]) == {attempt.id}
     [one] = store.attempts.running("by-hand")
     assert (one.is_expired, one.renewals) == (False, 1)
 
@@ -209,7 +209,7 @@ def test_a_renewed_lease_is_not_over(store):
 def test_the_lease_of_an_expired_attempt_cannot_be_renewed(store):
     attempt = claim(store)
     store.attempts.end(attempt.id, "given_up", cause="because")
-    assert store.attempts.renew(attempt.id) is False
+    assert store.attempts.renew([attempt.id]) == set()
 
 
 # -- losses ----------------------------------------------------------------------------------------

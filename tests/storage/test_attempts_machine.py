@@ -168,7 +168,7 @@ class Sharing(RuleBasedStateMachine):
     @rule(attempt_id=attempts)
     def renew(self, attempt_id):
         one = self.model.tries.get(attempt_id)
-        renewed = self.store.attempts.renew(attempt_id)
+        renewed = attempt_id in self.store.attempts.renew([attempt_id])
         assert renewed == (one is not None and one.state == "running")
         if renewed:
             one.is_expired = False

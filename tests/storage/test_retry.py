@@ -242,7 +242,7 @@ def test_a_store_without_a_policy_raises_at_once(url):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda attempts: attempts.renew("a" * 32),
+        lambda attempts: attempts.renew(["a" * 32]),
         lambda attempts: attempts.release("a" * 32, cause="its search was stopped"),
     ],
     ids=["renew", "release"],

@@ -32,7 +32,7 @@ from autotune.spec.study import StudyDefinition
 from autotune.storage.attempts import Delivery
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, Listener, PoisonTrial, ResultRejected
-from autotune.study.workers.heartbeat import LeaseHeartbeat
+from autotune.study.workers.heartbeat import Lease, LeaseHeartbeat
 from autotune.study.workers.liveness import WorkerIdentity
 from autotune.study.workers.outbox import (
     OUTBOX_FOLDER,
@@ -86,6 +86,7 @@ class Coordinator:
         self._clock = clock
         self._outbox = Outbox(folder / OUTBOX_FOLDER)
         self._identity = WorkerIdentity(folder / WORKERS)
+        self._heartbeat = LeaseHeartbeat(self._attempts)
         self.revision = -1
         """The study's revision that `records` are from."""
         self._watched: dict[str, _LeaseWatch] = {}
@@ -116,12 +117,14 @@ class Coordinator:
             self._remove_leftovers()
             if not self.running:
                 self._attempts.forgive_losses(self._study)
+            self._heartbeat.__enter__()
         except BaseException:
             self._identity.close(leaves_attempts=False)
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._heartbeat.__exit__()
         self._identity.close(leaves_attempts=bool(self._open_attempts))
 
     def refresh(self) -> list[TrialRecord]:
@@ -139,12 +142,15 @@ class Coordinator:
                 self.unfinished.pop(record.number, None)
             else:
                 self.unfinished[record.number] = record
-        losses = self._attempts.losses(self._study, self.unfinished)
+        # An attempt that fails or expires changes its trial, and losses can be forgiven.
+        changed = {record.number for record in changes.records} & self.unfinished.keys()
+        asked = changed | (self.failed_too_often & self.unfinished.keys())
+        losses = self._attempts.losses(self._study, asked)
         self.failed_too_often = set()
         for number, (count, _) in losses.items():
             if count > MAX_RETRIES:
                 self.failed_too_often.add(number)
-        deaths = self._attempts.deaths(self._study, self.unfinished)
+        deaths = self._attempts.deaths(self._study, changed)
         for number, count in deaths.items():
             if count > MAX_RETRIES and number not in self.poison_trials:
                 self.poison_trials.add(number)
@@ -175,9 +181,9 @@ class Coordinator:
         return attempt
 
     @contextmanager
-    def working_on(self, attempt: Attempt) -> Iterator[LeaseHeartbeat]:
+    def working_on(self, attempt: Attempt) -> Iterator[Lease]:
         """Renews the attempt's lease while the block runs; several attempts may run at once."""
-        with LeaseHeartbeat(self._attempts, attempt.id) as lease:
+        with self._heartbeat.holding(attempt.id) as lease:
             try:
                 yield lease
             finally:
@@ -329,8 +335,11 @@ class Coordinator:
             self._listener(ResultRejected(number=number))
 
     def _expire_dead_attempts(self) -> None:
-        """Ends the attempts of dead workers and those with an expired lease."""
-        running = self._attempts.running(self._study)
+        """Ends the attempts of dead workers and those with an expired lease.
+
+        This worker's own attempts, of which there may be a thousand, are not read.
+        """
+        running = self._attempts.running(self._study, but_of=self._identity.name)
         dead = {attempt.worker for attempt in running if self._identity.is_dead(attempt.worker)}
         if dead:
             self._deliver_outbox()  # what they finished since the last delivery
@@ -340,15 +349,13 @@ class Coordinator:
             elif self._is_overdue(attempt):
                 self._expire(attempt, cause="its worker has not renewed its lease")
         if dead:
-            running = self._attempts.running(self._study)
+            running = self._attempts.running(self._study, but_of=self._identity.name)
         # A dead worker may have claimed another trial after the first reading.
         for worker in dead - {attempt.worker for attempt in running}:
             self._identity.forget(worker)
         ids = {attempt.id for attempt in running}
         self._watched = {id_: watch for id_, watch in self._watched.items() if id_ in ids}
-        self.running = {
-            attempt.number for attempt in running if attempt.worker != self._identity.name
-        }
+        self.running = {attempt.number for attempt in running}
 
     def _expire(self, attempt: RunningAttempt, *, cause: str) -> None:
         self._attempts.end(attempt.id, "given_up", cause=cause)
@@ -360,8 +367,6 @@ class Coordinator:
         Thus a clock that is set forward ends no lease that is still renewed, and one that is set
         back keeps no dead lease alive for ever.
         """
-        if attempt.worker == self._identity.name:
-            return False
         now = self._clock()
         watch = self._watched.get(attempt.id)
         if watch is None or watch.renewals != attempt.renewals:

@@ -1,25 +1,35 @@
-"""Renews the lease of this worker's attempt from a background thread."""
+"""Renews the leases of this worker's attempts from a background thread."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autotune.errors import StorageUnavailable
 from autotune.spec.attempt import RENEWAL_SECONDS
 from autotune.storage.attempts import Attempts
 
 
-class LeaseHeartbeat:
-    """Renews a lease every `renewal_seconds`. Use it as a context manager around the work."""
+class Lease:
+    """The lease of one attempt."""
 
-    def __init__(
-        self, attempts: Attempts, attempt_id: str, *, renewal_seconds: float = RENEWAL_SECONDS
-    ) -> None:
-        self._attempts = attempts
-        self._attempt_id = attempt_id
-        self._renewal_seconds = renewal_seconds
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+    def __init__(self) -> None:
         self.is_lost = False
         """Whether another worker has ended the attempt: a result would be rejected."""
+
+
+class LeaseHeartbeat:
+    """Renews all leases of a worker every `renewal_seconds`, in one transaction.
+
+    Use it as a context manager around the work.
+    """
+
+    def __init__(self, attempts: Attempts, *, renewal_seconds: float = RENEWAL_SECONDS) -> None:
+        self._attempts = attempts
+        self._renewal_seconds = renewal_seconds
+        self._leases: dict[str, Lease] = {}
+        """Those that are held, by attempt id."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="leases", daemon=True)
 
     def __enter__(self) -> "LeaseHeartbeat":
         self._thread.start()
@@ -28,12 +38,23 @@ class LeaseHeartbeat:
     def __exit__(self, *_: object) -> None:
         self._ended.set()  # not joined: the thread may be waiting for a database that is away
 
+    @contextmanager
+    def holding(self, attempt_id: str) -> Iterator[Lease]:
+        """Renew the lease of an attempt while the block runs."""
+        lease = self._leases[attempt_id] = Lease()
+        try:
+            yield lease
+        finally:
+            del self._leases[attempt_id]
+
     def _renew(self) -> None:
         while not self._ended.wait(self._renewal_seconds):
+            leases = {id_: lease for id_, lease in self._leases.copy().items() if not lease.is_lost}
+            if not leases:
+                continue
             try:
-                is_renewed = self._attempts.renew(self._attempt_id)
+                renewed = self._attempts.renew(leases)
             except StorageUnavailable:
-                continue  # if the lease runs out meanwhile, the result may be rejected
-            self.is_lost = not is_renewed and not self._ended.is_set()
-            if self.is_lost:
-                return
+                continue  # if a lease runs out meanwhile, the result may be rejected
+            for attempt_id, lease in leases.items():
+                lease.is_lost = attempt_id not in renewed and attempt_id in self._leases

@@ -180,7 +180,7 @@ def test_a_clock_set_forward_ends_no_lease_that_is_renewed(machines):
     here, elsewhere = machines.worker(), machines.worker("elsewhere")
     attempt = machines.claim(elsewhere)
     for _ in range(5):
-        machines.store.attempts.renew(attempt.id)
+        machines.store.attempts.renew([attempt.id])
         machines.expire()
         machines.look(here, seconds=RENEWAL_SECONDS, every=RENEWAL_SECONDS / 3)
     assert machines.states() == ["running"]
@@ -224,11 +224,23 @@ def test_an_ended_attempt_is_no_longer_watched(machines):
 def test_a_worker_learns_that_its_attempt_has_expired(machines):
     attempt = machines.claim(machines.worker())
     machines.store.attempts.end(attempt.id, "given_up", cause="as overdue")
-    with LeaseHeartbeat(machines.store.attempts, attempt.id, renewal_seconds=0.001) as lease:
+    heartbeat = LeaseHeartbeat(machines.store.attempts, renewal_seconds=0.001)
+    with heartbeat, heartbeat.holding(attempt.id) as lease:
         end = time.monotonic() + 10
         while not lease.is_lost and time.monotonic() < end:
             time.sleep(0.001)
     assert lease.is_lost
+
+
+def test_the_leases_of_all_attempts_of_a_worker_are_renewed_together(machines):
+    worker = machines.worker()
+    attempts = [machines.claim(worker, number) for number in range(3)]
+    machines.expire()
+    assert machines.store.attempts.renew([one.id for one in attempts[:2]]) == {
+        one.id for one in attempts[:2]
+    }
+    running = machines.store.attempts.running(definition().name)
+    assert [one.is_expired for one in running] == [False, False, True]
 
 
 # -- results ---------------------------------------------------------------------------------------
