@@ -2,12 +2,14 @@
 
 It keeps every place (`places.py`) of the search at work. While a place holds its device slot, the
 loop reads the results of other processes, picks a configuration, claims the trial, has the place
-run it and stores the result. No configuration runs twice: a suggestion that has a trial already is
+run it and stores the result. Places that are ready at once are served in one round, with what was
+known at its beginning. No configuration runs twice: a suggestion that has a trial already is
 skipped, and so is one that compiles to a program that has run. A configuration predicted to be over
 the cap is not run at all. What runs elsewhere at that moment takes part in each choice.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
@@ -59,6 +61,9 @@ REPEATS_BEFORE_DRAWING = 6
 
 TRIALS_PER_REPEAT = 8
 """The baseline is measured again after so many trained trials."""
+
+SECONDS_OF_A_ROUND = 1.0
+"""Suggestions take in every result that is older than this, unless choosing alone takes as long."""
 
 _SECONDS_BETWEEN_POLLS = 0.5
 """How often the loop reads what other processes have done, while it cannot begin anything."""
@@ -121,6 +126,8 @@ class StudySession:
         self._objective_encoder = ObjectiveEncoder(
             cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
         )
+        self._finished_of_class: dict[tuple[str, ...], list[TrialRecord]] = defaultdict(list)
+        """Trials with a result by numerics class: a trial is compared with those of its own."""
         self._ranking = EhviSampler(self._legal, cap_bytes=definition.cap_bytes)
         self.seconds_in_sampler = 0.0
         """Time spent in the sampler so far."""
@@ -140,6 +147,10 @@ class StudySession:
         self._may_note_evaluation = Once()
         self._after_work: dict[TrialPlace, Callable[[TrialPlace, Future[Any]], None]] = {}
         """What to do with the result of the work at a place."""
+        self._ready: list[TrialPlace] = []
+        """Taken places that have nothing to do."""
+        self._suggestions: Iterator[Choice] | None = None
+        """What to begin next, by what was known at the beginning of this round."""
         self._predicting: dict[TrialPlace, TrainingConfig] = {}
         """Suggestions that are being predicted, and have no trial yet."""
         self._trials: dict[TrialPlace, _Trial] = {}
@@ -194,18 +205,18 @@ class StudySession:
     def _run_trials(self) -> None:
         while not self._is_over():
             revision = self._shared.revision
-            place = self._places.take()
-            if place is not None:
+            self._take_places()
+            had_places = bool(self._ready)
+            if had_places:
                 self._refresh()
-                if self._begin_repeat_of_baseline(place) or self._begin_next(place):
+                if self._begin_round():
                     self._settle_ended(self._places.wait(0.0))
                     continue
-                self._places.leave(place)
                 if self._shared.revision != revision:
                     continue
             if self._after_work:
-                self._wait_for_an_end(or_a_place=place is None)
-            elif place is None:
+                self._wait_for_an_end(or_a_place=not had_places)
+            elif not had_places:
                 self._settle_ended(self._places.wait(POLL_SECONDS))
             elif self._shared.running:
                 self._wait_for_others()
@@ -213,8 +224,44 @@ class StudySession:
                 break
         while self._after_work:
             self._wait_for_an_end(or_a_place=False)
+        self._leave_ready()
+
+    def _begin_round(self) -> bool:
+        """Begin the next work at the ready places; return False where there is none.
+
+        A round ends after SECONDS_OF_A_ROUND, so that what comes in meanwhile is looked at, or
+        after twice the time that its first place took, so that no more than half of the time goes
+        into fitting models; the places that are left are ready for the next one. Where one has
+        nothing to do, the others have nothing either: they are left.
+        """
+        began_at = self._clock()
+        ends_at = began_at + SECONDS_OF_A_ROUND
+        self._suggestions = None
+        has_begun = False
+        while self._ready:
+            place = self._ready[0]
+            if not (self._begin_repeat_of_baseline(place) or self._begin_next(place)):
+                self._leave_ready()
+                break
+            self._ready.remove(place)
+            now = self._clock()
+            if not has_begun:
+                ends_at = max(ends_at, began_at + 2 * (now - began_at))
+            has_begun = True
+            if now >= ends_at:
+                break
+        return has_begun
 
     # -- places ------------------------------------------------------------------------------------
+
+    def _take_places(self) -> None:
+        while (place := self._places.take()) is not None:
+            self._ready.append(place)
+
+    def _leave_ready(self) -> None:
+        for place in self._ready:
+            self._places.leave(place)
+        self._ready = []
 
     def _begin(
         self,
@@ -242,17 +289,14 @@ class StudySession:
                 return self._settle_ended(ended)
 
     def _settle_ended(self, ended: Iterable[EndedWork]) -> None:
-        """Do what is next at each place whose work has ended."""
+        """Do what is next at each place whose work has ended, and read the results."""
         self._ended += ended
+        in_flight = len(self._trials)
         while self._ended:
             one = self._ended.pop(0)
             self._after_work.pop(one.place)(one.place, one.future)
-            self._ended += self._places.wait(0.0)
-
-    def _go_on(self, place: TrialPlace) -> None:
-        """Begin the next work at a taken place, or leave the place."""
-        if self._is_over() or not self._begin_next(place):
-            self._places.leave(place)
+        if len(self._trials) < in_flight:
+            self._refresh()
 
     def _end_trials(self, *, stores: bool) -> None:
         """End everything in flight, and store or give back each trial.
@@ -269,6 +313,7 @@ class StudySession:
                 self._shared.release_attempt(trial.attempt)
         self._trials = {}
         self._ended = []
+        self._ready = []
         self._after_work = {}
         self._predicting = {}
 
@@ -299,6 +344,7 @@ class StudySession:
         """
         for record in records:
             if record.is_finished:
+                self._finished_of_class[record.config.numerics_class].append(record)
                 values = self._objective_encoder.to_optuna_values(record)
                 with self._timed_as_sampler():
                     self._optuna.tell(record.config, values)
@@ -338,23 +384,33 @@ class StudySession:
         """Begin a trial that has no result, is not running, and has attempts left."""
         here = {trial.attempt.number for trial in self._trials.values()}
         excluded = self._shared.running | self._shared.failed_too_often | here
-        for number, record in sorted(self._shared.unfinished.items()):
-            is_poison = number in self._shared.poison_trials
-            if number in excluded or is_poison != poison:
+        for number in sorted(self._shared.unfinished.keys() - excluded):
+            if (number in self._shared.poison_trials) != poison:
                 continue
+            record = self._shared.unfinished[number]
             if self._begin_trial(place, record.config, name=record.name):
                 return True
         return False
 
     def _begin_new(self, place: TrialPlace) -> bool:
         for name, config in self._first:
-            is_new = config.fingerprint not in self._shared.records
+            is_new = not self._has_trial(config)
             if is_new and self._has_room() and self._begin_trial(place, config, name=name):
                 return True
         return self._has_room() and self._begin_suggestion(place)
 
+    def _has_trial(self, config: TrainingConfig) -> bool:
+        if config.fingerprint in self._shared.records:
+            return True
+        return any(trial.config == config for trial in self._trials.values())
+
     def _has_room(self) -> bool:
-        return len(self._shared.records) + len(self._predicting) < self._trials_wanted
+        """Return whether another trial may begin; those of this round are not among the records."""
+        not_read = sum(
+            trial.config.fingerprint not in self._shared.records for trial in self._trials.values()
+        )
+        begun = len(self._shared.records) + not_read
+        return begun + len(self._predicting) < self._trials_wanted
 
     def _begin_suggestion(self, place: TrialPlace) -> bool:
         """Begin a configuration without a trial; return False when none is left, or worth it."""
@@ -405,10 +461,17 @@ class StudySession:
     def _after_suggestion_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
         del self._predicting[place]
         self._prediction_cache.add(future.result())
-        self._go_on(place)
+        self._ready.append(place)
 
     def _choose(self) -> Choice | None:
+        """Return the next suggestion of this round; None where there is none."""
         self._check_stop()
+        with self._timed_as_sampler():
+            if self._suggestions is None:
+                self._suggestions = self._new_suggestions()
+            return next(self._suggestions, None)
+
+    def _new_suggestions(self) -> Iterator[Choice]:
         records = list(self._shared.records.values())
         finished = [record for record in records if record.is_finished]
         in_flight = self._in_flight()
@@ -416,15 +479,14 @@ class StudySession:
             [*(record.config for record in finished), *in_flight],
             limit_bytes=self._definition.cap_bytes,
         )
-        with self._timed_as_sampler():
-            return self._ranking.choose(
-                finished,
-                self._prediction_cache.known.values(),
-                excluded={*(record.config for record in records), *in_flight, *not_to_train},
-                seed=derived_seed(self._definition.seed, told=len(finished), repeat=len(in_flight)),
-                in_flight=in_flight,
-                predicts=self._prediction_cache.predicts,
-            )
+        return self._ranking.suggestions(
+            finished,
+            self._prediction_cache.known.values(),
+            excluded=[*(record.config for record in records), *in_flight, *not_to_train],
+            seed=derived_seed(self._definition.seed, told=len(finished), repeat=len(in_flight)),
+            in_flight=in_flight,
+            predicts=self._prediction_cache.predicts,
+        )
 
     def _in_flight(self) -> list[TrainingConfig]:
         """Return the configurations that run or are predicted now, of all processes, in order."""
@@ -546,7 +608,7 @@ class StudySession:
         self._shared.store_confirmation(repeated)
         records = list(self._shared.records.values())
         self._speed_noise = speed_noise(records, self._shared.confirmations()).alone
-        self._go_on(place)
+        self._ready.append(place)
 
     # -- run and store -----------------------------------------------------------------------------
 
@@ -581,7 +643,7 @@ class StudySession:
 
     def _begin_training(self, place: TrialPlace) -> None:
         trial, runner = self._trials[place], self._runner(place)
-        records = list(self._shared.records.values())
+        records = tuple(self._finished_of_class[trial.config.numerics_class])
         speed_noise_now = self._speed_noise
 
         def train() -> FinishedTrial:
@@ -614,7 +676,6 @@ class StudySession:
                 raise
             failpoint("trial measured")
             self._shared.store_result(trial.attempt, finished)
-        self._refresh()
         self._places.leave(place)
 
     def _begin_check_of_device(self, place: TrialPlace) -> None:

@@ -104,14 +104,19 @@ class OnePlace:
         self._study = study
         self._listener = listener
         self._slot = ExitStack()
+        self._is_taken = False
         self._ended: list[EndedWork] = []
 
-    def take(self) -> TrialPlace:
+    def take(self) -> TrialPlace | None:
         """Wait for the device slot. Raises Stopped where the search is stopped while waiting."""
+        if self._is_taken:
+            return None
         _take_slot(self.first, self._slot, study=self._study, listener=self._listener)
+        self._is_taken = True
         return self.first
 
     def leave(self, place: TrialPlace) -> None:
+        self._is_taken = False
         self._slot.close()
 
     def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
@@ -130,7 +135,7 @@ class OnePlace:
         raise AssertionError("a search without a place ends")
 
     def end_all(self) -> list[EndedWork]:
-        self._slot.close()
+        self.leave(self.first)
         return self.wait(0.0)
 
 

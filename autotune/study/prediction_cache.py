@@ -74,7 +74,7 @@ class PredictionCache:
 
     def not_to_train(
         self, tried: Iterable[TrainingConfig], *, limit_bytes: int
-    ) -> set[TrainingConfig]:
+    ) -> list[TrainingConfig]:
         """Return the configurations that are surely over the limit or repeat a program of `tried`.
 
         `tried` are those that have a result or are running.
@@ -84,11 +84,11 @@ class PredictionCache:
             forecast = self._known.get(config.fingerprint)
             if forecast is not None and forecast.plan is not None:
                 programs.add(forecast.plan)
-        return {
+        return [
             forecast.config
             for forecast in self._known.values()
             if forecast.plan in programs or _is_over(forecast, limit_bytes)
-        }
+        ]
 
     def measurement_if_over(
         self, config: TrainingConfig, *, limit_bytes: int

@@ -117,6 +117,8 @@ class TrialRunner:
     ) -> FinishedTrial:
         """Return the result of one configuration.
 
+        Of `records`, the trials so far, those of its numerics class are looked at.
+
         `speed_noise` is the relative standard deviation of a speed between runs, which decides how
         much faster another trial must be to end this one; none does without `may_end_early`.
 
@@ -424,6 +426,7 @@ def pruning_bounds(
     Trials reused from an earlier study are excluded: how fast the device was then is not known.
     """
     bounds = []
+    margin = speed_margin(speed_noise)
     for record in records:
         if (
             record.feasible
@@ -439,7 +442,7 @@ def pruning_bounds(
                     number=record.number,
                     peak_memory_bytes=record.peak_memory_bytes,
                     tokens_per_second=record.tokens_per_second,
-                    speed_margin=speed_margin(speed_noise),
+                    speed_margin=margin,
                 )
             )
     return tuple(bounds)

@@ -75,9 +75,9 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
 def test_nothing_is_chosen_only_after_the_whole_space_was_scored(study, made, monkeypatch):
     looked_at = []
 
-    def no_gain(knowledge, candidates):
-        looked_at.extend(config.fingerprint for config in candidates.configs)
-        none = numpy.zeros(len(candidates.configs))
+    def no_gain(knowledge, assessed):
+        looked_at.extend(config.fingerprint for config in assessed.candidates.configs)
+        none = numpy.zeros(len(assessed.candidates.configs))
         return Scores(expected=none, reservation_values=none)
 
     monkeypatch.setattr(Knowledge, "scores", no_gain)

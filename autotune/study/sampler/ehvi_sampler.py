@@ -19,10 +19,11 @@ value z, with which the box of the largest value is opened: cost = P * (EHVI - z
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy
+from numpy.typing import NDArray
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
@@ -37,7 +38,7 @@ from autotune.study.sampler.ehvi import (
 )
 from autotune.study.sampler.features import Array, features_of
 from autotune.study.sampler.memory_model import MemoryModel
-from autotune.study.sampler.surrogate import Surrogate
+from autotune.study.sampler.surrogate import MOST_SEEN, Posterior, PosteriorOneByOne, Surrogate
 from autotune.study.sampler.training_subset import TrainingSubset
 
 MOST_CANDIDATES = 1000
@@ -45,8 +46,9 @@ MOST_CANDIDATES = 1000
 neighbours of the front."""
 
 MANY_TRIALS, MOST_LOOKED_AT = 1000, 3000
-"""After `MANY_TRIALS` trials, at most about `MOST_LOOKED_AT` configurations of a larger space are
-scored for one choice: a search that has converged would otherwise score all of it each time."""
+"""After `MANY_TRIALS` trials, with those in flight, at most about `MOST_LOOKED_AT` configurations
+of a larger space are scored for one choice: a search that has converged would otherwise score all
+of it each time."""
 
 _SPEED_NOISES, _FAILURE_NOISE = (0.02, 0.05, 0.12), 0.1
 """Standard deviations of the measurements: of the logarithm of speed (to choose from, because some
@@ -69,6 +71,13 @@ CONVERGED_IMPROVEMENT = 0.001
 """A search has converged once no trial is expected to add a thousandth to the hypervolume."""
 _NEARLY_AS_GOOD = 0.95
 """Scores of at least this share of the largest count as equal, and the seed decides."""
+
+MOST_BELIEVED = MOST_SEEN
+"""How many configurations in flight, the latest, take part in the fit of speed at most. All of them
+count for the front."""
+_SHORTLIST, _SCORED_ANEW = 256, 32
+"""How many candidates further suggestions of one fit are taken from, and how many of them are
+scored at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +113,11 @@ class Candidates:
     configs: Sequence[TrainingConfig]
     features: Array
 
+    def at(self, indices: Sequence[int]) -> "Candidates":
+        return Candidates(
+            configs=[self.configs[index] for index in indices], features=self.features[indices]
+        )
+
 
 class EhviSampler:
     """Picks the next configuration of a space that is bound to a workload and a device."""
@@ -128,21 +142,78 @@ class EhviSampler:
         predicts: bool = True,
         in_flight: Sequence[TrainingConfig] = (),
     ) -> Choice | None:
-        """Return the configuration to try next, not one that is `excluded`.
+        """Return the first of the `suggestions`, or None."""
+        suggestions = self.suggestions(
+            records,
+            forecasts,
+            excluded=excluded,
+            seed=seed,
+            predicts=predicts,
+            in_flight=in_flight,
+        )
+        return next(suggestions, None)
+
+    def suggestions(
+        self,
+        records: Sequence[TrialRecord],
+        forecasts: Iterable[Forecast],
+        *,
+        excluded: Collection[TrainingConfig],
+        seed: int,
+        predicts: bool = True,
+        in_flight: Sequence[TrainingConfig] = (),
+    ) -> Iterator[Choice]:
+        """Yield the configurations to try next, none twice and none that is `excluded`.
 
         `predicts`: the study predicts the memory of what is chosen before it is trained.
 
-        `in_flight` are configurations that run at this moment. Returns None when no configuration
-        that may fit has an expected improvement.
+        `in_flight` are configurations that run at this moment. Each suggestion counts as in flight
+        for those after it, which cost little: the models are fitted once. Ends where no
+        configuration that may fit has an expected improvement.
         """
+        forecasts = list(forecasts)
         rng = random.Random(seed)
+        suggested: list[TrainingConfig] = []
+        while True:
+            found = self._find(
+                records,
+                forecasts,
+                excluded=[*excluded, *suggested],
+                rng=rng,
+                predicts=predicts,
+                in_flight=[*in_flight, *suggested],
+            )
+            if found is None:
+                return
+            choice, scored = found
+            yield choice
+            suggested.append(choice.config)
+            shortlist = Shortlist(scored, with_=choice.config)
+            shortlist.begin(choice.config)
+            while (following := shortlist.best()) is not None:
+                # Whether the search has converged is said by the first one, for which more of the
+                # space was scored.
+                yield replace(following, relative_improvement=choice.relative_improvement)
+                suggested.append(following.config)
+                shortlist.begin(following.config)
+
+    def _find(
+        self,
+        records: Sequence[TrialRecord],
+        forecasts: Sequence[Forecast],
+        *,
+        excluded: Collection[TrainingConfig],
+        rng: random.Random,
+        predicts: bool,
+        in_flight: Sequence[TrainingConfig],
+    ) -> "tuple[Choice, Scored] | None":
+        """Return the configuration to try next, and the candidates that it was chosen from."""
         excluded_fingerprints = {config.fingerprint for config in excluded}
         remaining = [
             index
             for fingerprint, index in self._all.indices.items()
             if fingerprint not in excluded_fingerprints
         ]
-        forecasts = list(forecasts)
         on_front = front_of(records)
         near: list[int] = []
         for record in on_front:
@@ -159,18 +230,23 @@ class EhviSampler:
             in_flight=in_flight,
         )
         best: Choice | None = None
-        scored = 0
+        trials = len(records) + len(in_flight)
+        scored = Scored(knowledge=knowledge)
         for indices in self._batches(remaining, near, forecasts, rng=rng):
-            choice = _best_of(self._candidates(indices), knowledge, rng=rng)
+            if not indices:
+                continue
+            assessed = knowledge.assess(self._candidates(indices))
+            scores = knowledge.scores(assessed)
+            choice = _best_of(assessed.candidates, scores, knowledge, rng=rng)
             if best is None or (choice and choice.relative_improvement > best.relative_improvement):
                 best = choice
-            scored += len(indices)
-            is_enough = len(records) > MANY_TRIALS and scored >= MOST_LOOKED_AT
+            scored.add(assessed, scores)
+            is_enough = trials > MANY_TRIALS and scored.count >= MOST_LOOKED_AT
             if best is not None and (
                 is_enough or best.relative_improvement >= CONVERGED_IMPROVEMENT
             ):
-                return best
-        return best
+                break
+        return None if best is None else (best, scored)
 
     def _batches(
         self,
@@ -234,12 +310,9 @@ def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 
 
 def _best_of(
-    candidates: Candidates, knowledge: "Knowledge", *, rng: random.Random
+    candidates: Candidates, scores: "Scores", knowledge: "Knowledge", *, rng: random.Random
 ) -> Choice | None:
     """Return the candidate with the largest score; among nearly equal ones the seed decides."""
-    if not candidates.configs:
-        return None
-    scores = knowledge.scores(candidates)
     if not (scores.expected > 0).any():
         return None
     values = scores.reservation_values
@@ -261,6 +334,60 @@ class Scores:
     reservation_values: Array
     """The same, but for what is not predicted yet: at which expected score of the others it would
     not be worth a prediction. The top of the module has the formula."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What the models say of candidates, except for their speed, each [candidate]."""
+
+    candidates: Candidates
+    peak: Array
+    """Expected peak in bytes, provided that it fits."""
+    fits: Array
+    """Probability that it fits the cap."""
+    no_failure: Array
+    """Probability that it neither crashes nor fails the parity check."""
+    probability: Array
+    """The product of both; 0 where it is too unlikely to fit."""
+    perplexity: Array
+    would_be_predicted: NDArray[numpy.bool_]
+
+    def at(self, indices: Sequence[int]) -> "Assessment":
+        arrays = {
+            name: values[indices] for name, values in vars(self).items() if name != "candidates"
+        }
+        return Assessment(candidates=self.candidates.at(indices), **arrays)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Assessment"]) -> "Assessment":
+        if len(parts) == 1:
+            return parts[0]
+        candidates = [part.candidates for part in parts]
+        arrays = {
+            name: numpy.concatenate([getattr(part, name) for part in parts])
+            for name in vars(parts[0])
+            if name != "candidates"
+        }
+        return cls(
+            candidates=Candidates(
+                configs=[config for one in candidates for config in one.configs],
+                features=numpy.concatenate([one.features for one in candidates]),
+            ),
+            **arrays,
+        )
+
+
+@dataclass(kw_only=True)
+class Scored:
+    """All that was scored for one choice, in batches."""
+
+    knowledge: "Knowledge"
+    batches: list[tuple[Assessment, Scores]] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, assessed: Assessment, scores: Scores) -> None:
+        self.batches.append((assessed, scores))
+        self.count += len(assessed.candidates.configs)
 
 
 class Knowledge:
@@ -293,7 +420,7 @@ class Knowledge:
         self._perplexities = _perplexity_of_classes(records)
         self._points_expected: Sequence[Point] = points
         """The front, with what the configurations in flight are expected to measure."""
-        if in_flight and self._timed and self._perplexities:
+        if in_flight and self.has_speeds:
             self._believe(in_flight)
 
     def _believe(self, in_flight: Sequence[TrainingConfig]) -> None:
@@ -313,7 +440,7 @@ class Knowledge:
             return
         configs = [in_flight[index] for index in likely]
         features = features_of(configs)
-        logarithms = self._speed.predict(features).mean
+        logarithms = self._speed.predict_mean(features)
         expected = [
             Point(
                 memory=float(memory.if_it_fits[index]),
@@ -322,17 +449,22 @@ class Knowledge:
             )
             for index, logarithm, config in zip(likely, logarithms, configs, strict=True)
         ]
-        self._points_expected = not_dominated([*self.points, *expected])
-        self._speed = self._speed.believing(features, logarithms)
+        self.expect(expected)
+        self._speed = self._speed.believing(features[-MOST_BELIEVED:], logarithms[-MOST_BELIEVED:])
         for config in configs:
             self._perplexities.setdefault(config.numerics_class, self._perplexity(config))
 
-    def scores(self, candidates: Candidates) -> Scores:
-        """Score the candidates.
+    def expect(self, points: Sequence[Point]) -> None:
+        """Let expected results stand on the front, for the scores from now on."""
+        self._points_expected = not_dominated([*self._points_expected, *points])
 
-        Without any measured speed both are P(fits the cap) * P(no failure) / peak, which prefers
-        what surely fits.
-        """
+    @property
+    def has_speeds(self) -> bool:
+        """Whether there is a speed and a perplexity to expect others by."""
+        return bool(self._timed and self._perplexities)
+
+    def assess(self, candidates: Candidates) -> "Assessment":
+        """Return what a score needs of the candidates, except for their speed."""
         memory = self._memory.estimate(candidates.configs, features=candidates.features)
         least_to_predict = 0.0
         if self._memory.seen >= ENOUGH_KNOWN_PEAKS:
@@ -341,33 +473,62 @@ class Knowledge:
         fits = memory.probability_of_feasibility
         may_fit = fits >= least
         no_failure = self._probability_of_no_failure(candidates)
-        probability = numpy.where(may_fit, fits * no_failure, 0.0)
-        if not self._timed or not self._perplexities:
-            expected = probability / memory.if_it_fits
+        perplexity = numpy.ones(len(candidates.configs))
+        if self.has_speeds:
+            perplexity = numpy.array([self._perplexity(config) for config in candidates.configs])
+        is_new = [config.fingerprint not in self._looked_at for config in candidates.configs]
+        return Assessment(
+            candidates=candidates,
+            peak=memory.if_it_fits,
+            fits=fits,
+            no_failure=no_failure,
+            probability=numpy.where(may_fit, fits * no_failure, 0.0),
+            perplexity=perplexity,
+            would_be_predicted=may_fit & (fits <= SURE) & numpy.array(is_new, dtype=bool),
+        )
+
+    def speeds_one_by_one(self, candidates: Candidates) -> PosteriorOneByOne:
+        """Return the posterior of the logarithms of speed, to believe one after the other."""
+        return self._speed.one_by_one(candidates.features)
+
+    def scores(
+        self, assessed: Assessment, speed: Posterior | None = None, *, largest: float | None = None
+    ) -> Scores:
+        """Score candidates. Without any measured speed both scores are
+
+            P(fits the cap) * P(no failure) / peak,
+
+        which prefers what surely fits. `speed` is the posterior of the logarithms of their speeds,
+        if the caller has it. `largest` is the largest expected score that a prediction is compared
+        with; None: of these candidates.
+        """
+        if not self.has_speeds:
+            expected = assessed.probability / assessed.peak
             return Scores(expected=expected, reservation_values=expected)
+        if speed is None:
+            speed = self._speed.predict(assessed.candidates.features)
         # The logarithm of speed is normally distributed. EHVI takes the mean and the standard
         # deviation of the log-normal distribution of speed:
         # exp(m + s^2 / 2) and mean * sqrt(exp(s^2) - 1).
-        speed = self._speed.predict(candidates.features)
         mean = numpy.exp(speed.mean + speed.deviation**2 / 2)
         improvements = expected_hypervolume_improvement(
             self._points_expected,
             reference=self.reference,
-            memory=memory.if_it_fits,
-            perplexity=numpy.array([self._perplexity(config) for config in candidates.configs]),
+            memory=assessed.peak,
+            perplexity=assessed.perplexity,
             speed_mean=mean,
             speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
         )
-        expected = probability * improvements
+        expected = assessed.probability * improvements
         if not self._predicts:
             return Scores(expected=expected, reservation_values=expected)
-        is_new = [config.fingerprint not in self._looked_at for config in candidates.configs]
-        would_be_predicted = may_fit & (fits <= SURE) & numpy.array(is_new)
-        cost = PREDICTION_COST * expected.max() / numpy.maximum(fits, _LEAST_PROBABILITY)
-        if_predicted = numpy.maximum(0.0, no_failure * improvements - cost)
+        if largest is None:
+            largest = float(expected.max())
+        cost = PREDICTION_COST * largest / numpy.maximum(assessed.fits, _LEAST_PROBABILITY)
+        if_predicted = numpy.maximum(0.0, assessed.no_failure * improvements - cost)
         return Scores(
             expected=expected,
-            reservation_values=numpy.where(would_be_predicted, if_predicted, expected),
+            reservation_values=numpy.where(assessed.would_be_predicted, if_predicted, expected),
         )
 
     def probability_of_feasibility(self, config: TrainingConfig) -> float:
@@ -443,6 +604,84 @@ class Knowledge:
             return known[config.numerics_class]
         similar = [value for name, value in known.items() if name[:2] == config.numerics_class[:2]]
         return min(similar) if similar else min(known.values())
+
+
+class Shortlist:
+    """The best candidates of a choice, from which further ones begin without another fit.
+
+    What has begun stands in with its expected result, as in `Knowledge._believe`. That only lowers
+    the scores of the others, so that an earlier score bounds the present one from above: the first
+    few are scored anew, until one of them is above the bounds of all others (Minoux, "Accelerated
+    greedy algorithms for maximizing submodular set functions", 1978).
+    """
+
+    def __init__(self, scored: Scored, *, with_: TrainingConfig) -> None:
+        """Take the best of `scored`, and of them also the configuration `with_`."""
+        self._knowledge = scored.knowledge
+        values = numpy.concatenate([scores.reservation_values for _, scores in scored.batches])
+        expected = numpy.concatenate([scores.expected for _, scores in scored.batches])
+        assessed = Assessment.joined([assessed for assessed, _ in scored.batches])
+        best = numpy.argsort(-values, kind="stable")[:_SHORTLIST].tolist()
+        best = [*dict.fromkeys([assessed.candidates.configs.index(with_), *best])]
+        self._assessed = assessed.at(best)
+        self._indices = {
+            config: index for index, config in enumerate(self._assessed.candidates.configs)
+        }
+        self._speed: PosteriorOneByOne | None = None
+        if self._knowledge.has_speeds:
+            self._speed = self._knowledge.speeds_one_by_one(self._assessed.candidates)
+        self._expected = expected[best]
+        self._bounds = values[best]
+        """Scores, each as of when it was computed last; -inf for what has begun."""
+        self._largest = float(expected.max())
+
+    def begin(self, config: TrainingConfig) -> None:
+        """Let the expected result of a candidate stand in for it."""
+        index = self._indices[config]
+        self._bounds[index] = -math.inf
+        self._expected[index] = 0.0
+        # As in `Knowledge._believe`: what is only looked at will hardly be measured.
+        if self._speed is None or self._assessed.fits[index] <= 0.5:
+            return
+        speed = math.exp(float(self._speed.at([index]).mean[0]))
+        self._knowledge.expect(
+            [
+                Point(
+                    memory=float(self._assessed.peak[index]),
+                    speed=speed,
+                    perplexity=float(self._assessed.perplexity[index]),
+                )
+            ]
+        )
+        self._speed.believe(index)
+
+    def best(self) -> Choice | None:
+        """Return the candidate with the largest score; None where none has an improvement."""
+        scored_anew: set[int] = set()
+        while True:
+            first = numpy.argsort(-self._bounds, kind="stable")[:_SCORED_ANEW].tolist()
+            if self._speed is None or first[0] in scored_anew:
+                break
+            self._score_anew([index for index in first if index not in scored_anew])
+            scored_anew.update(first)
+        best = first[0]
+        if self._bounds[best] <= 0:
+            return None
+        return Choice(
+            config=self._assessed.candidates.configs[best],
+            relative_improvement=self._knowledge.relative(float(self._expected[first].max())),
+            surely_fits=bool(self._assessed.fits[best] > SURE),
+        )
+
+    def _score_anew(self, indices: Sequence[int]) -> None:
+        indices = [index for index in indices if self._bounds[index] > 0]
+        if self._speed is None or not indices:
+            return
+        scores = self._knowledge.scores(
+            self._assessed.at(indices), self._speed.at(indices), largest=self._largest
+        )
+        self._bounds[indices] = scores.reservation_values
+        self._expected[indices] = scores.expected
 
 
 def _point(record: TrialRecord) -> Point:

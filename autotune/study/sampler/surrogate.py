@@ -110,6 +110,23 @@ class Surrogate:
         more._measured = self
         return more
 
+    def one_by_one(self, x_test: Array) -> "PosteriorOneByOne":
+        """Return the posterior at `x_test`, whose rows can be believed one after the other.
+
+        If there is a fit over more techniques, as of more configurations than these, it is of that.
+        """
+        fields = self._fields_of(x_test)
+        larger = [known for known in self._fits if {*known} >= {*fields}]
+        fields = max(larger, key=len, default=fields)
+        fit, covariance = self._fit_over(fields, x_test)
+        return PosteriorOneByOne(
+            x_test,
+            mean=fit.mean(covariance) + self._center,
+            explained=fit.explained(covariance),
+            fields=fields,
+            fit=fit,
+        )
+
     def predict(self, x_test: Array) -> Posterior:
         fit, covariance = self._fit_for(x_test)
         return Posterior(
@@ -126,14 +143,19 @@ class Surrogate:
 
         With it the covariance of x_test and x_train, [configuration of x_test, of x_train].
         """
-        lowest = numpy.minimum(self._x_train.min(axis=0), x_test.min(axis=0))
-        highest = numpy.maximum(self._x_train.max(axis=0), x_test.max(axis=0))
-        # Where nothing differs any field will do.
-        fields = tuple(int(field) for field in numpy.flatnonzero(lowest < highest)) or (0,)
+        return self._fit_over(self._fields_of(x_test), x_test)
+
+    def _fit_over(self, fields: tuple[int, ...], x_test: Array) -> "tuple[_Fit, Array]":
         if fields not in self._fits:
             self._fits[fields] = self._fit(fields)
         fit = self._fits[fields]
         return fit, fit.scales.kernel(_Closeness.between(x_test, self._x_train, fields))
+
+    def _fields_of(self, x_test: Array) -> tuple[int, ...]:
+        lowest = numpy.minimum(self._x_train.min(axis=0), x_test.min(axis=0))
+        highest = numpy.maximum(self._x_train.max(axis=0), x_test.max(axis=0))
+        # Where nothing differs any field will do.
+        return tuple(int(field) for field in numpy.flatnonzero(lowest < highest)) or (0,)
 
     def _fit(self, fields: tuple[int, ...]) -> "_Fit":
         """Choose the scales by the first configurations, then fit all of them."""
@@ -279,7 +301,7 @@ class _Fit:
     ) -> None:
         self.scales = scales
         covariance = scales.kernel(closeness)
-        self._prior_variance = float(covariance[0, 0])
+        self.prior_variance = float(covariance[0, 0])
         self._root = numpy.linalg.cholesky(
             covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(residuals))
         )
@@ -304,6 +326,52 @@ class _Fit:
 
     def deviation(self, covariance: Array) -> Array:
         """Return sqrt(k(x, x) - k(x, x_train) K^-1 k(x_train, x)), [configuration of x_test]."""
-        explained = self._inverse_root @ covariance.T
-        variance = self._prior_variance - numpy.einsum("ij,ij->j", explained, explained)
+        explained = self.explained(covariance)
+        variance = self.prior_variance - numpy.einsum("ij,ij->j", explained, explained)
         return numpy.asarray(numpy.sqrt(numpy.maximum(variance, 0.0)))
+
+    def explained(self, covariance: Array) -> Array:
+        """Return L^-1 k(x_train, x_test) with K = L L', [configuration of x_train, of x_test]."""
+        return numpy.asarray(self._inverse_root @ covariance.T)
+
+
+class PosteriorOneByOne:
+    """The posterior at some configurations, while one after the other of them is believed.
+
+    Its expected value counts as measured, as in `Surrogate.believing`. That changes no mean, and
+    lowers each variance by one more step of a Cholesky factorization. With c the one believed and
+    k(x, c | data) the covariance of the posterior,
+
+        w(x) = k(x, c | data) / sqrt(k(c, c | data) + noise^2)
+        k(x, x | data, c) = k(x, x | data) - w(x)^2
+    """
+
+    def __init__(
+        self, x_test: Array, *, mean: Array, explained: Array, fields: tuple[int, ...], fit: _Fit
+    ) -> None:
+        """`explained` is that of the data so far, [configuration of x_train, of x_test]."""
+        self._x_test = x_test
+        self._explained = explained
+        self._fields = fields
+        self._fit = fit
+        self._steps: list[Array] = []
+        """w of each configuration believed so far, [configuration of x_test]."""
+        self._mean = mean
+        self._variance = fit.prior_variance - numpy.einsum("ij,ij->j", explained, explained)
+
+    def at(self, indices: Sequence[int]) -> Posterior:
+        """Return the posterior at the rows `indices` of x_test."""
+        variance = numpy.maximum(self._variance[indices], 0.0)
+        return Posterior(mean=self._mean[indices], deviation=numpy.sqrt(variance))
+
+    def believe(self, index: int) -> None:
+        """Let the expected value of one row of x_test count as measured."""
+        scales = self._fit.scales
+        believed = self._x_test[index : index + 1]
+        prior = scales.kernel(_Closeness.between(self._x_test, believed, self._fields))[:, 0]
+        covariance = prior - self._explained.T @ self._explained[:, index]
+        for step in self._steps:
+            covariance -= step * step[index]
+        step = covariance / math.sqrt(max(covariance[index], 0.0) + scales.noise**2 + _JITTER)
+        self._steps.append(step)
+        self._variance = self._variance - step**2

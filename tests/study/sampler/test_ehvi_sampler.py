@@ -1,6 +1,7 @@
 """The choice of the next configuration, from records and predictions made by hand."""
 
 import math
+from itertools import islice
 
 import pytest
 
@@ -260,3 +261,33 @@ def test_before_anything_was_timed_trials_in_flight_change_nothing():
         for in_flight in ((), ALL[:3])
     ]
     assert choices[0] == choices[1]
+
+
+# -- several suggestions of one fit ----------------------------------------------------------------
+
+
+def suggestions(records, *, forecasts=(), in_flight=(), **options):
+    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    excluded = [*(one.config for one in records), *in_flight]
+    return sampler.suggestions(
+        records, forecasts, excluded=excluded, seed=1, in_flight=in_flight, **options
+    )
+
+
+def test_every_configuration_is_suggested_once_at_most_and_none_that_was_tried():
+    records = measured_four()
+    suggested = [choice.config for choice in suggestions(records)]
+    assert len(suggested) == len({*suggested}) > 10
+    assert not {*suggested} & {one.config for one in records}
+
+
+def test_the_second_suggestion_is_the_best_while_the_first_is_in_flight():
+    """The memory of all is predicted, and no two are alike, so that one choice is the best."""
+    forecasts = [
+        forecast(config, peak_memory_bytes=(10 + 3 * number) * MIB)
+        for number, config in enumerate(ALL)
+    ]
+    options = {"forecasts": forecasts, "predicts": False}
+    first, second = islice(suggestions(measured_four(), **options), 2)
+    alone = next(suggestions(measured_four(), in_flight=[first.config], **options))
+    assert second.config == alone.config

@@ -114,3 +114,17 @@ def test_a_technique_without_effect_is_told_from_those_that_have_one():
         for has_own_scales in (True, False)
     )
     assert own < shared / 2
+
+
+def test_believing_one_by_one_is_as_sure_as_a_fit_with_what_is_believed():
+    known = [replace(config, micro_batch_size=size) for config in configs() for size in (1, 8)]
+    x_test = features_of([replace(config, micro_batch_size=4) for config in configs()])
+    surrogate = Surrogate(features_of(known), [value(one) for one in known], noises=(0.05,))
+    one_by_one = surrogate.one_by_one(x_test)
+    for index in (2, 0):
+        one_by_one.believe(index)
+    believed = x_test[[2, 0]]
+    expected = surrogate.believing(believed, surrogate.predict(believed).mean).predict(x_test)
+    found = one_by_one.at(range(len(x_test)))
+    assert found.deviation == pytest.approx(expected.deviation, rel=1e-6)
+    assert found.mean == pytest.approx(expected.mean, rel=1e-6)

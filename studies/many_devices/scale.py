@@ -1,0 +1,593 @@
+"""Measures what one process that drives many devices computes for each trial of a long search.
+
+    OMP_NUM_THREADS=1 python studies/many_devices/scale.py --devices 1000 --trials 10000
+    ... scale.py --devices 64 --trials 5000 --filled 4750      # the last 250 of 5,000 trials
+    ... scale.py --storage postgresql ...                      # on a server of its own
+    ... scale.py --real-time ...                               # threads that wait 30 seconds
+    ... scale.py --profile 40 ...                              # where the time goes
+
+The search is the real one: loop, sampler, coordinator, outbox and database. Its devices are
+stand-ins, each of which runs a trial of about 30 seconds at a time. The clock counts the seconds of
+the processor that the search computes, and skips those in which it waits: a device that is free
+meanwhile idles, as it would in reality. What the stand-ins compute counts nowhere.
+
+The space is the default one, of 21,648 legal configurations, most of which fit the cap. Memory,
+speed and predictions are the formula of `studies/reliability/made_study.py` (each technique
+multiplies memory and speed), and every speed has noise.
+
+Prints a JSON object: at each number of trials what the trials before it took, in milliseconds of
+the search for each trial, by part; statements to the database for each trial; resident memory; and
+the share of the time in which the devices were at work.
+"""
+
+import argparse
+import cProfile
+import heapq
+import itertools
+import json
+import math
+import os
+import platform
+import pstats
+import random
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy
+import optuna
+import psutil
+import torch
+from sqlalchemy import event as sqlalchemy_event
+
+from autotune.errors import Stopped
+from autotune.execution.trial_options import TrialOptions
+from autotune.spec.attempt import FinishedTrial
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import PruningBound, dominated_by
+from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Forecast
+from autotune.spec.study import StudyDefinition
+from autotune.storage.store import StudyStore
+from autotune.study.events import Event, TrialEnded
+from autotune.study.loop import StudySession
+from autotune.study.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
+from autotune.study.prediction_cache import PredictionCache
+from autotune.study.workers.coordinator import Coordinator
+from studies.reliability import made_study
+from tests.building.postgres import PostgresServer
+
+RESULTS = Path(__file__).with_name("scale.json")
+TRIAL_SECONDS, PREDICTION_SECONDS = 30.0, 2.0
+NOISE_OF_SECONDS, NOISE_OF_SPEED = 0.1, 0.03
+"""Standard deviations of the logarithms of a trial's seconds, so that devices do not end all at
+once, and of its speed."""
+MARKS = (100, 1_000, 5_000, 10_000)
+MOST_IN_A_ROW = 200
+"""A row is about at most so many trials before its mark."""
+PARTS = ("choose", "claim", "store", "refresh", "predictions", "trial")
+"""What is timed apart: choosing a configuration; claiming its trial; storing its result, on disk
+and in the database; reading what has changed; storing predictions; what the thread of a trial computes
+in this process. The rest is "other"."""
+
+
+class Clock:
+    """The seconds of a search: those that it computes are real, those that it waits are skipped.
+
+    They are seconds of the processor, as other programs on the machine would disturb others.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.process_time()
+        self._skipped = 0.0
+        self._in_stand_ins = 0.0
+
+    def __call__(self) -> float:
+        return self.computed + self._skipped
+
+    @property
+    def computed(self) -> float:
+        """Processor seconds outside the stand-ins."""
+        return time.process_time() - self._began - self._in_stand_ins
+
+    def skip_to(self, moment: float) -> None:
+        self._skipped += max(0.0, moment - self())
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Let no time pass while a stand-in computes."""
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self._in_stand_ins += time.process_time() - began
+
+
+@dataclass(kw_only=True)
+class Parts:
+    """Seconds of the search by part: one inside another counts as itself only."""
+
+    clock: Clock
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
+    _inside: list[float] = field(default_factory=lambda: [0.0])
+    """Seconds of the parts inside each part that is timed now."""
+
+    def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def timed_call(*arguments: Any, **options: Any) -> Any:
+            began = self.clock.computed
+            self._inside.append(0.0)
+            try:
+                return call(*arguments, **options)
+            finally:
+                took = self.clock.computed - began
+                self.seconds[part] += took - self._inside.pop()
+                self._inside[-1] += took
+
+        return timed_call
+
+
+class RealClock(Clock):
+    """Real seconds; what is computed is the processor time of all threads."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
+
+    @property
+    def computed(self) -> float:
+        return time.process_time()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        yield
+
+
+class StandIn:
+    """A device: trials of TRIAL_SECONDS that measure what the formula says."""
+
+    def __init__(self, clock: Clock, draw: random.Random) -> None:
+        self._clock = clock
+        self._draw = draw
+        self.works_for = 0.0
+        """Seconds of all that it was given."""
+
+    @contextmanager
+    def slot(self, slots: object, *, on_wait: object, study: str) -> Iterator[None]:
+        yield
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        with self._clock.stopped():
+            self.works_for += PREDICTION_SECONDS
+            return made_study.forecast(config)
+
+    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+        return ParityTrace(
+            losses=(3.0, 2.9, 2.8),
+            gradient_norms={},
+            gradient_projections={},
+            draws_random_numbers=False,
+        )
+
+    def submit(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        pruning_bounds: Sequence[PruningBound] = (),
+        **_: Any,
+    ) -> "Future[FinishedTrial]":
+        with self._clock.stopped():
+            seconds = TRIAL_SECONDS * math.exp(self._draw.gauss(0.0, NOISE_OF_SECONDS))
+            self.works_for += seconds
+            measured = made_study.measure(config)
+            if measured.is_within_cap and measured.tokens_per_second and measured.peak_memory_bytes:
+                speed = measured.tokens_per_second * math.exp(self._draw.gauss(0, NOISE_OF_SPEED))
+                is_dominated = dominated_by(
+                    pruning_bounds,
+                    peak_memory_bytes=measured.peak_memory_bytes,
+                    tokens_per_second=speed,
+                )
+                measured = replace(
+                    measured,
+                    outcome="dominated" if is_dominated else "ok",
+                    tokens_per_second=speed,
+                )
+            return self._ended(FinishedTrial(measurement=measured, seconds=seconds))
+
+    def check_device(self, device: str) -> None:
+        """After a crash: the device works."""
+
+    def _ended(self, finished: FinishedTrial) -> "Future[FinishedTrial]":
+        future: Future[FinishedTrial] = Future()
+        future.set_result(finished)
+        return future
+
+
+class WaitingStandIn(StandIn):
+    """The same in real time: threads wait as long as for the processes of trials."""
+
+    def __init__(self, clock: Clock, draw: random.Random, timers: "Timers") -> None:
+        super().__init__(clock, draw)
+        self._timers = timers
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        self._timers.after(PREDICTION_SECONDS, None).result()
+        return super().forecast(config)
+
+    def _ended(self, finished: FinishedTrial) -> "Future[FinishedTrial]":
+        return self._timers.after(finished.seconds, finished)
+
+    def phase(self, future: object) -> str:
+        return "step"
+
+    def cancel(self, future: "Future[FinishedTrial]") -> None:
+        future.cancel()
+
+    def shutdown(self) -> None:
+        pass
+
+
+class Timers:
+    """Futures that get their result after some seconds; one thread for all."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Future[Any], Any]] = []
+        self._asked = 0.0
+        self._order = itertools.count()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def after(self, seconds: float, result: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        with self._changed:
+            self._asked += seconds
+            entry = (time.monotonic() + seconds, next(self._order), future, result)
+            heapq.heappush(self._due, entry)
+            self._changed.notify()
+        return future
+
+    def seconds_waited(self) -> float:
+        """Summed over the futures."""
+        with self._changed:
+            now = time.monotonic()
+            return self._asked - sum(max(0.0, due - now) for due, *_ in self._due)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                while self._due and self._due[0][0] <= time.monotonic():
+                    _, _, future, result = heapq.heappop(self._due)
+                    if future.set_running_or_notify_cancel():
+                        future.set_result(result)
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                self._changed.wait(wait)
+
+
+class StandInPlaces:
+    """`count` devices whose works end when the clock has reached their end."""
+
+    def __init__(self, clock: Clock, *, count: int, seed: int) -> None:
+        self._clock = clock
+        draw = random.Random(seed)
+        self._free = [place_of(StandIn(clock, draw), number) for number in range(count)]
+        self.first = self._free[0]
+        self.are_several = count > 1
+        self._running: list[tuple[float, int, EndedWork]] = []
+        self._order = itertools.count()
+        self._given = 0.0
+        """Seconds of all works."""
+
+    def seconds_at_work(self) -> float:
+        """Summed over the devices."""
+        now = self._clock()
+        return self._given - sum(max(0.0, ends_at - now) for ends_at, *_ in self._running)
+
+    @property
+    def can_take(self) -> bool:
+        return bool(self._free)
+
+    def take(self) -> TrialPlace | None:
+        return self._free.pop(0) if self._free else None
+
+    def leave(self, place: TrialPlace) -> None:
+        self._free.append(place)
+
+    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
+        executor: Any = place.executor
+        began_with = executor.works_for
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+        with self._clock.stopped():
+            ended = EndedWork(place=place, future=future)
+            seconds = executor.works_for - began_with
+            self._given += seconds
+            ends_at = self._clock() + seconds
+            heapq.heappush(self._running, (ends_at, next(self._order), ended))
+
+    def wait(self, seconds: float) -> list[EndedWork]:
+        """Skip the time until the next work ends; where `seconds` is 0, none."""
+        with self._clock.stopped():
+            if seconds > 0:
+                end = self._running[0][0] if self._running else self._clock() + seconds
+                self._clock.skip_to(end)
+            ended = []
+            while self._running and self._running[0][0] <= self._clock():
+                ended.append(heapq.heappop(self._running)[2])
+            return ended
+
+    def drop(self, place: TrialPlace) -> None:
+        raise AssertionError("no stand-in is lost")
+
+    def end_all(self) -> list[EndedWork]:
+        self._running = []
+        return []
+
+
+def place_of(executor: Any, number: int) -> TrialPlace:
+    return TrialPlace(
+        executor=executor,
+        slots=None,
+        device=replace(made_study.definition("scale").device, device=f"cuda:{number}"),
+        name=f"device {number}",
+        predict=executor.forecast,
+        clock=executor._clock,
+    )
+
+
+@contextmanager
+def storage_url(kind: str) -> Iterator[tuple[str, Path]]:
+    """Yield the URL of an empty database, on disk and synced as in production, and a folder."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        url = f"sqlite:///{folder}/scale.db"
+        if kind == "postgresql":
+            url = stack.enter_context(PostgresServer(durable=True)).create_database("scale")
+        yield url, Path(folder)
+
+
+def run(
+    *,
+    devices: int,
+    trials: int,
+    filled: int,
+    storage: str,
+    seed: int,
+    real_time: bool = False,
+    profiled: int = 0,
+) -> dict[str, Any]:
+    """Search from `filled` trials, which are written and not run, until `trials` have a result.
+
+    The devices are busy until then: more trials than that are begun.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore")
+    definition = replace(made_study.definition("scale"), seed=seed)
+    made = (
+        made_study.make(definition, trials=filled)
+        if filled
+        else made_study.Made(records=(), forecasts=())
+    )
+    profile = cProfile.Profile()
+    with storage_url(storage) as (url, folder), ExitStack() as stack:
+        store = StudyStore(url, create=True)
+        stack.callback(store.close)
+        trials_wanted = trials + devices
+        store.create_study(
+            definition,
+            trials_wanted=trials_wanted,
+            records=made.records,
+            forecasts=made.forecasts,
+        )
+        clock = RealClock() if real_time else Clock()
+        marks = sorted({*(mark for mark in MARKS if filled < mark < trials), trials})
+        watch = _Watch(store, clock, devices=devices, filled=filled, marks=marks)
+        listener: Any = watch
+        places: Any
+        if real_time:
+            listener = ThreadedListener(watch)
+            timers, draw = Timers(), random.Random(seed)
+            watch.seconds_at_work = timers.seconds_waited
+            stand_ins = [WaitingStandIn(clock, draw, timers) for _ in range(devices)]
+            places = stack.enter_context(
+                SeveralPlaces(
+                    [place_of(one, number) for number, one in enumerate(stand_ins)],
+                    study=definition.name,
+                    listener=listener,
+                    ending=threading.Event(),
+                )
+            )
+        else:
+            places = StandInPlaces(clock, count=devices, seed=seed)
+            watch.seconds_at_work = places.seconds_at_work
+        shared = stack.enter_context(
+            Coordinator(definition, store=store, folder=folder, listener=listener)
+        )
+        first: Any = places.first.executor
+        cache = PredictionCache(definition, store=store, predict=first.forecast)
+        session = StudySession(
+            definition,
+            shared=shared,
+            slots=None,  # type: ignore[arg-type]
+            executor=first,
+            prediction_cache=cache,
+            study_folder=folder,
+            listener=listener,
+            should_stop=lambda: watch.ended >= trials,
+            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+            repeats_baseline=True,
+            clock=clock,
+            places=places,
+        )
+        watch.time_parts(session, shared, cache, places)
+        if profiled:
+            profile.enable()
+        with suppress(Stopped):
+            session.run(trials_wanted=trials_wanted, deadline=None)
+        profile.disable()
+    if profiled:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime").print_stats(profiled)
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumtime").print_stats(profiled)
+    return {
+        "devices": devices,
+        "storage": storage,
+        "real_time": real_time,
+        "filled": filled,
+        "seed": seed,
+        "trials": watch.ended,
+        "rows": watch.rows,
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Moment:
+    """What has been counted until a moment."""
+
+    ended: int
+    seconds: float
+    computed: float
+    at_work: float
+    statements: int
+    parts: dict[str, float]
+
+
+class _Watch:
+    """Listens to a search, and makes a row at each mark."""
+
+    def __init__(
+        self,
+        store: StudyStore,
+        clock: Clock,
+        *,
+        devices: int,
+        filled: int,
+        marks: Sequence[int],
+    ) -> None:
+        self._clock = clock
+        self._devices = devices
+        self._parts = Parts(clock=clock)
+        self._statements = 0
+        self._first = filled
+        self._marks = marks
+        self.seconds_at_work: Callable[[], float] = float
+        self.ended = filled
+        self.rows: list[dict[str, Any]] = []
+        sqlalchemy_event.listen(store._database.engine, "before_cursor_execute", self._count)
+        self._since = self._now()
+
+    def _count(self, *_: Any) -> None:
+        self._statements += 1
+
+    def time_parts(
+        self, session: StudySession, shared: Coordinator, cache: PredictionCache, places: Any
+    ) -> None:
+        """Put a timer around each part."""
+        timed: Any = [
+            (session, "_choose", "choose"),
+            (shared, "claim", "claim"),
+            (shared, "store_result", "store"),
+            (shared, "refresh", "refresh"),
+            (cache, "add", "predictions"),
+            (places, "begin", "trial"),
+        ]
+        for holder, name, part in timed:
+            setattr(holder, name, self._parts.timed(part, getattr(holder, name)))
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, TrialEnded):
+            return
+        self.ended += 1
+        for mark in self._marks:
+            row_begins = max(self._first, mark - min(MOST_IN_A_ROW, mark // 2))
+            if self.ended == row_begins:
+                self._since = self._now()
+            if self.ended == mark:
+                self._add_row()
+
+    def _now(self) -> _Moment:
+        return _Moment(
+            ended=self.ended,
+            seconds=self._clock(),
+            computed=self._clock.computed,
+            at_work=self.seconds_at_work(),
+            statements=self._statements,
+            parts=dict(self._parts.seconds),
+        )
+
+    def _add_row(self) -> None:
+        since, now = self._since, self._now()
+        count = now.ended - since.ended
+        parts = {part: now.parts[part] - since.parts[part] for part in PARTS}
+        computed = now.computed - since.computed
+        parts["other"] = computed - sum(parts.values())
+        elapsed = now.seconds - since.seconds
+        row = {
+            "trials": now.ended,
+            "of_these_last": count,
+            "driver_milliseconds_a_trial": 1000 * computed / count,
+            "by_part": {part: 1000 * seconds / count for part, seconds in parts.items()},
+            "share_computing": computed / elapsed,
+            "trials_a_second": count / elapsed,
+            "share_at_work": (now.at_work - since.at_work) / (self._devices * elapsed),
+            "statements_a_trial": (now.statements - since.statements) / count,
+            "resident_mib": psutil.Process().memory_info().rss / 2**20,
+        }
+        self.rows.append(row)
+        print(json.dumps(_rounded(row)), file=sys.stderr, flush=True)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    return value
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured with."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads_of_numpy": os.environ.get("OMP_NUM_THREADS"),
+        "python": platform.python_version(),
+        "numpy": numpy.__version__,
+        "torch": torch.__version__,
+        "optuna": optuna.__version__,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--devices", type=int, default=1000)
+    parser.add_argument("--trials", type=int, default=10_000)
+    parser.add_argument("--filled", type=int, default=0, help="trials that are written, not run")
+    parser.add_argument("--storage", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--real-time", action="store_true", help="wait instead of skipping")
+    parser.add_argument("--profile", type=int, default=0, help="print so many lines of a profile")
+    asked = parser.parse_args()
+    found = run(
+        devices=asked.devices,
+        trials=asked.trials,
+        filled=asked.filled,
+        storage=asked.storage,
+        seed=asked.seed,
+        real_time=asked.real_time,
+        profiled=asked.profile,
+    )
+    print(json.dumps({**machine(), **found, "rows": [_rounded(row) for row in found["rows"]]}))
+
+
+if __name__ == "__main__":
+    main()
