@@ -177,6 +177,7 @@ class StudySession:
                 check_stop=lambda: self._check_stop(place),
                 may_note_evaluation=self._may_note_evaluation,
                 clock=place.clock,
+                poll_seconds=place.poll_seconds,
             )
         return self._runners[place]
 

@@ -27,6 +27,9 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import Event, Listener, Notice, PlaceIsFree, WaitingForDevice
 
+_POLLS_PER_SECOND = 1000
+"""How often the threads of all places together look whether their trials are to end."""
+
 SECONDS_TO_END = 6.0
 """How long the works of all places may take to end, once they are to."""
 
@@ -47,6 +50,8 @@ class TrialPlace:
     """Starts the trial server and finds out about the device, once, in the thread of the place,
     before its first slot."""
     clock: Callable[[], float] = time.monotonic
+    poll_seconds: float = POLL_SECONDS
+    """How often the thread of the place looks whether its trial is to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +209,8 @@ class SeveralPlaces:
         ending: threading.Event,
     ) -> None:
         self._usable = list(places)
+        for place in places:
+            place.poll_seconds = max(POLL_SECONDS, len(places) / _POLLS_PER_SECOND)
         self._study = study
         self._listener = listener
         self._ending = ending

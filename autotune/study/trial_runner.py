@@ -81,6 +81,7 @@ class TrialRunner:
         check_stop: Callable[[], None],
         may_note_evaluation: Once | None = None,
         clock: Callable[[], float] = time.monotonic,
+        poll_seconds: float = POLL_SECONDS,
     ) -> None:
         self._definition = definition
         self._baseline = baseline
@@ -91,6 +92,7 @@ class TrialRunner:
         self._add_script_files = add_script_files
         self._check_stop = check_stop
         self._clock = clock
+        self._poll_seconds = poll_seconds
         workload = definition.workload
         self._listener = listener
         self._may_note_evaluation = may_note_evaluation or Once()
@@ -353,7 +355,7 @@ class TrialRunner:
         try:
             while True:
                 try:
-                    return future.result(timeout=POLL_SECONDS)
+                    return future.result(timeout=self._poll_seconds)
                 except NotYet:
                     self._check_stop()
                     known = self._executor.doing(future)

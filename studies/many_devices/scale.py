@@ -76,8 +76,8 @@ MOST_IN_A_ROW = 200
 """A row is about at most so many trials before its mark."""
 PARTS = ("choose", "claim", "store", "refresh", "predictions", "trial")
 """What is timed apart: choosing a configuration; claiming its trial; storing its result, on disk
-and in the database; reading what has changed; storing predictions; what the thread of a trial computes
-in this process. The rest is "other"."""
+and in the database; reading what has changed; storing predictions; what the thread of a trial
+computes in this process. The rest is "other"."""
 
 
 class Clock:
