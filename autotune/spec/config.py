@@ -117,6 +117,20 @@ class TrainingConfig:
             rounding.append(self.loss)
         return (self.precision, self.optimizer, *rounding)
 
+    @cached_property
+    def compiled_class(self) -> tuple[Any, ...] | None:
+        """Key of the configurations that compile the same code; None where nothing is compiled.
+
+        The update is never compiled, and the loss only with the whole model. Several memory budgets
+        may lead to the same code, too, but only a prediction knows that.
+        """
+        if self.compile == "none":
+            return None
+        not_compiled = {"optimizer", "optimizer_fusion", "allocator"}
+        if self.compile == "block":
+            not_compiled.add("loss")
+        return tuple(value for name, value in self.to_dict().items() if name not in not_compiled)
+
     def describe(self) -> str:
         """Return precision, micro batch and every choice that is not the default, as text."""
         techniques = []

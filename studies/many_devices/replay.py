@@ -9,11 +9,14 @@ the hypervolume of the whole table.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
 import tempfile
 import warnings
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -28,19 +31,35 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
 from studies.many_devices.virtual_places import VirtualPlaces
-from studies.search_efficiency.replay import CAPS, Progress, cap_of, rounded, the_table
+from studies.search_efficiency.replay import CAPS, Progress, rounded, the_table
+from studies.search_efficiency.table import TABLES
 
 RESULTS = Path(__file__).with_name("replay.json")
 ENOUGH = 0.99
 MOST_TRIALS = 200
-DEVICES = (1, 8, 32)
+SEEDS = {1: 8, 8: 8, 32: 4}
+"""How many seeds by the number of devices: each of 32 takes long to choose for."""
+FIRST_SEED = 10
+"""The sampler's constants for several devices were chosen with smaller seeds (`variants.py`)."""
 
 
-def run(cap: str, *, devices: int, seed: int, sampler: str = "ehvi") -> dict[str, Any]:
-    """Searches until 99 % of the hypervolume are found, or MOST_TRIALS trials have begun."""
+def run(
+    cap: str,
+    *,
+    devices: int,
+    seed: int,
+    sampler: str = "ehvi",
+    table_name: str = "gpt",
+    usable: Callable[[int], int] | None = None,
+) -> dict[str, Any]:
+    """Searches until 99 % of the hypervolume are found, or MOST_TRIALS trials have begun.
+
+    `usable` returns how many of the devices may begin trials once so many trials have ended.
+    """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    table, cap_bytes = the_table(), cap_of(cap)
+    table = the_table(table_name)
+    cap_bytes = table.cap_bytes(CAPS[cap])
     definition = table.definition(cap_bytes=cap_bytes, sampler=sampler, seed=seed)
     progress = Progress(table=table, cap_bytes=cap_bytes)
     begun, ended = 0, 0
@@ -48,11 +67,16 @@ def run(cap: str, *, devices: int, seed: int, sampler: str = "ehvi") -> dict[str
     with tempfile.TemporaryDirectory(dir=in_memory) as folder, ExitStack() as stack:
         places = VirtualPlaces(table, count=devices, seed=seed, folder=Path(folder))
 
+        if usable is not None:
+            places.usable = usable(0)
+
         def listen(event: Event) -> None:
             nonlocal begun, ended
             begun += isinstance(event, TrialBegan)
             if isinstance(event, TrialEnded):
                 ended += 1
+                if usable is not None:
+                    places.usable = usable(ended)
                 if event.record.outcome == "ok":
                     progress.note(event.record.config, seconds=places.seconds, trials=ended)
 
@@ -83,6 +107,7 @@ def run(cap: str, *, devices: int, seed: int, sampler: str = "ehvi") -> dict[str
         for part, seconds in executor.seconds_by_part.items():
             parts[part] += seconds
     return {
+        "table": table_name,
         "cap": cap,
         "devices": devices,
         "seed": seed,
@@ -92,14 +117,16 @@ def run(cap: str, *, devices: int, seed: int, sampler: str = "ehvi") -> dict[str
         "seconds": places.seconds,
         "share_at_work": places.seconds_at_work / (devices * max(places.seconds, 1e-9)),
         "seconds_by_part": parts,
+        "seconds_compiling_again": places.seconds_compiling_again,
         "seconds_in_sampler": session.seconds_in_sampler,
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--devices", default=",".join(map(str, DEVICES)))
+    parser.add_argument("--seeds", type=int, default=max(SEEDS.values()))
+    parser.add_argument("--tables", default=",".join(TABLES))
+    parser.add_argument("--devices", default=",".join(map(str, SEEDS)))
     parser.add_argument("--caps", default=",".join(CAPS))
     parser.add_argument("--summary", action="store_true", help="print the table of replay.json")
     arguments = parser.parse_args()
@@ -107,31 +134,47 @@ def main() -> None:
         print(summary(json.loads(RESULTS.read_text())["runs"]))
         return
     runs = []
-    for cap in arguments.caps.split(","):
-        for devices in map(int, arguments.devices.split(",")):
-            for seed in range(arguments.seeds):
-                runs.append(run(cap, devices=devices, seed=seed))
+    for table, cap, devices in itertools.product(
+        arguments.tables.split(","),
+        arguments.caps.split(","),
+        map(int, arguments.devices.split(",")),
+    ):
+        for seed in range(min(arguments.seeds, SEEDS[devices])):
+            runs.append(run(cap, devices=devices, seed=FIRST_SEED + seed, table_name=table))
     print(json.dumps(rounded({"enough": ENOUGH, "runs": runs})))
 
 
 def summary(runs: list[dict[str, Any]]) -> str:
-    """Returns a table of the means over the seeds."""
+    """Returns a table of the means over the seeds, and of their sums over the caps."""
     lines = [
-        "| cap | devices | trials | relative | seconds | times sooner | at work | choosing, s |",
-        "|---|---|---|---|---|---|---|---|",
+        "| table | cap | devices | trials | relative | seconds | times sooner | at work |"
+        " compiled again | choosing, s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for cap in dict.fromkeys(run["cap"] for run in runs):
-        alone = [run for run in runs if run["cap"] == cap and run["devices"] == 1]
-        for devices in dict.fromkeys(run["devices"] for run in runs):
-            found = [run for run in runs if run["cap"] == cap and run["devices"] == devices]
-            trials, seconds = _mean(found, "trials"), _mean(found, "seconds")
-            lines.append(
-                f"| {cap} | {devices} | {trials:.1f} | {trials / _mean(alone, 'trials'):.2f} | "
-                f"{seconds:.0f} | {_mean(alone, 'seconds') / seconds:.1f} | "
-                f"{100 * _mean(found, 'share_at_work'):.0f} % | "
-                f"{_mean(found, 'seconds_in_sampler'):.1f} |"
-            )
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = defaultdict(list)
+    for one in runs:
+        found[one["table"], one["cap"], one["devices"]].append(one)
+    for table in dict.fromkeys(one["table"] for one in runs):
+        caps = list(dict.fromkeys(one["cap"] for one in runs if one["table"] == table))
+        for devices in dict.fromkeys(one["devices"] for one in runs):
+            for these in [[cap] for cap in caps] + [caps]:
+                group = [found[table, cap, devices] for cap in these]
+                alone = [found[table, cap, 1] for cap in these]
+                trials, seconds = _sum(group, "trials"), _sum(group, "seconds")
+                at_work = statistics.fmean(_mean(one, "share_at_work") for one in group)
+                again = _sum(group, "seconds_compiling_again") / (devices * seconds)
+                lines.append(
+                    f"| {table} | {these[0] if len(these) == 1 else 'together'} | {devices} | "
+                    f"{trials:.1f} | {trials / _sum(alone, 'trials'):.2f} | {seconds:.0f} | "
+                    f"{_sum(alone, 'seconds') / seconds:.1f} | {100 * at_work:.0f} % | "
+                    f"{100 * again:.0f} % | {_sum(group, 'seconds_in_sampler'):.1f} |"
+                )
     return "\n".join(lines)
+
+
+def _sum(groups: list[list[dict[str, Any]]], key: str) -> float:
+    """Returns the sum of the means over the seeds."""
+    return sum(_mean(runs, key) for runs in groups)
 
 
 def _mean(runs: list[dict[str, Any]], key: str) -> float:

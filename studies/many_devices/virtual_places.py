@@ -40,6 +40,11 @@ class VirtualPlaces:
         """The time on the clock of all devices."""
         self.seconds_at_work = 0.0
         """Summed over the devices."""
+        self._count = count
+        self.usable = count
+        """At most so many devices begin works."""
+        self.seconds_compiling_again = 0.0
+        """Summed over the devices: spent on programs that another device was compiling."""
         self.executors = [_Device(table, seed=seed) for _ in range(count)]
         device = table.device
         self._free = []
@@ -54,11 +59,12 @@ class VirtualPlaces:
                 )
             )
         self.first = self._free[0]
-        self.are_several = count > 1
+        self.can_lose_one = count > 1
         self.can_take = False
         self._folder = folder / "parity"
         self._running: list[tuple[float, int, EndedWork]] = []
         self._order = itertools.count()
+        self._table = table
         self._programs: dict[str, float] = {}
         """When each program was compiled first."""
         self._traces: dict[str, tuple[float, bytes]] = {}
@@ -68,7 +74,8 @@ class VirtualPlaces:
         return self.seconds
 
     def take(self) -> TrialPlace | None:
-        return self._free.pop(0) if self._free else None
+        is_usable = self._count - len(self._free) < self.usable
+        return self._free.pop(0) if self._free and is_usable else None
 
     def leave(self, place: TrialPlace) -> None:
         self._free.append(place)
@@ -85,6 +92,9 @@ class VirtualPlaces:
         except BaseException as error:
             future.set_exception(error)
         for program in executor._compiled - known:
+            if program in self._programs:
+                first, from_cache = self._table.program_seconds[program]
+                self.seconds_compiling_again += first - from_cache
             at = self._programs.get(program, executor.seconds)
             self._programs[program] = min(at, executor.seconds)
         self._note_traces(executor)

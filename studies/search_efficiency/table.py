@@ -232,8 +232,8 @@ class Table:
         return self.predictions[config.fingerprint][0].plan or config.fingerprint
 
     @cached_property
-    def _compile_seconds(self) -> dict[str, tuple[float, float]]:
-        """Program to the seconds it took the first time, and from the cache."""
+    def program_seconds(self) -> dict[str, tuple[float, float]]:
+        """The seconds that each program took to compile the first time, and from the cache."""
         seconds: dict[str, list[tuple[bool, float]]] = defaultdict(list)
         hits: dict[str, list[float]] = defaultdict(list)
         for name, training in self.trainings.items():
@@ -257,7 +257,7 @@ class Table:
         program = self.program(config)
         if program is None:
             return 0.0, False
-        first, again = self._compile_seconds[program]
+        first, again = self.program_seconds[program]
         was_known = program in compiled
         compiled.add(program)
         return again if was_known else first, was_known

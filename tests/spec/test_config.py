@@ -221,6 +221,31 @@ def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
     assert len({config.numerics_class for config in configs}) == classes
 
 
+def compiled_classes(field, *, scope):
+    configs = [TrainingConfig(compile=scope, **{field: value}) for value in CHOICES[field]]
+    return {config.compiled_class for config in configs}
+
+
+@pytest.mark.parametrize("field", ["optimizer", "optimizer_fusion", "allocator"])
+@pytest.mark.parametrize("scope", ["block", "model"])
+def test_another_update_or_allocator_compiles_the_same_code(field, scope):
+    assert len(compiled_classes(field, scope=scope)) == 1
+
+
+@pytest.mark.parametrize(("scope", "classes"), [("block", 1), ("model", 2)])
+def test_the_loss_is_compiled_only_with_the_whole_model(scope, classes):
+    assert len(compiled_classes("loss", scope=scope)) == classes
+
+
+@pytest.mark.parametrize("field", ["precision", "checkpointing", "attention", "activation_offload"])
+def test_every_other_technique_compiles_its_own_code(field):
+    assert len(compiled_classes(field, scope="block")) == len(CHOICES[field])
+
+
+def test_without_torch_compile_there_is_no_compiled_class():
+    assert TrainingConfig(compile="none").compiled_class is None
+
+
 # -- rules: a contract of every one ----------------------------------------------------------------
 
 

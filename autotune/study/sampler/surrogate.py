@@ -338,12 +338,13 @@ class _Fit:
 class PosteriorOneByOne:
     """The posterior at some configurations, while one after the other of them is believed.
 
-    Its expected value counts as measured, as in `Surrogate.believing`. That changes no mean, and
-    lowers each variance by one more step of a Cholesky factorization. With c the one believed and
-    k(x, c | data) the covariance of the posterior,
+    Its expected value m(c) + d counts as measured, as in `Surrogate.believing`. That is one more
+    step of a Cholesky factorization. With c the one believed and k(x, c | data) the covariance of
+    the posterior,
 
         w(x) = k(x, c | data) / sqrt(k(c, c | data) + noise^2)
         k(x, x | data, c) = k(x, x | data) - w(x)^2
+        m(x | data, c) = m(x) + w(x) d / sqrt(k(c, c | data) + noise^2)
     """
 
     def __init__(
@@ -364,14 +365,21 @@ class PosteriorOneByOne:
         variance = numpy.maximum(self._variance[indices], 0.0)
         return Posterior(mean=self._mean[indices], deviation=numpy.sqrt(variance))
 
-    def believe(self, index: int) -> None:
-        """Let the expected value of one row of x_test count as measured."""
+    def believe(self, index: int, *, above_mean: float = 0.0) -> Array:
+        """Let the mean of one row of x_test, or a value `above_mean`, count as measured.
+
+        Return by how much each mean has risen.
+        """
         scales = self._fit.scales
         believed = self._x_test[index : index + 1]
         prior = scales.kernel(_Closeness.between(self._x_test, believed, self._fields))[:, 0]
         covariance = prior - self._explained.T @ self._explained[:, index]
         for step in self._steps:
             covariance -= step * step[index]
-        step = covariance / math.sqrt(max(covariance[index], 0.0) + scales.noise**2 + _JITTER)
+        deviation = math.sqrt(max(covariance[index], 0.0) + scales.noise**2 + _JITTER)
+        step = covariance / deviation
         self._steps.append(step)
+        rises = step * (above_mean / deviation)
+        self._mean = self._mean + rises
         self._variance = self._variance - step**2
+        return rises

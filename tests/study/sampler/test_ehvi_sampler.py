@@ -1,6 +1,7 @@
 """The choice of the next configuration, from records and predictions made by hand."""
 
 import math
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,7 +10,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.study.sampler.ehvi_sampler import EhviSampler
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
-from tests.building.studies import definition
+from tests.building.studies import SPACE, definition
 
 DEFINITION = definition()
 LEGAL = DEFINITION.legal_space()
@@ -254,6 +255,52 @@ def test_what_is_unlike_a_trial_in_flight_adds_nearly_as_much_as_before():
     assert improvement(**large, in_flight=[slow]) > 0.8 * improvement(**large)
 
 
+TWO_UPDATES = definition(
+    space=replace(SPACE, techniques={**SPACE.techniques, "optimizer_fusion": ("none", "foreach")})
+).legal_space()
+COMPILING = TrainingConfig(micro_batch_size=8, optimizer_fusion="foreach", compile="block")
+
+
+def improvement_of_compiled(subject, *, in_flight):
+    """How much a compiled configuration is expected to add where nothing compiled was measured."""
+    speeds = {(8, "none"): 1000.0, (8, "block"): 750.0, (2, "none"): 600.0, (2, "block"): 450.0}
+    tried = [
+        record(
+            TrainingConfig(
+                micro_batch_size=size, checkpointing=checkpointing, optimizer_fusion="foreach"
+            ),
+            tokens_per_second=speed,
+            peak_memory_bytes=int(speed / 20) * MIB,
+        )
+        for (size, checkpointing), speed in speeds.items()
+    ]
+    choice = EhviSampler(TWO_UPDATES, cap_bytes=CAP_BYTES).choose(
+        tried,
+        [
+            forecast(subject, peak_memory_bytes=25 * MIB),
+            forecast(COMPILING, peak_memory_bytes=60 * MIB),
+        ],
+        excluded={*TWO_UPDATES.configurations()} - {subject},
+        seed=1,
+        in_flight=in_flight,
+    )
+    return choice.relative_improvement
+
+
+def test_while_a_technique_is_tried_first_others_with_it_stay_as_promising():
+    other = replace(COMPILING, micro_batch_size=4)
+    before = improvement_of_compiled(other, in_flight=[])
+    assert improvement_of_compiled(other, in_flight=[COMPILING]) > 0.9 * before
+
+
+def test_what_would_compile_the_code_that_is_being_compiled_waits():
+    same_code = replace(COMPILING, optimizer_fusion="none")
+    own_code = replace(COMPILING, memory_budget=0.5)
+    assert improvement_of_compiled(
+        same_code, in_flight=[COMPILING]
+    ) < 0.5 * improvement_of_compiled(own_code, in_flight=[COMPILING])
+
+
 def test_before_anything_was_timed_trials_in_flight_change_nothing():
     sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
     choices = [
@@ -282,12 +329,17 @@ def test_every_configuration_is_suggested_once_at_most_and_none_that_was_tried()
 
 
 def test_the_second_suggestion_is_the_best_while_the_first_is_in_flight():
-    """The memory of all is predicted, and no two are alike, so that one choice is the best."""
-    forecasts = [
-        forecast(config, peak_memory_bytes=(10 + 3 * number) * MIB)
-        for number, config in enumerate(ALL)
+    """The memory of all is predicted, and no two are alike, so that one choice is the best.
+
+    Every technique differs among the trials, so that all fits are over the same techniques.
+    """
+    peaks = {config: (10 + 3 * number) * MIB for number, config in enumerate(ALL)}
+    forecasts = [forecast(config, peak_memory_bytes=peak) for config, peak in peaks.items()]
+    tried = [
+        record(config, tokens_per_second=500.0 + 40 * number, peak_memory_bytes=peaks[config])
+        for number, config in enumerate(ALL[::5])
     ]
     options = {"forecasts": forecasts, "predicts": False}
-    first, second = islice(suggestions(measured_four(), **options), 2)
-    alone = next(suggestions(measured_four(), in_flight=[first.config], **options))
+    first, second = islice(suggestions(tried, **options), 2)
+    alone = next(suggestions(tried, in_flight=[first.config], **options))
     assert second.config == alone.config

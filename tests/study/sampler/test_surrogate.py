@@ -128,3 +128,18 @@ def test_believing_one_by_one_is_as_sure_as_a_fit_with_what_is_believed():
     found = one_by_one.at(range(len(x_test)))
     assert found.deviation == pytest.approx(expected.deviation, rel=1e-6)
     assert found.mean == pytest.approx(expected.mean, rel=1e-6)
+
+
+def test_believing_more_than_the_mean_one_by_one_is_a_fit_with_those_values():
+    known = [replace(config, micro_batch_size=size) for config in configs() for size in (1, 8)]
+    x_test = features_of([replace(config, micro_batch_size=4) for config in configs()])
+    surrogate = Surrogate(features_of(known), [value(one) for one in known], noises=(0.05,))
+    one_by_one = surrogate.one_by_one(x_test)
+    believed = []
+    for index, above_mean in ((2, 0.3), (0, 0.1)):
+        believed.append(one_by_one.at([index]).mean[0] + above_mean)
+        one_by_one.believe(index, above_mean=above_mean)
+    expected = surrogate.believing(x_test[[2, 0]], numpy.array(believed)).predict(x_test)
+    found = one_by_one.at(range(len(x_test)))
+    assert found.mean == pytest.approx(expected.mean, rel=1e-6)
+    assert found.deviation == pytest.approx(expected.deviation, rel=1e-6)
