@@ -28,6 +28,7 @@ from autotune.api import (
     search,
     show,
     studies,
+    write_optuna_study,
     write_report,
 )
 from autotune.errors import AutotuneError
@@ -70,6 +71,7 @@ __all__ = [
     "search",
     "show",
     "studies",
+    "write_optuna_study",
     "write_report",
 ]
 

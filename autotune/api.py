@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from autotune.study.events import Listener
     from autotune.study.fit.request import FitRequest
     from autotune.study.fit.result import FitResult
+    from autotune.study.optuna_export import OptunaExport
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -584,11 +585,11 @@ def explain(
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":
-    """Return the results as an in-memory Optuna study, for Optuna's plots and dashboard.
+    """Return the results as an in-memory Optuna study, as a sampler is told them.
 
     Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and
     the user attributes `autotune_number` and `outcome`. An objective that was not measured has the
-    worst value seen until then. `optuna.copy_study` copies the study to an Optuna database. Raises
+    worst value seen until then; `write_optuna_study` writes only what was measured. Raises
     UnknownStudy.
     """
     from autotune.storage.store import StudyStore
@@ -599,6 +600,24 @@ def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study
         return optuna_study_of(store.definition(study)[0], store.trials(study))
     finally:
         store.close()
+
+
+def write_optuna_study(study: str, url: str, *, storage: str = DEFAULT_STORAGE) -> "OptunaExport":
+    """Write a study to the Optuna database at `url`, for optuna-dashboard and Optuna's plots.
+
+    Trials that were trained are COMPLETE, also those over the cap; those that were predicted over
+    it, ran out of memory or were stopped early are PRUNED, those that failed FAIL; those without a
+    result are left out. Each has the constraints `device_memory` and `training`, feasible at or
+    below zero, and everything else that is known of it as user attributes. Writes all of it, or
+    nothing. Raises UnknownStudy, StudyMismatch where there is an Optuna study of that name, and
+    StorageUnavailable.
+    """
+    from autotune.storage.store import StudyStore
+    from autotune.study.optuna_export import export_to_optuna
+
+    with closing(StudyStore(storage)) as store:
+        (exported,) = export_to_optuna(store, [study], url)
+    return exported
 
 
 def view(

@@ -97,6 +97,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "studies export": (
         ("autotune studies export my-study --out study.jsonl", "one study"),
         ("autotune studies export one two > both.jsonl", "two, through a pipe"),
+        ("autotune studies export one --to-optuna sqlite:///o.db", "in Optuna"),
     ),
     "studies import": (
         ("autotune studies import study.jsonl", "under their own names"),

@@ -249,16 +249,27 @@ def _server_engine(url: URL) -> Engine:
             f"{redacted_url(str(url))!r} is a database in memory, which ends with this process",
             hint="name a file: sqlite:///studies/autotune.db",
         )
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername=PSYCOPG)
-    if url.drivername != PSYCOPG:
-        return create_engine(url, pool_pre_ping=True)
-    connection = {
-        name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query
-    }
-    engine = create_engine(url, pool_pre_ping=True, connect_args=connection)
-    event.listen(engine, "connect", _configure_postgresql)
+    url = with_driver(url)
+    engine = create_engine(url, pool_pre_ping=True, connect_args=connection_options(url))
+    if url.drivername == PSYCOPG:
+        event.listen(engine, "connect", _configure_postgresql)
     return engine
+
+
+def with_driver(url: URL) -> URL:
+    """Returns `url` with psycopg as its driver, if it names PostgreSQL without a driver."""
+    if url.drivername in ("postgresql", "postgres"):
+        return url.set(drivername=PSYCOPG)
+    return url
+
+
+def connection_options(url: URL) -> dict[str, Any]:
+    """Returns the options of a connection that `url` leaves open."""
+    if url.get_backend_name() == "sqlite":
+        return {"timeout": BUSY_TIMEOUT_SECONDS}
+    if url.drivername != PSYCOPG:
+        return {}
+    return {name: value for name, value in POSTGRESQL_CONNECTION.items() if name not in url.query}
 
 
 def _configure_postgresql(connection: Any, _record: Any) -> None:

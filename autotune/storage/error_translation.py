@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -43,6 +44,30 @@ _READ_ONLY = "25006"
 """PostgreSQL's `read_only_sql_transaction`: the server is a standby, as during a failover."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DatabaseRole:
+    """How messages name a database, and the option that a user has named it with."""
+
+    name: str
+    written_by: str
+    option: str
+    example: str
+
+
+STUDIES_DATABASE = DatabaseRole(
+    name="studies database",
+    written_by="autotune",
+    option="--storage",
+    example="sqlite:///studies/autotune.db, or leave --storage out",
+)
+OPTUNA_DATABASE = DatabaseRole(
+    name="Optuna database",
+    written_by="Optuna",
+    option="--to-optuna",
+    example="sqlite:///optuna.db",
+)
+
+
 class StorageBusy(StorageUnreachable):
     """Another process has held the database's lock for longer than the busy timeout."""
 
@@ -52,7 +77,7 @@ class Conflict(StorageUnavailable):
 
 
 @contextmanager
-def storage_errors(url: str) -> Iterator[None]:
+def storage_errors(url: str, role: DatabaseRole = STUDIES_DATABASE) -> Iterator[None]:
     """Translates the errors of the block.
 
     Raises Conflict, StorageBusy, StorageUnreachable or StorageUnavailable, and nothing of
@@ -62,14 +87,14 @@ def storage_errors(url: str) -> Iterator[None]:
         yield
     except IntegrityError as error:
         raise Conflict(
-            f"the studies database {redacted_url(url)} rejects a row: "
+            f"the {role.name} {redacted_url(url)} rejects a row: "
             f"{_first_line(error.orig or error)}",
-            hint=damage_hint(url),
+            hint=damage_hint(url, role),
         ) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
             f"{redacted_url(url)!r} is not a database URL: {_first_line(error)}",
-            hint="write for example sqlite:///studies/autotune.db, or leave --storage out",
+            hint=f"write for example {role.example}",
         ) from None
     except ImportError as error:
         package = {"psycopg": "psycopg[binary]", "MySQLdb": "mysqlclient"}.get(
@@ -82,30 +107,33 @@ def storage_errors(url: str) -> Iterator[None]:
     except DBAPIError as error:
         if _is_busy(error):
             raise StorageBusy(
-                f"the studies database {redacted_url(url)} is locked by {_lock_holder(url)}",
-                hint="wait until it has stored its results, or name another with --storage",
+                f"the {role.name} {redacted_url(url)} is locked by {_lock_holder(url)}",
+                hint=f"wait until it has stored its results, or name another with {role.option}",
             ) from None
-        message, hint = _message_and_hint(url, error)
+        message, hint = _message_and_hint(url, error, role)
         if _is_away(error):
             raise StorageUnreachable(message, hint=hint) from None
         raise StorageUnavailable(message, hint=hint) from None
     except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Reading damaged rows raises these.
         raise StorageUnavailable(
-            f"the studies database {redacted_url(url)} cannot be used: {_first_line(error)}",
-            hint=damage_hint(url),
+            f"the {role.name} {redacted_url(url)} cannot be used: {_first_line(error)}",
+            hint=damage_hint(url, role),
         ) from None
     except OSError as error:
         raise StorageUnavailable(
-            f"the studies database {redacted_url(url)} cannot be used: {error.strerror or error}",
-            hint="choose a folder that can be written to, or name another database with --storage",
+            f"the {role.name} {redacted_url(url)} cannot be used: {error.strerror or error}",
+            hint="choose a folder that can be written to, "
+            f"or name another database with {role.option}",
         ) from None
 
 
-def damage_hint(url: str) -> str:
+def damage_hint(url: str, role: DatabaseRole = STUDIES_DATABASE) -> str:
     """Returns the hint for a damaged database: how to see the damage, or to restore a copy."""
-    storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(redacted_url(url))}"
     copy = COPY_OF_FILE if url.startswith("sqlite") else COPY
+    if role != STUDIES_DATABASE:
+        return f"{copy}, or name another database with {role.option}"
+    storage = "" if url == DEFAULT_STORAGE else f" --storage {shlex.quote(redacted_url(url))}"
     return f"see all that is damaged with: autotune studies check{storage}; or {copy}"
 
 
@@ -146,7 +174,7 @@ def _is_broken(error: BaseException | None) -> bool:
     return isinstance(error, sqlite3.Error) and (code is None or code & 0xFF in _BROKEN)
 
 
-def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
+def _message_and_hint(url: str, error: DBAPIError, role: DatabaseRole) -> tuple[str, str]:
     """Returns the message and the hint for a database error.
 
     PostgreSQL gives no code for a rejected connection: the text of its message decides.
@@ -155,13 +183,13 @@ def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
     shown = redacted_url(url)
     text = _first_line(error.orig or error)
     if _is_broken(error.orig):
-        return f"the studies database {shown} cannot be used: {text}", damage_hint(url)
+        return f"the {role.name} {shown} cannot be used: {text}", damage_hint(url, role)
     reason = re.sub(r"^connection failed: (connection to .*? failed: )?(FATAL:\s+)?", "", text)
     if re.search(r"database or disk is full|No space left on device", text):
         return f"the disk of {shown} is full", "free some space"
     if parsed.get_backend_name() == "sqlite":
         hint = (
-            "check that it is an autotune database and that its folder can be written to, "
+            f"check that {role.written_by} has written it and that its folder can be written to, "
             "or name another"
         )
     elif re.match(r"database .* does not exist", reason):
@@ -177,7 +205,7 @@ def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
         )
         return (
             f"the server of {shown} rejects the user: {reason}",
-            f"name a user with access: --storage {allowed}",
+            f"name a user with access: {role.option} {allowed}",
         )
     elif reason.startswith("permission denied"):
         hint = (
@@ -193,7 +221,7 @@ def _message_and_hint(url: str, error: DBAPIError) -> tuple[str, str]:
         )
     else:
         hint = "check the URL and what the server's log says, or name another"
-    return f"the studies database {shown} cannot be used: {reason}", f"{hint} with --storage"
+    return f"the {role.name} {shown} cannot be used: {reason}", f"{hint} with {role.option}"
 
 
 def _createdb(url: URL) -> str:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import sqlalchemy
-from sqlalchemy import Connection, Select, and_, insert, select, update
+from sqlalchemy import Column, Connection, Select, and_, insert, select, update
 
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.config import TrainingConfig
@@ -287,20 +287,28 @@ class StudyStore:
 
         It began at seconds since 1970 by the clock of the database, which may store whole ones.
         """
-        is_result = and_(ATTEMPTS.c.trial_id == TRIALS.c.id, ATTEMPTS.c.state == "finished")
-        # A study of before attempts were stored has only the trial's own date.
-        began = sqlalchemy.func.coalesce(ATTEMPTS.c.started_at, TRIALS.c.started_at)
-        query = (
-            select(sqlalchemy.type_coerce(began, TRIALS.c.started_at.type), TRIALS.c.seconds)
-            .select_from(sqlalchemy.join(TRIALS, STUDIES).outerjoin(ATTEMPTS, is_result))
-            .where(STUDIES.c.name == study, TRIALS.c.seconds.is_not(None))
-            .where(TRIALS.c.finished_at.is_not(None))
-        )
+        query = _select_finished(study, TRIALS.c.seconds).where(TRIALS.c.seconds.is_not(None))
         with self._database.reading() as connection:
             return [
-                (_in_utc(moment).replace(tzinfo=UTC).timestamp(), seconds)
-                for moment, seconds in connection.execute(query)
+                (_in_utc(row.began).replace(tzinfo=UTC).timestamp(), row.seconds)
+                for row in connection.execute(query)
             ]
+
+    @retried
+    def trial_dates(self, study: str) -> dict[int, tuple[datetime, datetime]]:
+        """Returns by its number when each trial with a result began and finished, in UTC.
+
+        The clock is that of the database, which may store whole seconds.
+        """
+        query = _select_finished(study, TRIALS.c.number, TRIALS.c.finished_at)
+        with self._database.reading() as connection:
+            return {
+                row.number: (
+                    _in_utc(row.began).replace(tzinfo=UTC),
+                    _in_utc(row.finished_at).replace(tzinfo=UTC),
+                )
+                for row in connection.execute(query)
+            }
 
     @retried
     def changes(self, study: str, *, since: int) -> Changes:
@@ -448,6 +456,18 @@ def _select_trials(study: str) -> Select[Any]:
         )
         .select_from(TRIALS.join(STUDIES).outerjoin(PREDICTIONS, same_config))
         .where(STUDIES.c.name == study)
+    )
+
+
+def _select_finished(study: str, *columns: Column[Any]) -> Select[Any]:
+    """Selects columns of the study's trials with a result, and as `began` when each began."""
+    is_result = and_(ATTEMPTS.c.trial_id == TRIALS.c.id, ATTEMPTS.c.state == "finished")
+    # A study of before attempts were stored has only the trial's own date.
+    began = sqlalchemy.func.coalesce(ATTEMPTS.c.started_at, TRIALS.c.started_at)
+    return (
+        select(sqlalchemy.type_coerce(began, TRIALS.c.started_at.type).label("began"), *columns)
+        .select_from(sqlalchemy.join(TRIALS, STUDIES).outerjoin(ATTEMPTS, is_result))
+        .where(STUDIES.c.name == study, TRIALS.c.finished_at.is_not(None))
     )
 
 

@@ -328,6 +328,12 @@ COMMAND_LINES = {
         export | export nope | export nope --out studies.jsonl --storage sqlite:///empty.db
         export --bogus nope
         export nope --out folder
+        export nope --to-optuna sqlite:///optuna.db | export nope --to-optuna --out studies.jsonl
+        export real --out x.jsonl --to-optuna sqlite:///optuna.db IN_REAL
+        export real --to-optuna '' IN_REAL | export real --to-optuna optuna.db IN_REAL
+        export real --to-optuna sqlite:// IN_REAL | export real --to-optuna redis://host IN_REAL
+        export real --to-optuna sqlite:///garbage.db IN_REAL
+        export real --to-optuna sqlite:///folder IN_REAL
         import | import missing.jsonl | import garbage.toml | import empty.db
         import folder --name new
         import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b

@@ -26,6 +26,17 @@ class OptunaValues:
     sampler pairs them by position."""
 
 
+def constraints_of(record: TrialRecord, *, cap_bytes: int) -> dict[str, float]:
+    """Return the constraints of a trial, each feasible at or below zero.
+
+    The first is the memory over the cap, relative to it, so that both are of one size.
+    """
+    return {
+        MEMORY_CONSTRAINT: needed_bytes(record, limit_bytes=cap_bytes) / cap_bytes - 1,
+        TRAINING_CONSTRAINT: 1.0 if record.failed or not record.is_finished else 0.0,
+    }
+
+
 class ObjectiveEncoder:
     """Converts the records of a study, which must come in the order of their results.
 
@@ -53,10 +64,7 @@ class ObjectiveEncoder:
         if record.was_trained:
             memory = float(record.peak_memory_bytes or needed)
         self._note_worst(record)
-        constraints = {
-            MEMORY_CONSTRAINT: needed / self._cap_bytes - 1,
-            TRAINING_CONSTRAINT: 1.0 if record.failed or not record.is_finished else 0.0,
-        }
+        constraints = constraints_of(record, cap_bytes=self._cap_bytes)
         return OptunaValues(values=(memory, speed, perplexity), constraints=constraints)
 
     def _note_worst(self, record: TrialRecord) -> None:
