@@ -100,6 +100,7 @@ def search(
     fresh: bool = False,
     devices: str | None = None,
     workers: int | None = None,
+    ray: str | None = None,
     trials_per_device: int = 1,
     database_wait: str | float = 300.0,
     memory_snapshot: bool = False,
@@ -134,9 +135,11 @@ def search(
 
     With `devices`, a trial runs on each of several devices of one model at once: "all" GPUs, a
     number such as "4", or names such as "cuda:0,cuda:1"; on a CPU a number of slots, each with its
-    share of the cores. `workers=4` is another way to say "4". The same call from another process
-    joins the study, also from another machine if `storage` is in PostgreSQL. `database_wait` is how
-    long to wait for an unreachable database.
+    share of the cores. `workers=4` is another way to say "4". With `ray`, trials run on a Ray
+    cluster: that of this machine ("auto"), a new one on this machine ("local"), or one at an
+    address such as "ray://host:10001"; a Ray that this process is connected to is used as it is.
+    The same call from another process joins the study, also from another machine if `storage` is in
+    PostgreSQL. `database_wait` is how long to wait for an unreachable database.
 
     `listener` is called with each event. Without one, a notebook shows the progress.
 
@@ -171,6 +174,7 @@ def confirm(
     trial: int | None = None,
     time_budget: str | float | None = None,
     confirm_share: float = 0.2,
+    ray: str | None = None,
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
@@ -180,8 +184,9 @@ def confirm(
 
     Each is trained in turn with the baseline, so that the same disturbances meet both. It goes on
     until nothing is uncertain, for `time_budget`, or for what `confirm_share` of the search's time
-    leaves. Everything measured is stored, and the same call goes on. Raises UnknownStudy,
-    InvalidInput for a trial without a speed, and KeyboardInterrupt as `search` does.
+    leaves. With `ray` it uses a device of that Ray cluster, as `search` does. Everything measured
+    is stored, and the same call goes on. Raises UnknownStudy, InvalidInput for a trial without a
+    speed, and KeyboardInterrupt as `search` does.
     """
     from autotune.study.confirmation.request import confirmation_request
     from autotune.study.search import search as run
@@ -191,6 +196,7 @@ def confirm(
         trial=trial,
         time_budget=time_budget,
         share=confirm_share,
+        ray=ray,
         storage=storage,
         preferences=preferences,
     )

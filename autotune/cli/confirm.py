@@ -36,6 +36,7 @@ def confirm(
     share: Annotated[
         float, options.typer_option(SEARCH_OPTIONS["confirm_share"])
     ] = SearchRequest.confirm_share,
+    ray: Annotated[str | None, options.typer_option(SEARCH_OPTIONS["ray"])] = None,
     tolerance: options.ToleranceOption = None,
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
@@ -59,6 +60,7 @@ def confirm(
         trial=trial,
         time_budget=time_budget,
         share=share,
+        ray=ray,
         storage=storage,
         preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
     )

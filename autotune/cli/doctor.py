@@ -1,6 +1,7 @@
 """`autotune doctor`: show what this machine can do."""
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +14,8 @@ from autotune.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.cli import completion
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput, TrialLost
+from autotune.execution.cluster.address import AUTO, LOCAL, check_address
+from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
 from autotune.execution.device_slots import describe_slot_scope
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import CHOICES
@@ -29,6 +32,14 @@ def doctor(
             help="Check only this device: cpu, cuda or cuda:1.",
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|ADDRESS",
+            autocompletion=completion.one_of((AUTO, LOCAL)),
+            help="Check the nodes of a Ray cluster instead, as a search with --ray does.",
+        ),
+    ] = None,
 ) -> None:
     """Check this machine: versions, devices, and which techniques work on them.
 
@@ -40,6 +51,10 @@ def doctor(
 
     def say(line: str) -> None:
         console.print(Text(line), soft_wrap=True)
+
+    if ray is not None:
+        _check_cluster(ray, device, say)
+        return
 
     def note(sentence: str) -> None:
         make_console(sys.stderr).print(
@@ -93,3 +108,45 @@ def doctor(
             for technique, reasons in unavailable.items():
                 for value, reason in reasons.items():
                     say(f"  not {technique} {value}: {reason}")
+
+
+def _check_cluster(address: str, device: str | None, say: Callable[[str], None]) -> None:
+    """Say of each node of a Ray cluster whether a search could run trials there, and why not."""
+    check_address(address)
+    if device is not None:
+        raise InvalidInput(
+            "--device and --ray are both given", hint="give only --ray to check a cluster"
+        )
+    check_ray_is_installed(address)
+    prepare_environment()
+    # Ray is an extra, and its import takes half a second that other commands do not need.
+    from autotune.execution.cluster.connection import connected  # noqa: PLC0415
+    from autotune.execution.cluster.nodes import (  # noqa: PLC0415
+        alive_nodes,
+        free_resources,
+        look_at,
+        versions_here,
+    )
+
+    with connected(address):
+        nodes = look_at(alive_nodes())
+        count = len(nodes.usable) + len(nodes.left_out)
+        say(f"{versions_here()}, a cluster of {count} {'node' if count == 1 else 'nodes'}")
+        gpus, cpus = free_resources()
+        say(f"not given to any job at the moment: {gpus:g} GPUs, {cpus:g} CPUs")
+        for node in nodes.usable:
+            say("")
+            what = f"{node.cpus} CPUs"
+            if node.gpus:
+                model = node.gpu_model or "of a model that neither NVML nor Ray names"
+                what = f"{node.gpus} GPUs ({model}), {what}"
+            say(f"{node.name}: {what}")
+            say(f"  room for a search in {node.folder}: {format_size(node.free_bytes)}")
+        for sentence in nodes.left_out:
+            say("")
+            say(sentence)
+    if nodes.left_out and not nodes.usable:
+        raise InvalidInput(
+            "no node of the Ray cluster can run trials",
+            hint="install the same autotune and torch on its nodes",
+        )

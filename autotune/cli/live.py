@@ -121,9 +121,13 @@ class LiveDisplay:
                 Text(place.label),
                 format_duration(place.seconds) if place.label or place.doing else "",
                 Text(place.doing or ("" if place.label else "idle")),
-                self._memory.in_use(uuids[place.name]),
+                self._memory.in_use(uuids.get(place.name)) or _in_use(place.used_bytes),
             )
         return table
+
+
+def _in_use(used_bytes: int | None) -> str:
+    return "" if used_bytes is None else f"{format_size(used_bytes)} in use"
 
 
 class _MemoryInUse:
@@ -151,7 +155,7 @@ class _MemoryInUse:
         try:
             if uuid not in self._devices:
                 self._devices[uuid] = open_device(uuid)
-            return f"{format_size(self._devices[uuid].used_bytes())} in use"
+            return _in_use(self._devices[uuid].used_bytes())
         except AutotuneError:
             return ""  # the GPU is lost
 

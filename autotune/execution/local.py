@@ -1,5 +1,6 @@
 """Runs trials on a device of this machine, one at a time, each in its own process."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -42,6 +43,11 @@ class LocalExecutor(ServerTasks):
     ) -> None:
         super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
+
+    @property
+    def predictions_at_once(self) -> int:
+        """How many predictions run at a time where many are wanted."""
+        return os.cpu_count() or 1
 
     def submit_prediction(
         self,

@@ -114,6 +114,13 @@ class ServerTasks:
                     os.sched_setaffinity(self._started.pid, self.cpus)
             return self._started
 
+    def end_server(self) -> None:
+        """Ends the trial server; the next request starts another, in the folder of that moment."""
+        with self._starting:
+            if self._started is not None:
+                self._started.close()
+                self._started = None
+
     @property
     def server_pid(self) -> int:
         return self._server.pid

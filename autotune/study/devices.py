@@ -5,7 +5,6 @@ has no further devices; there a number of devices is a number of slots, each wit
 processor's cores.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.study import check_device
 
 ALL = "all"
-MOST_DEVICES = 256
+MOST_DEVICES = 1024
 
 _SHARING = r"\d+ trials on \d+ CPUs?"
 
@@ -25,7 +24,7 @@ def parse_devices(text: str) -> int | tuple[str, ...] | None:
     if text == ALL:
         return None
     if text.isascii() and text.isdigit():
-        if not 1 <= int(text[:4]) <= MOST_DEVICES or len(text) > 3:
+        if not 1 <= int(text[:5]) <= MOST_DEVICES or len(text) > 4:
             raise InvalidInput(
                 f"invalid number of devices: {text}",
                 hint=f"use a whole number from 1 to {MOST_DEVICES}, or all",
@@ -93,17 +92,17 @@ def choose_devices(
         # A stored study goes on after an update of the driver, which may change the memory a bit.
         now = [one for one in candidates if one.name == model.name]
         model = now[0] if now else model
-    alike = [one for one in candidates if _is_of_model(one, model)]
+    alike = [one for one in candidates if is_of_model(one, model)]
     left_out = []
     for one in candidates:
         if one not in alike:
             left_out.append(
-                f"{one.device} is left out: it is {_model(one)}, and speeds on it do not compare "
-                f"with those on {_model(model)}"
+                f"{one.device} is left out: it is {model_of(one)}, and speeds on it do not compare "
+                f"with those on {model_of(model)}"
             )
     if not alike:
         raise InvalidInput(
-            f"none of {_names(candidates)} is {_model(model)}, on which the study was begun",
+            f"none of {_names(candidates)} is {model_of(model)}, on which the study was begun",
             hint="continue it where it began, or begin another with --name",
         )
     if isinstance(wanted, int) and alike[0].type == "cpu":
@@ -127,7 +126,8 @@ def _named(name: str, present: Sequence[DeviceInfo]) -> DeviceInfo:
     raise InvalidInput(f"there is no device {name}", hint=f"this machine has {_names(present)}")
 
 
-def _is_of_model(one: DeviceInfo, other: DeviceInfo) -> bool:
+def is_of_model(one: DeviceInfo, other: DeviceInfo) -> bool:
+    """Return whether speeds on two devices compare."""
     if one.type == "cpu":  # the name of a CPU has its number of threads, which slots share
         return other.type == "cpu"
     return _identity(one) == _identity(other)
@@ -137,39 +137,13 @@ def _identity(device: DeviceInfo) -> tuple[str, int, str | None]:
     return device.name, device.total_memory_bytes, device.versions.get("driver")
 
 
-def _model(device: DeviceInfo) -> str:
+def model_of(device: DeviceInfo) -> str:
+    """Return a device's name and memory, for the user."""
     return f"{device.name} with {device.total_memory_bytes / 2**30:.1f} GiB"
 
 
 def _names(devices: Sequence[DeviceInfo]) -> str:
     return ", ".join(one.device for one in devices)
-
-
-def cpu_shares(count: int) -> list[tuple[int, ...] | None]:
-    """Return the CPUs of each of `count` places: equal shares of those that this process may use.
-
-    A single place is bound to none. What does not divide is left idle, so that speeds compare.
-    Where there are more places than CPUs, several share one.
-    """
-    if count == 1 or not hasattr(os, "sched_getaffinity"):
-        return [None] * count
-    usable = sorted(os.sched_getaffinity(0))
-    if count >= len(usable):
-        return [(usable[place % len(usable)],) for place in range(count)]
-    size = len(usable) // count
-    return [tuple(usable[size * place : size * (place + 1)]) for place in range(count)]
-
-
-def sharing_of_cpus(count: int) -> str:
-    """Return in words that `count` places share CPUs, where they are more than those; else "".
-
-    It becomes part of the CPU's name: what was measured so compares only with its like, and is not
-    reused by a study whose places have CPUs of their own.
-    """
-    if not hasattr(os, "sched_getaffinity"):
-        return ""
-    usable = len(os.sched_getaffinity(0))
-    return f"{count} trials on {usable} CPU{'s' * (usable > 1)}" if count > usable else ""
 
 
 def threads_of(device: DeviceInfo) -> int | None:

@@ -4,26 +4,89 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol, Self
 
+from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
+from autotune.execution.cpu_shares import cpu_shares, sharing_of_cpus
 from autotune.execution.local import LocalExecutor
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.study.devices import (
     ChosenDevices,
     choose_devices,
-    cpu_shares,
     parse_devices,
     sharing_of,
-    sharing_of_cpus,
     threads_of,
 )
 from autotune.study.events import Notice
 from autotune.study.places import OnePlace, SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_trials_per_device
+
+
+class SearchDevices(Protocol):
+    """The devices of a search, wherever they are. Use it as a context manager."""
+
+    @property
+    def executor(self) -> LocalExecutor:
+        """The executor of the first place, once `choose` has returned."""
+
+    @property
+    def trials_at_once(self) -> int:
+        """How many places the search has."""
+
+    uuids: Mapping[str, str | None]
+    """The names of the places and what NVML of this machine knows their GPUs by."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def should_stop(self) -> bool:
+        """Whether the search is to stop, or all places are to end because one of them failed."""
+
+    def choose(
+        self, request: SearchRequest, *, stored: StudyDefinition | None, is_confirmation: bool
+    ) -> SearchRequest:
+        """Choose the devices; return the request with the first of them as its device."""
+
+    def replace_first(self) -> bool:
+        """Have another machine's `executor` where the first is lost; return whether it was."""
+
+    def places(
+        self, definition: StudyDefinition, *, predicts: bool
+    ) -> AbstractContextManager[TrialPlaces]:
+        """Yield the places of the search; `definition` has the first device as it was probed."""
+
+
+def devices_of(
+    request: SearchRequest,
+    work: Path,
+    *,
+    make_executor: Callable[..., LocalExecutor],
+    should_stop: Callable[[], bool],
+    listener: ThreadedListener,
+) -> SearchDevices:
+    """Return the devices of this machine, or those of a Ray cluster. Raises InvalidInput."""
+    if request.ray is None:
+        return DevicesOfSearch(
+            work, make_executor=make_executor, should_stop=should_stop, listener=listener
+        )
+    check_ray_is_installed(request.ray)
+    prepare_environment()
+    # Ray is an extra, and its import takes half a second that other searches do not need.
+    from autotune.study.devices_of_cluster import DevicesOfCluster  # noqa: PLC0415
+
+    return DevicesOfCluster(
+        work,
+        address=request.ray,
+        make_executor=make_executor,
+        should_stop=should_stop,
+        listener=listener,
+    )
 
 
 class DevicesOfSearch:
@@ -105,6 +168,10 @@ class DevicesOfSearch:
         if is_confirmation:
             self._chosen = None
         return request
+
+    def replace_first(self) -> bool:
+        """Return False: this machine is the only one."""
+        return False
 
     @property
     def trials_at_once(self) -> int:

@@ -24,7 +24,7 @@ from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
-from autotune.study.devices_of_search import DevicesOfSearch
+from autotune.study.devices_of_search import devices_of
 from autotune.study.events import Listener, Preparing
 from autotune.study.new_study import new_definition
 from autotune.study.places import ThreadedListener
@@ -149,15 +149,16 @@ def plan(
         StudyStore(request.storage).close()
     with (
         work_folder(request.storage) as work,
-        DevicesOfSearch(
+        devices_of(
+            request,
             work,
             make_executor=LocalExecutor,
             should_stop=should_stop,
             listener=ThreadedListener(listener),
         ) as devices,
     ):
-        executor = devices.executor
         request = devices.choose(request, stored=None, is_confirmation=False)
+        executor = devices.executor
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
         folder = work / new.definition.name

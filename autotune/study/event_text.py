@@ -12,6 +12,8 @@ from autotune.study.events import (
     Converged,
     Event,
     Notice,
+    PlaceJoined,
+    PlaceLeft,
     PoisonTrial,
     Preparing,
     ResultRejected,
@@ -135,6 +137,10 @@ class EventText:
                 yield f"{self._elapsed()}  {what[0].upper()}{what[1:]} ..."
             case Notice(message=message):
                 yield f"Note: {message}."
+            case PlaceJoined(device=place):
+                yield f"Note: {place} has joined the search."
+            case PlaceLeft(device=place, reason=reason):
+                yield f"Note: the search goes on without {place}: {reason}."
             case StudyOpened():
                 yield headline(event)
                 if event.places:

@@ -88,6 +88,8 @@ class TrialPhase:
     """In a word: starting, training, compiling or evaluating."""
     steps: tuple[int, int] | None = None
     """How many steps have ended, of how many; None where that is not known."""
+    used_bytes: int | None = None
+    """Memory in use on a GPU of another machine; None where it is not known."""
     device: str = ""
 
 
@@ -96,6 +98,21 @@ class PlaceIsFree:
     """A place has nothing to do at the moment."""
 
     device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceJoined:
+    """A device has joined the search, such as that of a new node."""
+
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceLeft:
+    """A place can no longer be used; the search goes on with the others."""
+
+    device: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +230,8 @@ Event = (
     | Comparing
     | TrialPhase
     | PlaceIsFree
+    | PlaceJoined
+    | PlaceLeft
     | Confirming
     | ConfirmationTime
     | SameProgram

@@ -40,6 +40,7 @@ from autotune.study.events import (
     Event,
     Listener,
     Notice,
+    PlaceLeft,
     Predicting,
     SameProgram,
     SpaceExhausted,
@@ -372,14 +373,20 @@ class StudySession:
         """Begin a trial at a taken place, or the prediction of one that may come next.
 
         Return False when none is left, or none for this process at the moment. Poison trials, whose
-        attempts ended their workers, run last.
+        attempts ended their workers, run last. A place that turns out to be lost is dropped.
         """
         self._ending = None
-        return (
-            self._begin_unfinished(place, poison=False)
-            or self._begin_new(place)
-            or self._begin_unfinished(place, poison=True)
-        )
+        try:
+            return (
+                self._begin_unfinished(place, poison=False)
+                or self._begin_new(place)
+                or self._begin_unfinished(place, poison=True)
+            )
+        except TrialLost as error:  # of a prediction in this thread
+            if not place.is_lost():
+                raise
+            self._lose(place, error)
+            return True
 
     def _begin_unfinished(self, place: TrialPlace, *, poison: bool) -> bool:
         """Begin a trial that has no result, is not running, and has attempts left."""
@@ -461,7 +468,14 @@ class StudySession:
 
     def _after_suggestion_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
         del self._predicting[place]
-        self._prediction_cache.add(future.result())
+        try:
+            forecast = future.result()
+        except TrialLost as error:
+            if not place.is_lost():
+                raise
+            self._lose(place, error)
+            return
+        self._prediction_cache.add(forecast)
         self._ready.append(place)
 
     def _choose(self) -> Choice | None:
@@ -470,7 +484,19 @@ class StudySession:
         with self._timed_as_sampler():
             if self._suggestions is None:
                 self._suggestions = self._new_suggestions()
-            return next(self._suggestions, None)
+            for choice in self._suggestions:
+                if not self._runs_its_program(choice.config):
+                    return choice
+            return None
+
+    def _runs_its_program(self, config: TrainingConfig) -> bool:
+        """Return whether a trial in flight compiles to the program of the configuration."""
+        known = self._prediction_cache.known
+        forecast = known.get(config.fingerprint)
+        if forecast is None or forecast.plan is None:
+            return False
+        running = [known.get(trial.config.fingerprint) for trial in self._trials.values()]
+        return any(other is not None and other.plan == forecast.plan for other in running)
 
     def _new_suggestions(self) -> Iterator[Choice]:
         records = list(self._shared.records.values())
@@ -695,10 +721,10 @@ class StudySession:
 
     def _lose(self, place: TrialPlace, error: TrialLost) -> None:
         """Go on without a place whose device no longer works; raise where it is the last one."""
-        if not self._places.are_several:
+        if not self._places.can_lose_one:
             raise error
-        self._listener(Notice(message=f"the search goes on without {place.name}: {error.message}"))
         self._places.drop(place)
+        self._listener(PlaceLeft(device=place.name, reason=error.message))
 
 
 def _check_device_after(measurement: Measurement, place: TrialPlace) -> None:

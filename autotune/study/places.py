@@ -17,7 +17,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from autotune.errors import AutotuneError, Stopped
+from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
@@ -25,7 +25,14 @@ from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
-from autotune.study.events import Event, Listener, Notice, PlaceIsFree, WaitingForDevice
+from autotune.study.events import (
+    Event,
+    Listener,
+    PlaceIsFree,
+    PlaceJoined,
+    PlaceLeft,
+    WaitingForDevice,
+)
 
 _POLLS_PER_SECOND = 1000
 """How often the threads of all places together look whether their trials are to end."""
@@ -49,6 +56,10 @@ class TrialPlace:
     prepare: Callable[[], DeviceInfo] | None = None
     """Starts the trial server and finds out about the device, once, in the thread of the place,
     before its first slot."""
+    queue: str = ""
+    """Places of one queue wait for their slots one after another; empty: those of a device do."""
+    is_lost: Callable[[], bool] = lambda: False
+    """Whether what runs trials here has ended for good, as with the node of a cluster."""
     clock: Callable[[], float] = time.monotonic
     poll_seconds: float = POLL_SECONDS
     """How often the thread of the place looks whether its trial is to end."""
@@ -70,8 +81,8 @@ class TrialPlaces(Protocol):
         """The first usable place, where the noise of a device and the finalists are measured."""
 
     @property
-    def are_several(self) -> bool:
-        """Whether more than one place is usable."""
+    def can_lose_one(self) -> bool:
+        """Whether the search goes on where a place can no longer be used."""
 
     @property
     def can_take(self) -> bool:
@@ -95,6 +106,9 @@ class TrialPlaces(Protocol):
     def drop(self, place: TrialPlace) -> None:
         """Use a taken place no more, because its device no longer works."""
 
+    def keep_only(self, place: TrialPlace) -> None:
+        """Give up the other places, once no work is left to begin on them."""
+
     def end_all(self) -> list[EndedWork]:
         """End all works within `SECONDS_TO_END`, return them, and give all device slots back."""
 
@@ -104,7 +118,7 @@ class OnePlace:
 
     def __init__(self, place: TrialPlace, *, study: str, listener: Listener) -> None:
         self.first = place
-        self.are_several = False
+        self.can_lose_one = False
         self.can_take = False
         self._study = study
         self._listener = listener
@@ -138,6 +152,9 @@ class OnePlace:
 
     def drop(self, place: TrialPlace) -> None:
         raise AssertionError("a search without a place ends")
+
+    def keep_only(self, place: TrialPlace) -> None:
+        pass
 
     def end_all(self) -> list[EndedWork]:
         self.leave(self.first)
@@ -197,7 +214,8 @@ class SeveralPlaces:
 
     `ending` is set when all works are to end: whatever waits in a thread of a place looks at it.
     Executors except that of the first place are shut down at the end. A place that cannot be used
-    is left out with a notice; the last one raises.
+    is left out with a notice; the last one raises, after `seconds_without_place` in which none has
+    `joined`.
     """
 
     def __init__(
@@ -207,23 +225,33 @@ class SeveralPlaces:
         study: str,
         listener: ThreadedListener,
         ending: threading.Event,
+        joined: "SimpleQueue[TrialPlace] | None" = None,
+        seconds_without_place: float = 0.0,
     ) -> None:
-        self._usable = list(places)
-        for place in places:
-            place.poll_seconds = max(POLL_SECONDS, len(places) / _POLLS_PER_SECOND)
+        self._usable: list[TrialPlace] = []
         self._study = study
         self._listener = listener
         self._ending = ending
-        self._threads = {
-            place: ThreadPoolExecutor(1, thread_name_prefix=place.name) for place in places
-        }
-        self._executors = list({place.executor: None for place in places})[1:]
+        self._joined = joined
+        self._seconds_without_place = seconds_without_place
+        self._none_since: float | None = None
+        self._threads: dict[TrialPlace, ThreadPoolExecutor] = {}
+        self._first_executor = places[0].executor
         self._slots: dict[TrialPlace, ExitStack] = {}
         """Of the taken places."""
         self._getting_slots: dict[TrialPlace, Future[ExitStack]] = {}
         self._works: dict[TrialPlace, Future[Any]] = {}
-        self._lines = {place.device.device: threading.Lock() for place in places}
+        self._queues: dict[str, threading.Lock] = {}
         """One place at a time waits for a device; else it would seem to wait for another search."""
+        for place in places:
+            self._add(place)
+
+    def _add(self, place: TrialPlace) -> None:
+        self._usable.append(place)
+        for one in self._usable:
+            one.poll_seconds = max(POLL_SECONDS, len(self._usable) / _POLLS_PER_SECOND)
+        self._threads[place] = ThreadPoolExecutor(1, thread_name_prefix=place.name)
+        self._queues.setdefault(place.queue or place.device.device, threading.Lock())
 
     def __enter__(self) -> "SeveralPlaces":
         return self
@@ -231,7 +259,7 @@ class SeveralPlaces:
     def __exit__(self, *_: object) -> None:
         self.end_all()
         for place, thread in self._threads.items():
-            if place.executor in self._executors:
+            if place.executor is not self._first_executor:
                 thread.submit(place.executor.shutdown)
         for thread in self._threads.values():
             thread.shutdown()
@@ -239,17 +267,28 @@ class SeveralPlaces:
 
     @property
     def first(self) -> TrialPlace:
-        return self._usable[0]
+        if not self._usable:
+            raise TrialLost(
+                "no device is left to measure on", hint="run the same command again to continue"
+            )
+        known = (place for place in self._usable if place.prepare is None)
+        return next(known, self._usable[0])
 
     @property
-    def are_several(self) -> bool:
-        return len(self._usable) > 1
+    def can_lose_one(self) -> bool:
+        return len(self._usable) > 1 or self._seconds_without_place > 0.0
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it adds places that join."""
+        return self._joined is not None
 
     @property
     def can_take(self) -> bool:
         return any(future.done() for future in self._getting_slots.values())
 
     def take(self) -> TrialPlace | None:
+        self._add_joined()
         for place in list(self._usable):
             if place in self._slots:
                 continue
@@ -258,6 +297,24 @@ class SeveralPlaces:
             if self._getting_slots[place].done() and self._has_slot(place):
                 return place
         return None
+
+    def _add_joined(self) -> None:
+        """Add the places that have joined. Raises TrialLost after too long without any place."""
+        while self._joined is not None and not self._joined.empty():
+            place = self._joined.get()
+            self._add(place)
+            self._listener(PlaceJoined(device=place.name))
+        if self._usable:
+            self._none_since = None
+            return
+        now = time.monotonic()
+        if self._none_since is None:
+            self._none_since = now
+        if now - self._none_since > self._seconds_without_place:
+            raise TrialLost(
+                f"no device has come back for {self._seconds_without_place:.0f} s",
+                hint="run the same command again to continue",
+            )
 
     def _has_slot(self, place: TrialPlace) -> bool:
         try:
@@ -274,7 +331,7 @@ class SeveralPlaces:
             place.device = place.prepare()
             place.prepare = None
         with ExitStack() as line:
-            lock = self._lines[place.device.device]
+            lock = self._queues[place.queue or place.device.device]
             while not lock.acquire(timeout=POLL_SECONDS):
                 self._check_ending()
             line.callback(lock.release)
@@ -312,13 +369,28 @@ class SeveralPlaces:
 
     def drop(self, place: TrialPlace) -> None:
         self.leave(place)
+        self._end(place)
+
+    def _end(self, place: TrialPlace) -> None:
+        """Use a place no more; whatever it has on its device ends."""
         self._usable.remove(place)
+        if place.executor is not self._first_executor:
+            thread = self._threads.pop(place)
+            thread.submit(place.executor.shutdown)
+            thread.shutdown(wait=False)
+
+    def keep_only(self, place: TrialPlace) -> None:
+        self._joined = None
+        self._usable = [place]
+        for other, thread in self._threads.items():
+            if other.executor not in (place.executor, self._first_executor):
+                thread.submit(other.executor.shutdown)
 
     def _leave_out(self, place: TrialPlace, error: AutotuneError) -> None:
-        if not self.are_several:
+        if not self.can_lose_one:
             raise error
-        self._usable.remove(place)
-        self._listener(Notice(message=f"{place.name} is left out: {error.message}"))
+        self._end(place)
+        self._listener(PlaceLeft(device=place.name, reason=error.message))
 
     def end_all(self) -> list[EndedWork]:
         self._ending.set()

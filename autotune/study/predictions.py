@@ -1,7 +1,6 @@
 """Predictions of a workload's peak memory, of one configuration or many, in warm processes."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
@@ -78,7 +77,7 @@ class Forecaster:
         running: dict[Future[Any], TrainingConfig] = {}
         ended: list[Forecast] = []
         while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
+            while waiting and len(running) < self.executor.predictions_at_once:
                 config = waiting.pop()
                 running[self._submit(config)] = config
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -20,6 +20,8 @@ from autotune.study.events import (
     Confirming,
     Event,
     PlaceIsFree,
+    PlaceJoined,
+    PlaceLeft,
     Predicting,
     Preparing,
     SameProgram,
@@ -46,6 +48,8 @@ class AtPlace:
     """What it does in or between trials."""
     steps: tuple[int, int] | None = None
     """Of the training that `meanwhile` says: how many have ended, of how many."""
+    used_bytes: int | None = None
+    """Memory in use on a GPU of another machine, as it last said."""
     trial: TrialBegan | None = None
     measuring: str = ""
     """What is measured again: the baseline between two trials, or a finalist after them."""
@@ -70,6 +74,7 @@ class AtPlace:
         self.do("")
 
     def end(self) -> None:
+        self.used_bytes = None
         self.trial = None
         self.measuring = ""
         self.do("")
@@ -131,6 +136,8 @@ class Progress:
         self.preparing = ""
         self._began = time.monotonic()
         self._preparing_since = self._began
+        self._places: list[str] = []
+        """The names of the places, where there are several."""
         self._at: dict[str, AtPlace] = {"": AtPlace(since=self._began)}
         """What is going on at each place by its name; what is at none, or at the only one, at "".
         """
@@ -160,7 +167,7 @@ class Progress:
         if self.opened is None:
             return []
         now = time.monotonic()
-        return [self._at.get(name) or AtPlace(name=name, since=now) for name in self.opened.places]
+        return [self._at.get(name) or AtPlace(name=name, since=now) for name in self._places]
 
     def _end_trial(self, number: int) -> None:
         """Nothing goes on any more at the place where the trial of that number runs."""
@@ -185,6 +192,7 @@ class Progress:
             case StudyOpened():
                 self._at[""].since = now
                 self.opened = event
+                self._places = list(event.places)
                 self.records = [record for record in event.records if record.is_finished]
                 self._ended_at = [time.monotonic()]
             case Predicting(config=config, device=device):
@@ -192,10 +200,17 @@ class Progress:
                 self._do(f"predicting {config.describe()}", device)
             case Comparing(config=config, device=device):
                 self._do(f"comparing the first steps of {config.describe()}", device)
-            case TrialPhase(doing=doing, steps=steps, device=device):
-                self._at_place(device).do(doing, steps=steps)
+            case TrialPhase(doing=doing, steps=steps, used_bytes=used_bytes, device=device):
+                place = self._at_place(device)
+                place.do(doing, steps=steps)
+                place.used_bytes = used_bytes or place.used_bytes
             case PlaceIsFree(device=device):
                 self._at_place(device).end()
+            case PlaceJoined(device=device):
+                self._places.append(device)
+            case PlaceLeft(device=device):
+                self._at_place(device).end()
+                self._places.remove(device)
             case Confirming(doing=doing, device=device):
                 if not device:  # the trials are done
                     for place in self._at.values():
@@ -251,7 +266,7 @@ class Progress:
             return None
         stored = sum(record.is_finished for record in self.opened.records)
         since_then = sum(record.seconds or 0.0 for record in self.records[stored:])
-        at_once = max(1, len(self.opened.places))
+        at_once = max(1, len(self._places))
         of_trials = left + self.opened.seconds_of_trials + since_then / at_once
         return seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
 

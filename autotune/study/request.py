@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
 from autotune.errors import InvalidInput, suggestion
+from autotune.execution.cluster.address import check_address
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.option import (
     COUNT,
@@ -277,6 +278,16 @@ class SearchRequest:
             is_repeated=False,  # the number is in `devices`
         )
     )
+    ray: str | None = setting(
+        Option(
+            flag="--ray",
+            group=THE_DEVICE,
+            metavar="auto|local|ADDRESS",
+            choices=("auto", "local"),
+            help="Run the trials on a Ray cluster: the one of this machine, a new one on this "
+            "machine, or one at an address such as ray://host:10001.",
+        )
+    )
     trials_per_device: int = setting(
         Option(
             flag="--trials-per-device",
@@ -348,6 +359,7 @@ class SearchRequest:
                 )
             object.__setattr__(self, "devices", str(self.workers))
         self._check_devices()
+        self._check_ray()
         self.trial_options.time_limits()
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
@@ -371,6 +383,18 @@ class SearchRequest:
                 hint="use all, a number, or names such as cuda:0,cuda:1",
             )
         object.__setattr__(self, "devices", given)
+
+    def _check_ray(self) -> None:
+        if self.ray is None:
+            return
+        check_address(self.ray)
+        for option, given in (("--device", self.device or ""), ("--devices", self.devices or "")):
+            if ":" in given:
+                raise InvalidInput(
+                    f"{option} {given} names devices of one machine, and --ray uses those of a "
+                    "cluster",
+                    hint="use --device cpu or cuda, and --devices all or a number",
+                )
 
     def _check_devices(self) -> None:
         if self.devices is None:

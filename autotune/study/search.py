@@ -8,17 +8,21 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose, chosen_trial
-from autotune.errors import InvalidInput, Stopped
+from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
+from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
@@ -26,7 +30,7 @@ from autotune.storage.database import work_folder_path
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
-from autotune.study.devices_of_search import DevicesOfSearch
+from autotune.study.devices_of_search import SearchDevices, devices_of
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition
 from autotune.study.open_study import (
@@ -49,6 +53,8 @@ from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
 
 __all__ = ["SearchRequest", "result_of", "search", "view_of"]
+
+T = TypeVar("T")
 
 
 def search(
@@ -91,16 +97,20 @@ def search(
         space = space_of(request)
     with (
         work_folder(request.storage) as work,
-        DevicesOfSearch(
-            work, make_executor=make_executor, should_stop=should_stop, listener=listener
+        devices_of(
+            request,
+            work,
+            make_executor=make_executor,
+            should_stop=should_stop,
+            listener=listener,
         ) as devices,
     ):
-        executor = devices.executor
         request = devices.choose(request, stored=stored, is_confirmation=confirmation is not None)
         new = None
         if space is not None:
-            new = new_definition(
-                request, space=space, executor=executor, work=work, listener=listener
+            new = _unless_lost(
+                devices,
+                partial(new_definition, request, space=space, work=work, listener=listener),
             )
             failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
@@ -108,7 +118,9 @@ def search(
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
-                    opened = open_study(store, name, new, request, executor=executor, work=work)
+                    opened = _unless_lost(
+                        devices, partial(open_study, store, name, new, request, work=work)
+                    )
                 default_budget = None
                 if stored is None:
                     device_type = opened.definition.device.type
@@ -132,11 +144,21 @@ def search(
                 new.discard()
 
 
+def _unless_lost(devices: SearchDevices, prepare: Callable[..., T]) -> T:
+    """Return what `prepare` returns, called again with another executor where its is lost."""
+    while True:
+        try:
+            return prepare(executor=devices.executor)
+        except TrialLost:
+            if not devices.replace_first():
+                raise
+
+
 def _run(
     opened: OpenedStudy,
     request: SearchRequest,
     store: StudyStore,
-    devices: DevicesOfSearch,
+    devices: SearchDevices,
     folder: Path,
     listener: ThreadedListener,
     should_stop: Callable[[], bool],
@@ -184,7 +206,14 @@ def _run(
                 places=devices.uuids,
             )
         )
-        prediction_cache = PredictionCache(definition, store=store, predict=predict)
+
+        def predict_at_first(config: TrainingConfig) -> Forecast:
+            predict_there = places.first.predict or forecaster.forecast
+            return predict_there(config)
+
+        prediction_cache = PredictionCache(
+            definition, store=store, predict=None if predict is None else predict_at_first
+        )
         slots = places.first.slots
         assert slots is not None
         session = StudySession(
@@ -205,6 +234,7 @@ def _run(
             session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
         if request.confirm:
             place = places.first
+            places.keep_only(place)
             assert place.slots is not None
             ConfirmationSession(
                 dataclasses.replace(definition, device=place.device),
@@ -252,7 +282,7 @@ def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str
             f"{format_size(device.context_bytes)} for its CUDA context, as of a new one, without "
             "the kernels that it loads; leave --trials-per-device out to measure both"
         )
-    if sentence := container_isolation_note(device):
+    if request.ray is None and (sentence := container_isolation_note(device)):
         yield sentence
 
 

@@ -360,7 +360,7 @@ class TrialRunner:
                     self._check_stop()
                     known = self._executor.doing(future)
                     doing = _DOING.get(known.phase, phase.doing)
-                    now = TrialPhase(doing=doing, steps=known.steps)
+                    now = TrialPhase(doing=doing, steps=known.steps, used_bytes=known.used_bytes)
                     if now != phase:
                         phase = now
                         self._listener(phase)

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
+from autotune.execution.cpu_shares import cpu_shares
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.study import StudyDefinition
-from autotune.study.devices import cpu_shares
 from autotune.study.new_study import new_definition
 from autotune.study.request import SearchRequest
 from autotune.study.requested_space import space_of

@@ -418,7 +418,7 @@ def run(
         session = StudySession(
             definition,
             shared=shared,
-            slots=None,  # type: ignore[arg-type]
+            slots=None,
             executor=first,
             prediction_cache=cache,
             study_folder=folder,

@@ -48,9 +48,11 @@ COMMAND_LINES = {
         --confirm-share 0.6 | --confirm-share -0.1 | --confirm-share nan | --confirm-share 20%
         --no-confirm --layers 0 | --no-confirm=1
         --time-budget 1e10d | --time-budget 5min | --time-budget '1\nh'
-        --workers 0 | --workers 257 | --workers x | --trials-per-device 0 | --trials-per-device 1.5
-        --devices 0 | --devices 257 | --devices gpu | --devices '' | --devices cuda:0,cuda:0
+        --workers 0 | --workers 1025 | --workers x | --trials-per-device 0 | --trials-per-device 1.5
+        --devices 0 | --devices 1025 | --devices gpu | --devices '' | --devices cuda:0,cuda:0
         --devices all,cuda:0 | --devices cuda:0, | --devices -1 | --devices 1.5 | --devices ALL
+        --ray '' | --ray head | --ray http://head:8265 | --ray ray://head | --ray ray://head:x
+        --ray auto --devices cuda:0,cuda:1 | --ray local --device cuda:1 | --ray AUTO
         --devices 2 --workers 3 | --devices cuda:0 --device cuda:0 | --devices ٣
         --database-wait soon | --database-wait -1s | --database-wait nan
         --compile-time-limit 11m | --compile-time-limit x | --step-time-limit 11m
@@ -258,6 +260,7 @@ COMMAND_LINES = {
         real --time-budget soon IN_REAL | real --time-budget 0 IN_REAL
         real --time-budget -1 IN_REAL
         real --confirm-share 0.6 IN_REAL | real --confirm-share -0.1 IN_REAL
+        real --ray head IN_REAL | real --ray '' IN_REAL
         real --confirm-share x IN_REAL | real --prefer speed IN_REAL | real --tolerance x IN_REAL
         real --max-perplexity-increase nan IN_REAL | nope --json IN_REAL | nope --quiet IN_REAL
         nope -q IN_REAL | nope --verbose IN_REAL | nope -v IN_REAL
@@ -339,7 +342,8 @@ COMMAND_LINES = {
         import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b
         import --bogus
     """,
-    "doctor": "--device gpu | --device '' | --device cuda:x | --device | surplus",
+    "doctor": "--device gpu | --device '' | --device cuda:x | --device | surplus | --ray head"
+    " | --ray '' | --ray auto --device cpu",
 }
 
 

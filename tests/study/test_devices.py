@@ -7,15 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.execution.cpu_shares import sharing_of_cpus
 from autotune.spec.result import DeviceInfo
-from autotune.study.devices import (
-    choose_devices,
-    cpu_shares,
-    parse_devices,
-    sharing_of,
-    sharing_of_cpus,
-    threads_of,
-)
+from autotune.study.devices import choose_devices, parse_devices, sharing_of, threads_of
 from autotune.study.request import SearchRequest
 
 CPU = DeviceInfo(device="cpu", name="a CPU, 8 threads", total_memory_bytes=2**36, versions={})
@@ -99,21 +93,6 @@ def test_devices_that_are_not_there_are_an_error(wanted, present, options, messa
     with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
         chosen(wanted, present, **options)
     assert raised.value.hint
-
-
-@pytest.mark.parametrize("places", [2, 3, 5, 16, 20])
-def test_places_have_equal_shares_of_the_cpus(places, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(100, 116)})
-    shares = cpu_shares(places)
-    assert len(shares) == places
-    sizes = [len(share) for share in shares]
-    assert set(sizes) == {max(1, 16 // places)}
-    if places <= 16:
-        assert len({cpu for share in shares for cpu in share}) == sum(sizes)
-
-
-def test_a_single_place_is_bound_to_no_cpus():
-    assert cpu_shares(1) == [None]
 
 
 def test_the_threads_of_a_cpu_are_read_from_its_name():

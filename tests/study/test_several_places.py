@@ -24,7 +24,14 @@ from autotune.spec.provenance import PerplexitySource
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
-from autotune.study.events import AttemptLost, Notice, StudyOpened, TrialBegan, TrialEnded
+from autotune.study.events import (
+    AttemptLost,
+    Notice,
+    PlaceLeft,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+)
 from autotune.study.search import SearchRequest, search
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
@@ -165,8 +172,8 @@ def test_a_device_that_is_lost_is_left_and_its_trial_runs_elsewhere(gate):
     result = run(observer, name="lost", devices="2", trials=5, make_executor=LosingExecutor)
     [lost] = observer.of(AttemptLost)
     assert all(trial.is_finished for trial in result.trials)
-    assert [event.message for event in observer.of(Notice) if "without" in event.message] == [
-        "the search goes on without cpu slot 2: the device does not answer"
+    assert observer.of(PlaceLeft) == [
+        PlaceLeft(device="cpu slot 2", reason="the device does not answer")
     ]
     assert [event.device for event in observer.of(TrialBegan) if event.number == lost.number] == [
         "cpu slot 2",

@@ -44,6 +44,7 @@ def test_of_eight_devices_of_which_one_is_used_there_are_the_trials_of_one_devic
     assert found[0]["trials"] == found[1]["trials"]
 
 
+@pytest.mark.slow
 def test_each_table_is_searched_under_its_own_cap():
     assert run("tight", devices=8, seed=10, table_name="llama")["reached"] >= ENOUGH
 

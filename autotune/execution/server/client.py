@@ -41,6 +41,8 @@ class Doing:
     """Such as `compile`; empty before it has reported anything."""
     steps: tuple[int, int] | None = None
     """How many steps of its training have ended, and of how many."""
+    used_bytes: int | None = None
+    """Memory in use on the GPU, where a node of a cluster says it."""
 
 
 class TrialServer:

@@ -36,6 +36,7 @@ def confirmation_request(
     time_budget: str | float | None,
     share: float,
     storage: str,
+    ray: str | None = None,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> tuple[SearchRequest, ConfirmationRequest]:
     """Return the requests that confirm a study that exists. Raises InvalidInput.
@@ -50,7 +51,7 @@ def confirmation_request(
     if trial is not None and trial < 0:
         raise InvalidInput(f"there is no trial {trial}", hint=f"see autotune show {study}")
     request = SearchRequest(
-        name=study, storage=storage, preferences=preferences, confirm_share=share
+        name=study, storage=storage, ray=ray, preferences=preferences, confirm_share=share
     )
     return request, ConfirmationRequest(
         share=share, seconds=seconds, trial=trial, at_least_once=True

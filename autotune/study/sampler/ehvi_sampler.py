@@ -286,8 +286,10 @@ class EhviSampler:
             *remaining[:MOST_CANDIDATES],
         ]
         yield list(dict.fromkeys(first))
+        seen = {*first}
         for start in range(MOST_CANDIDATES, len(remaining), MOST_CANDIDATES):
-            yield remaining[start : start + MOST_CANDIDATES]
+            following = remaining[start : start + MOST_CANDIDATES]
+            yield [index for index in following if index not in seen]
 
     def _candidates(self, indices: Sequence[int]) -> Candidates:
         return Candidates(

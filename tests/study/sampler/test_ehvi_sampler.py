@@ -8,6 +8,7 @@ import pytest
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
+from autotune.study.sampler import ehvi_sampler
 from autotune.study.sampler.ehvi_sampler import EhviSampler
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 from tests.building.studies import SPACE, definition
@@ -326,6 +327,14 @@ def test_every_configuration_is_suggested_once_at_most_and_none_that_was_tried()
     suggested = [choice.config for choice in suggestions(records)]
     assert len(suggested) == len({*suggested}) > 10
     assert not {*suggested} & {one.config for one in records}
+
+
+def test_none_is_suggested_twice_where_the_space_is_looked_at_in_batches(monkeypatch):
+    monkeypatch.setattr(ehvi_sampler, "MOST_CANDIDATES", 4)
+    monkeypatch.setattr(ehvi_sampler, "CONVERGED_IMPROVEMENT", math.inf)  # so that it looks at all
+    forecasts = [forecast(config, peak_memory_bytes=20 * MIB) for config in ALL]
+    suggested = [choice.config for choice in suggestions(measured_four(), forecasts=forecasts)]
+    assert len(suggested) == len({*suggested}) > 10
 
 
 def test_the_second_suggestion_is_the_best_while_the_first_is_in_flight():

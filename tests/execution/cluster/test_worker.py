@@ -1,0 +1,63 @@
+"""A worker of a node, in this process."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: autotune[ray]")
+
+from autotune.execution.cluster.worker import NodeWorker
+from autotune.spec.result import DeviceInfo
+
+DEVICE = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**40, versions={})
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)  # a worker changes its folder
+    made = NodeWorker(search="a-search", slot=0, slots=1, cpus=1, threads="1")
+    yield made
+    made.close()
+
+
+def test_what_runs_after_the_files_of_a_user_arrived_runs_in_their_folder(worker, tmp_path):
+    def folder_of_server():
+        return Path(os.readlink(f"/proc/{worker._executor.server_pid}/cwd"))
+
+    project = tmp_path / "project"
+    project.mkdir()
+    mark = project / "mark"
+    mark.touch()
+    assert folder_of_server() == tmp_path
+    assert worker.work_in(str(project), str(mark))
+    assert folder_of_server() == project
+
+
+def test_a_folder_that_the_node_does_not_see_is_not_gone_to(worker, tmp_path):
+    assert not worker.work_in(str(tmp_path / "elsewhere"), str(tmp_path / "elsewhere" / "mark"))
+    assert Path.cwd() == tmp_path
+
+
+def take_slot(worker, request):
+    return worker.perform(
+        request,
+        "take_slot",
+        {"device": DEVICE, "places": 1, "study": "a-study", "alone": False},
+    )
+
+
+def test_a_slot_that_is_granted_when_the_driver_has_given_up_is_free_again(worker):
+    worker.cancel(1)
+    error = take_slot(worker, 1).error
+    assert error is not None
+    assert error[0] == "Stopped"
+    assert take_slot(worker, 2).error is None
+
+
+def test_the_threads_are_those_of_the_driver(worker):
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    NodeWorker(search="b-search", slot=0, slots=1, cpus=1, threads=None).close()
+    assert "OMP_NUM_THREADS" not in os.environ
