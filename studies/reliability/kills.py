@@ -54,6 +54,7 @@ class Run:
     kills: Counter[str] = field(default_factory=Counter)
     exits: Counter[str] = field(default_factory=Counter)
     watch: Watch = field(default_factory=Watch)
+    more_trials: int = MORE_TRIALS
     trials_wanted: int = MORE_TRIALS
     looked_at: float = 0.0
 
@@ -64,8 +65,8 @@ class Run:
             self._start()
         if time.monotonic() - self.looked_at > SECONDS_BETWEEN_LOOKS:
             now = self.look()
-            if now is not None and now.finished > self.trials_wanted - MORE_TRIALS // 2:
-                self.trials_wanted += MORE_TRIALS
+            if now is not None and now.finished > self.trials_wanted - self.more_trials // 2:
+                self.trials_wanted += self.more_trials
 
     def look(self) -> Snapshot | None:
         now = snapshot(self.url, STUDY)

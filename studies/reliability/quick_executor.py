@@ -4,8 +4,11 @@ For proofs about the study itself, a hundred times quicker: it opens, prepares, 
 ends as always.
 """
 
+import random
+import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,20 @@ CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, vers
 class QuickExecutor(LocalExecutor):
     """`lost`: so many of its first trials are lost by the machine's fault.
 
-    `hangs`: trials end when cancelled only.
+    `hangs`: trials end when cancelled only. `seconds`: what a trial takes on average.
     """
 
-    def __init__(self, folder: Path, *, lost: int = 0, hangs: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lost: int = 0,
+        hangs: bool = False,
+        seconds: float = 0.0,
+        **options: Any,
+    ) -> None:
         super().__init__(folder, **options)
-        self._lost, self._hangs = lost, hangs
+        self._lost, self._hangs, self._seconds = lost, hangs, seconds
 
     def probe(
         self, device: str | None, choices: object
@@ -46,7 +57,14 @@ class QuickExecutor(LocalExecutor):
             self._lost -= 1
             finished.set_exception(TrialLost("the trial's process was killed"))
         elif not self._hangs:
-            finished.set_result(FinishedTrial(measurement=measurement_of(config), seconds=0.01))
+            end = FinishedTrial(measurement=measurement_of(config), seconds=self._seconds or 0.01)
+            if self._seconds:
+                pause = random.expovariate(1 / self._seconds)
+                timer = threading.Timer(pause, _end, (finished, end))
+                timer.daemon = True
+                timer.start()
+            else:
+                finished.set_result(end)
         return finished
 
     def time_in_turn(
@@ -70,10 +88,7 @@ class QuickExecutor(LocalExecutor):
         return TimedInTurn(schedule="in turn", results=tuple(results))
 
     def cancel(self, future: "Future[FinishedTrial]") -> None:
-        if not future.done():
-            future.set_result(
-                FinishedTrial(measurement=Measurement(outcome="interrupted"), seconds=0.01)
-            )
+        _end(future, FinishedTrial(measurement=Measurement(outcome="interrupted"), seconds=0.01))
 
     def submit_prediction(self, *_: Any, **__: Any) -> "Future[Reply]":
         impossible: Future[Reply] = Future()
@@ -90,3 +105,8 @@ class QuickExecutor(LocalExecutor):
             Path(payload["folder"]).mkdir(parents=True)
             return {"text_sha256": "0" * 64, "model_sha256": "", "parameters": 1}
         return {"examine": {"unavailable": {}}, "model_sha256": ""}.get(task)
+
+
+def _end(future: "Future[FinishedTrial]", finished: FinishedTrial) -> None:
+    with suppress(InvalidStateError):  # it has ended, or was cancelled, just now
+        future.set_result(finished)

@@ -21,6 +21,7 @@ from autotune.execution.device_slots import LOCK_FOLDER_VARIABLE
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Event, Preparing
 from autotune.study.search import SearchRequest, search
+from studies.reliability.quick_executor import QuickExecutor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SPACE = Path(__file__).with_name("space.toml")
@@ -32,8 +33,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--storage", required=True)
     parser.add_argument("--trials", type=int, default=None)
     parser.add_argument("--places", type=int, default=1, help="trials at a time on the device")
+    parser.add_argument("--ray", default=None, help="run trials on a Ray cluster")
+    parser.add_argument("--devices", default=None, help="of the cluster")
     parser.add_argument(
         "--own-device", action="store_true", help="do not wait for the trials of other workers"
+    )
+    parser.add_argument(
+        "--quick", type=float, default=None, help="run trials of so many seconds without processes"
     )
     parser.add_argument("--sampler", default="random")
     parser.add_argument("--cap-mib", type=int, default=80)
@@ -68,6 +74,8 @@ def main(words: Sequence[str] | None = None) -> int:
         device="cpu",
         sampler=arguments.sampler,
         trials=arguments.trials,
+        ray=arguments.ray,
+        devices=arguments.devices,
         trials_per_device=arguments.places,
         database_wait_seconds=arguments.database_wait,
         trial_time_limit_seconds=arguments.time_limit,
@@ -75,8 +83,11 @@ def main(words: Sequence[str] | None = None) -> int:
         fresh=True,
         confirm=False,  # the stand-in has no steps to time in turn
     )
+    executor: partial[LocalExecutor]
     try:
         executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))
+        if arguments.quick is not None:
+            executor = partial(QuickExecutor, seconds=arguments.quick)
         search(
             request, listener=listener, should_stop=lambda: bool(received), make_executor=executor
         )
