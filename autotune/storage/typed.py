@@ -1,10 +1,12 @@
 """Checks stored values against the types of a dataclass: a JSON column accepts any value."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import cache
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+Predicate = Callable[[object], bool]
 
 
 def check_types(stored: Any) -> None:
@@ -19,59 +21,62 @@ def check_types(stored: Any) -> None:
 
 
 @cache
-def _field_checks(dataclass_type: type) -> tuple[tuple[str, Callable[[object], bool]], ...]:
+def _field_checks(dataclass_type: type) -> tuple[tuple[str, Predicate], ...]:
     hints = get_type_hints(dataclass_type)  # also of class variables, which are not stored
-    return tuple((field.name, _make_check(hints[field.name])) for field in fields(dataclass_type))
+    return tuple(
+        (field.name, is_of_type_check(hints[field.name])) for field in fields(dataclass_type)
+    )
 
 
-def _make_check(hint: Any) -> Callable[[object], bool]:
-    """Returns a predicate that tries a set of plain types first.
+@cache
+def is_of_type_check(hint: Any) -> Predicate:
+    """Returns the predicate of type `hint`; an int is also a float, a list also a tuple.
 
-    Most fields are numbers, strings, None or a dataclass, and there are many rows.
+    It is made once for each type, because there are many rows.
     """
-    plain = frozenset(_plain_types(hint))
+    origin = get_origin(hint)
+    arguments = get_args(hint)
+    if hint is Any:
+        return lambda value: True
+    if origin in (Union, UnionType):
+        return _any_of(tuple(map(is_of_type_check, arguments)))
+    if origin is Literal:
+        return lambda value: isinstance(value, str) and value in arguments
+    if origin is tuple:
+        return _tuple_of(arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping_of(is_of_type_check(arguments[0]), is_of_type_check(arguments[1]))
+    if hint is float:
+        return lambda value: type(value) in (int, float)
+    if hint is int:
+        return lambda value: type(value) is int  # not a bool
+    return lambda value: isinstance(value, hint)
 
+
+def _any_of(checks: tuple[Predicate, ...]) -> Predicate:
     def fits(value: object) -> bool:
-        return type(value) in plain or is_of_type(value, hint)
+        return any(check(value) for check in checks)
 
     return fits
 
 
-def _plain_types(hint: Any) -> set[type]:
-    if get_origin(hint) in (Union, UnionType):
-        return set().union(*map(_plain_types, get_args(hint)))
-    if hint is float:
-        return {int, float}
-    if hint in (int, str, bool, NoneType) or is_dataclass(hint):
-        return {hint}
-    return set()
-
-
-def is_of_type(value: object, hint: Any) -> bool:
-    """Whether a JSON value is of type `hint`; an int is also a float, a list also a tuple."""
-    origin = get_origin(hint)
-    arguments = get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(is_of_type(value, member) for member in arguments)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if origin is tuple:
-        return isinstance(value, list | tuple) and _items_fit(value, arguments)
-    if origin is not None and issubclass(origin, Mapping):
+def _mapping_of(key_fits: Predicate, item_fits: Predicate) -> Predicate:
+    def fits(value: object) -> bool:
         return isinstance(value, Mapping) and all(
-            is_of_type(key, arguments[0]) and is_of_type(item, arguments[1])
-            for key, item in value.items()
+            key_fits(key) and item_fits(item) for key, item in value.items()
         )
-    if isinstance(value, bool) and hint in (int, float):
-        return False
-    if hint is float:
-        return isinstance(value, int | float)
-    return isinstance(value, hint)
+
+    return fits
 
 
-def _items_fit(items: list[Any] | tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
-    if hints[-1] is Ellipsis:
-        return all(is_of_type(item, hints[0]) for item in items)
-    return len(items) == len(hints) and all(map(is_of_type, items, hints))
+def _tuple_of(hints: tuple[Any, ...]) -> Predicate:
+    def fits(value: object) -> bool:
+        if not isinstance(value, list | tuple):
+            return False
+        if hints[-1] is Ellipsis:
+            return all(map(is_of_type_check(hints[0]), value))
+        return len(value) == len(hints) and all(
+            is_of_type_check(hint)(item) for hint, item in zip(hints, value, strict=True)
+        )
+
+    return fits
