@@ -7,9 +7,13 @@
     │   ├── InvalidDataset          a dataset that is missing, empty or too short
     │   ├── IllegalConfiguration    techniques that cannot be combined
     │   ├── UnknownStudy            the storage has no study of that name
+    │   ├── UnknownSearch           the queue of the service has no search of that number
+    │   ├── NotAllowed              the service does not accept such a submission
     │   └── StudyMismatch           the study of that name has other settings
+    │       └── SearchConflict          the search is in another state than the request needs
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
     │   └── StorageUnreachable  it is unreachable for now; the search can be resumed (exit 75)
+    ├── ServerUnreachable       a server that does not answer; the command can be repeated (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
     ├── TrialLost               the machine ended a trial (killed, device gone, disk full); the
@@ -23,6 +27,7 @@ Expected failures of a trial (out of memory, timeout, crash) are not errors but 
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -67,7 +72,19 @@ class UnknownStudy(InvalidInput):
     pass
 
 
+class UnknownSearch(InvalidInput):
+    pass
+
+
+class NotAllowed(InvalidInput):
+    pass
+
+
 class StudyMismatch(InvalidInput):
+    pass
+
+
+class SearchConflict(StudyMismatch):
     pass
 
 
@@ -76,6 +93,10 @@ class StorageUnavailable(AutotuneError):
 
 
 class StorageUnreachable(StorageUnavailable):
+    exit_code = 75
+
+
+class ServerUnreachable(AutotuneError):
     exit_code = 75
 
 
@@ -101,6 +122,11 @@ class DeviceDisturbed(TrialLost):
 
 class Stopped(AutotuneError):
     exit_code = 75
+
+
+def problem_name(error: type[AutotuneError]) -> str:
+    """Return how a server names a class of errors in its problem details: `unknown-study`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", error.__name__).lower()
 
 
 MOST_SUGGESTIONS = 3

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import sqlalchemy
-from sqlalchemy import Column, Connection, Select, and_, insert, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Select, and_, insert, select, update
 
 from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, suggestion
 from autotune.spec.config import TrainingConfig
@@ -39,7 +39,14 @@ from autotune.storage.rows import (
     trial_row,
 )
 from autotune.storage.schema import open_studies
-from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.tables import (
+    ATTEMPTS,
+    CONFIRMATIONS,
+    PREDICTIONS,
+    STUDIES,
+    TRIALS,
+    DatabaseNow,
+)
 from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
 
 
@@ -53,6 +60,37 @@ class StudySummary:
     trials: int
     """The number of trials with a result."""
     trials_wanted: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyVersion:
+    """Equals an earlier one of the same study only if what was read then is still the same."""
+
+    study_id: int
+    begun: str
+    """Another study of the same name, or with the id of a deleted one, has another one."""
+    revision: int
+    """Of its trials and confirmations."""
+    forecasts: int
+    """How many predictions are stored; they never change."""
+    trials_wanted: int
+    workload_characters: int
+    """Of the stored workload, to which a search of a script adds files."""
+    running: int
+    """How many attempts run with a lease; one expires with time alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyEntry:
+    """A study in the list of a server, without its trials."""
+
+    version: StudyVersion
+    name: str
+    created_at: datetime
+    """In UTC."""
+    device: str
+    """The vendor's name of the device."""
+    cap_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +146,11 @@ class StudyStore:
         self.url = self._database.url
         """The database's URL without its password, for messages."""
         self.attempts = Attempts(self._database, retry=retry)
+
+    @property
+    def database(self) -> Database:
+        """The database, for what is stored in it beside the studies."""
+        return self._database
 
     def close(self) -> None:
         self._database.close()
@@ -222,6 +265,43 @@ class StudyStore:
                 )
                 for row in connection.execute(query)
             ]
+
+    @retried
+    def version(self, study: str) -> StudyVersion | None:
+        """Returns the version of what is stored of a study; None where there is no such study."""
+        entries = self._entries(STUDIES.c.name == study)
+        return entries[0].version if entries else None
+
+    @retried
+    def entries(self) -> list[StudyEntry]:
+        """Returns every study, oldest first, without a look at its trials."""
+        return self._entries()
+
+    def _entries(self, *conditions: ColumnElement[bool]) -> list[StudyEntry]:
+        query = _ENTRIES.where(*conditions)
+        with self._database.reading() as connection:
+            return [_entry(row) for row in connection.execute(query)]
+
+    @retried
+    def finished_trials(self) -> dict[int, int]:
+        """Returns the number of trials with a result by the id of their study."""
+        query = select(TRIALS.c.study_id, sqlalchemy.func.count(TRIALS.c.finished_at)).group_by(
+            TRIALS.c.study_id
+        )
+        with self._database.reading() as connection:
+            return {row[0]: row[1] for row in connection.execute(query)}
+
+    @retried
+    def outcomes(self) -> dict[str, int]:
+        """Returns how many trials of all studies ended in each outcome."""
+        outcome = TRIALS.c.measurement["outcome"].as_string().label("outcome")
+        query = (
+            select(outcome, sqlalchemy.func.count())
+            .where(TRIALS.c.finished_at.is_not(None))
+            .group_by(outcome)
+        )
+        with self._database.reading() as connection:
+            return {str(name): number for name, number in connection.execute(query)}
 
     @retried
     def dates(self, study: str) -> tuple[str, str]:
@@ -440,6 +520,58 @@ class StudyStore:
 def _names(connection: Connection) -> list[str]:
     """Returns the names of all studies, oldest first."""
     return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id)).all())
+
+
+_ENTRY_COLUMNS = ("id", "name", "created_at", "device", "cap_bytes", "revision", "trials_wanted")
+
+
+def _select_entries() -> Select[Any]:
+    """Selects all that a `StudyEntry` says, oldest study first."""
+    forecasts = (
+        select(sqlalchemy.func.count())
+        .where(PREDICTIONS.c.study_id == STUDIES.c.id)
+        .scalar_subquery()
+    )
+    workload = sqlalchemy.func.length(sqlalchemy.cast(STUDIES.c.workload, sqlalchemy.Text))
+    running = (
+        select(sqlalchemy.func.count())
+        .select_from(ATTEMPTS.join(TRIALS))
+        .where(
+            TRIALS.c.study_id == STUDIES.c.id,
+            ATTEMPTS.c.state == "running",
+            ATTEMPTS.c.lease_until > DatabaseNow(),
+        )
+        .scalar_subquery()
+    )
+    return select(
+        *(STUDIES.c[name] for name in _ENTRY_COLUMNS),
+        forecasts.label("forecasts"),
+        workload.label("workload_characters"),
+        running.label("running"),
+    ).order_by(STUDIES.c.id)
+
+
+_ENTRIES = _select_entries()
+"""Made once: a server asks for it with every request."""
+
+
+def _entry(row: Any) -> StudyEntry:
+    created_at = _in_utc(row.created_at).replace(tzinfo=UTC)
+    return StudyEntry(
+        version=StudyVersion(
+            study_id=row.id,
+            begun=created_at.isoformat(),
+            revision=row.revision,
+            forecasts=row.forecasts,
+            trials_wanted=row.trials_wanted,
+            workload_characters=row.workload_characters,
+            running=row.running,
+        ),
+        name=row.name,
+        created_at=created_at,
+        device=str(row.device.get("name", "")),
+        cap_bytes=row.cap_bytes,
+    )
 
 
 def _select_trials(study: str) -> Select[Any]:

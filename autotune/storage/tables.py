@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Float,
@@ -16,6 +17,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
     func,
     text,
 )
@@ -27,7 +29,7 @@ METADATA = MetaData()
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0004"
+REVISION = "0005"
 """The last revision in `migrations/versions`."""
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -126,7 +128,103 @@ CONFIRMATIONS = Table(
     UniqueConstraint("study_id", "ordinal"),
 )
 
-FIRST_REVISIONS: Mapping[str, str] = {ATTEMPTS.name: "0002", CONFIRMATIONS.name: "0004"}
+SEARCHES = Table(
+    "autotune_searches",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("study", String(100), nullable=False),
+    Column("state", String(12), nullable=False),
+    Column("request", JSON, nullable=False),
+    Column("priority", Integer, nullable=False, server_default=text("0")),
+    # Empty for any group of devices.
+    Column("device_group", String(100), nullable=False, server_default=""),
+    Column("submitted_by", String(100), nullable=False),
+    # Moments are seconds since 1970 by the database's clock.
+    Column("submitted_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("not_before", Float, nullable=False, server_default=text("0")),
+    Column("reason", String(2000), nullable=False, server_default=""),
+    Column("hint", String(2000), nullable=False, server_default=""),
+    Column("exit_code", Integer),
+    # Idempotency-Key of the submission, and a digest of what came with it.
+    Column("key", String(310), unique=True),
+    Column("digest", String(64), nullable=False, server_default=""),
+    # Counts the processes that were started for it. What an earlier one writes does not count.
+    Column("run", Integer, nullable=False, server_default=text("0")),
+    Column("losses", Integer, nullable=False, server_default=text("0")),
+    # Counts the events of the run, so that a repeated call adds none again.
+    Column("reported", Integer, nullable=False, server_default=text("0")),
+    Column("is_stopping", Boolean, nullable=False, server_default=false()),
+    Column("is_announced", Boolean, nullable=False, server_default=false()),
+    Column("host", String(200)),
+    Column("pid", BigInteger),
+    Column("process_started_at", Float),
+    Column("lease_until", Float, nullable=False, server_default=text("0")),
+    Column("progress", JSON(none_as_null=True)),
+    Column("version", String(40), nullable=False, server_default=""),
+    Index("autotune_searches_by_state", "state"),
+    Index("autotune_searches_by_study", "study"),
+    sqlite_autoincrement=True,  # the number of a removed search is not given to another one
+)
+
+EVENTS = Table(
+    "autotune_events",
+    METADATA,
+    # Without gaps, in the order of the commits: from `last_event` of the table of the server.
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    # 0 for an event of a study that is of no search.
+    Column("search_id", Integer, nullable=False),
+    Column("study", String(100), nullable=False),
+    Column("kind", String(20), nullable=False),
+    Column("data", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+)
+
+SERVER = Table(
+    "autotune_server",
+    METADATA,
+    Column("id", Integer, primary_key=True),  # 1, of the only row
+    Column("epoch", Integer, nullable=False),
+    Column("holder", String(300), nullable=False),
+    Column("version", String(40), nullable=False),
+    Column("renewed_at", Float, nullable=False),
+    Column("last_event", BigInteger, nullable=False),
+)
+
+TOKENS = Table(
+    "autotune_tokens",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("name", String(100), nullable=False, unique=True),
+    # The SHA-256 of the token in hexadecimal digits. The token itself is stored nowhere.
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("read_only", Boolean, nullable=False),
+    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("revoked_at", DateTime(timezone=True)),
+)
+
+ACTIONS = Table(
+    "autotune_actions",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    # The name of a token, or `owner`.
+    Column("who", String(100), nullable=False),
+    Column("action", String(40), nullable=False),
+    Column("target", String(200), nullable=False),
+    Column("detail", String(1000), nullable=False),
+)
+
+FIRST_REVISIONS: Mapping[str, str] = {
+    ATTEMPTS.name: "0002",
+    CONFIRMATIONS.name: "0004",
+    SEARCHES.name: "0005",
+    EVENTS.name: "0005",
+    SERVER.name: "0005",
+    TOKENS.name: "0005",
+    ACTIONS.name: "0005",
+}
 """The revision that added a table, for the tables that databases of before it lack."""
 
 

@@ -1,0 +1,80 @@
+"""A search that was handed to a service: what was asked for, and what has become of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+SearchState = Literal["queued", "running", "finished", "cancelled", "failed"]
+SEARCH_STATES: tuple[SearchState, ...] = get_args(SearchState)
+ENDED: tuple[SearchState, ...] = ("finished", "cancelled", "failed")
+
+SEARCH_LEASE_SECONDS = 20.0
+"""For how long a search without a sign of life counts as running on another machine."""
+SEARCH_RENEWAL_SECONDS = 2.0
+MOST_LOSSES = 3
+"""A search whose process ended without a word more often than this, one after the other, fails."""
+MOST_PRIORITY = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProcess:
+    """The process that runs a search. A pid is used again; with its start it is one process."""
+
+    host: str
+    pid: int
+    started_at: float
+    """Seconds since its machine was started; since 1970 where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedSearch:
+    """One search of the queue; moments are seconds since 1970 by the clock of the database."""
+
+    id: int
+    study: str
+    state: SearchState
+    request: Mapping[str, Any]
+    """The settings as they were submitted, by their names in Python."""
+    priority: int
+    """From -MOST_PRIORITY to MOST_PRIORITY; the highest first, among equals the oldest."""
+    group: str
+    """The group of devices that it runs on, or wants; empty: any."""
+    submitted_by: str
+    submitted_at: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    reason: str = ""
+    """Why it failed or was cancelled, in a sentence without its full stop."""
+    hint: str = ""
+    exit_code: int | None = None
+    """That of `autotune search`; None while it has not ended."""
+    run: int = 0
+    """How often a process was started for it. What an earlier one writes does not count."""
+    losses: int = 0
+    """How many processes in a row ended without a word."""
+    is_stopping: bool = False
+    """Whether it is to be cancelled; its process ends within seconds."""
+    process: SearchProcess | None = None
+    lease_until: float = 0.0
+    progress: Mapping[str, Any] | None = None
+    """What its process last said of itself."""
+    version: str = ""
+    """Of the autotune that runs it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceEvent:
+    """Something that happened to a search; numbers grow in the order of the commits."""
+
+    number: int
+    search: int
+    study: str
+    kind: str
+    data: Mapping[str, Any]
+    at: float
+    """Seconds since 1970 by the clock of the database."""

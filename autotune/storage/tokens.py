@@ -1,0 +1,200 @@
+"""Stores the named tokens of a server and the log of what was done with them.
+
+Of a token only its SHA-256 is stored. A token has 256 random bits, so that neither salt nor a slow
+hash is needed: nobody finds it from its digest.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import insert, select, update
+
+from autotune.errors import InvalidInput, suggestion
+from autotune.storage.database import Database
+from autotune.storage.error_translation import Conflict
+from autotune.storage.tables import ACTIONS, TOKENS
+
+OWNER = "owner"
+"""The name of whoever has the token that the server was started with."""
+
+_LONGEST_NAME = 100
+_LONGEST_TARGET = 200
+_LONGEST_DETAIL = 1000
+_RANDOM_BYTES = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedToken:
+    """A token without its secret."""
+
+    name: str
+    is_read_only: bool
+    created_at: datetime
+    """In UTC."""
+    revoked_at: datetime | None = None
+    """In UTC; None: it is valid."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """One line of the log: who did what."""
+
+    number: int
+    at: datetime
+    """In UTC."""
+    who: str
+    action: str
+    """Such as `cancel search`."""
+    target: str
+    detail: str
+
+
+def new_token() -> str:
+    """Returns a random token that is safe in URLs and cookies."""
+    return secrets.token_urlsafe(_RANDOM_BYTES)
+
+
+def digest_of(token: str) -> str:
+    """Returns what is stored of a token: its SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(token.encode("utf-8", errors="surrogatepass")).hexdigest()
+
+
+class Tokens:
+    """The named tokens and the log of actions in one database.
+
+    All methods raise StorageUnavailable for a database that cannot be used, and StorageUnreachable
+    for one that cannot be used at the moment.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    # -- tokens ------------------------------------------------------------------------------------
+
+    def add(self, name: str, *, read_only: bool = False) -> str:
+        """Adds a token of that name and returns it; it cannot be shown again.
+
+        The name of a revoked token may be used again. Raises InvalidInput for one in use.
+        """
+        check_token_name(name)
+        token = new_token()
+        values = {"digest": digest_of(token), "read_only": read_only}
+        same_name = TOKENS.c.name == name
+        try:
+            with self._database.writing() as connection:
+                renewed = connection.execute(
+                    update(TOKENS)
+                    .where(same_name, TOKENS.c.revoked_at.is_not(None))
+                    .values(**values, created_at=sqlalchemy.func.now(), revoked_at=None)
+                )
+                if not renewed.rowcount:
+                    connection.execute(insert(TOKENS).values(name=name, **values))
+        except Conflict:
+            raise InvalidInput(
+                f"there is a token {name!r} already",
+                hint=f"choose another name, or first: autotune serve tokens remove {name}",
+            ) from None
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Makes a token invalid. Raises InvalidInput where no valid one has that name."""
+        with self._database.writing() as connection:
+            revoked = connection.execute(
+                update(TOKENS)
+                .where(TOKENS.c.name == name, TOKENS.c.revoked_at.is_(None))
+                .values(revoked_at=sqlalchemy.func.now())
+            )
+        if not revoked.rowcount:
+            names = [token.name for token in self.all() if token.revoked_at is None]
+            there_is = f"there is {', '.join(names)}" if names else "there is none"
+            raise InvalidInput(
+                f"there is no valid token {name!r}",
+                hint=suggestion(name, names, otherwise=there_is),
+            )
+
+    def all(self) -> list[NamedToken]:
+        """Returns every token, also revoked ones, by name."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(TOKENS).order_by(TOKENS.c.name)).all()
+        return [
+            NamedToken(
+                name=row.name,
+                is_read_only=row.read_only,
+                created_at=_in_utc(row.created_at),
+                revoked_at=None if row.revoked_at is None else _in_utc(row.revoked_at),
+            )
+            for row in rows
+        ]
+
+    def valid(self) -> Mapping[str, NamedToken]:
+        """Returns the valid tokens by their digest."""
+        with self._database.reading() as connection:
+            rows = connection.execute(select(TOKENS).where(TOKENS.c.revoked_at.is_(None))).all()
+        return {
+            row.digest: NamedToken(
+                name=row.name, is_read_only=row.read_only, created_at=_in_utc(row.created_at)
+            )
+            for row in rows
+        }
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    def record_action(self, *, who: str, action: str, target: str, detail: str = "") -> None:
+        """Adds a line to the log of actions; texts that are too long are cut."""
+        values = {
+            "who": who[:_LONGEST_NAME],
+            "action": action,
+            "target": target[:_LONGEST_TARGET],
+            "detail": detail[:_LONGEST_DETAIL],
+        }
+        with self._database.writing() as connection:
+            connection.execute(insert(ACTIONS).values(_without_nul(values)))
+
+    def actions(self, *, limit: int, offset: int = 0) -> tuple[list[Action], int]:
+        """Returns lines of the log, newest first, and how many it has."""
+        query = select(ACTIONS).order_by(ACTIONS.c.id.desc()).limit(limit).offset(offset)
+        with self._database.reading() as connection:
+            rows = connection.execute(query).all()
+            total = connection.scalar(select(sqlalchemy.func.count()).select_from(ACTIONS))
+        found = [
+            Action(
+                number=row.id,
+                at=_in_utc(row.at),
+                who=row.who,
+                action=row.action,
+                target=row.target,
+                detail=row.detail,
+            )
+            for row in rows
+        ]
+        return found, total or 0
+
+
+def check_token_name(name: str) -> None:
+    """Raises InvalidInput unless a token may have that name."""
+    allowed = all(character.isalnum() or character in "._@-" for character in name)
+    if not name or not allowed or not name.isascii() or len(name) > _LONGEST_NAME:
+        raise InvalidInput(
+            f"{name!r} cannot be a token's name",
+            hint=f"use up to {_LONGEST_NAME} letters, digits, '.', '_', '@' and '-'",
+        )
+    if name == OWNER:
+        raise InvalidInput(
+            f"{name!r} is the name of the token that the server is started with",
+            hint="choose another name",
+        )
+
+
+def _without_nul(values: Mapping[str, str]) -> dict[str, Any]:
+    """Replaces the NUL character, which PostgreSQL does not store."""
+    return {name: text.replace("\0", "\ufffd") for name, text in values.items()}
+
+
+def _in_utc(moment: datetime) -> datetime:
+    """Returns a moment with UTC as its zone, which is what a database without zones stores."""
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,0 +1,380 @@
+"""The queue of a service, on both kinds of databases."""
+
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+
+from autotune.errors import SearchConflict, UnknownSearch
+from autotune.spec.queued_search import MOST_LOSSES, SearchProcess
+from autotune.storage.searches import LeadLost, NewSearch, RunLost, Searches
+from autotune.storage.store import StudyStore
+from autotune.storage.tables import SEARCHES, SERVER
+from tests.building.studies import definition, open_store
+
+PROCESS = SearchProcess(host="here", pid=17, started_at=1000.0)
+
+
+@pytest.fixture
+def database(store_url):
+    with closing(StudyStore(store_url, create=True)) as store:
+        yield store.database
+
+
+@pytest.fixture
+def queue(database):
+    return Searches(database)
+
+
+@pytest.fixture
+def epoch(queue):
+    return queue.take_lead("a server", version="1")
+
+
+def submit(queue, **changes):
+    settings = {"request": {"trials": 3}, "submitted_by": "ada", **changes}
+    return queue.submit(NewSearch(**settings))[0]
+
+
+def claim(queue, epoch, group="default"):
+    return queue.claim_next(epoch, group=group, version="1")
+
+
+def kinds(queue):
+    return [event.kind for event in queue.events_after(0)]
+
+
+def changed(database, number, **values):
+    """Write columns of a search as nothing else does, such as a moment in the past."""
+    with database.writing() as connection:
+        connection.execute(update(SEARCHES).where(SEARCHES.c.id == number).values(**values))
+
+
+# -- submissions -----------------------------------------------------------------------------------
+
+
+def test_a_study_without_a_name_is_called_after_the_number_of_its_search(queue):
+    search = submit(queue, study_base="quick-gpt")
+    assert search.study == f"quick-gpt-{search.id}"
+
+
+def test_a_repeated_key_returns_the_first_search(queue):
+    new = NewSearch(request={}, submitted_by="ada", key="k", digest="d")
+    first, is_new = queue.submit(new)
+    again, is_new_again = queue.submit(new)
+    assert (is_new, is_new_again) == (True, False)
+    assert again == first
+
+
+def test_a_repeated_key_with_another_content_is_a_conflict(queue):
+    queue.submit(NewSearch(request={}, submitted_by="ada", key="k", digest="d"))
+    with pytest.raises(SearchConflict, match="with other settings"):
+        queue.submit(NewSearch(request={}, submitted_by="ada", key="k", digest="e"))
+
+
+def test_a_full_queue_takes_no_more(queue, monkeypatch):
+    monkeypatch.setattr("autotune.storage.searches.MOST_QUEUED", 2)
+    submit(queue), submit(queue)
+    with pytest.raises(SearchConflict, match="the queue is full"):
+        submit(queue)
+
+
+def test_the_longest_key_of_the_longest_name_is_stored(queue):
+    key = f"{'n' * 100}:{'k' * 200}"
+    first = submit(queue, key=key)
+    assert submit(queue, key=key) == first
+
+
+def test_a_number_that_no_search_has_is_unknown(queue):
+    for number in (0, -1, 7, 2**31, 2**70):
+        with pytest.raises(UnknownSearch):
+            queue.get(number)
+
+
+# -- the order -------------------------------------------------------------------------------------
+
+
+def test_the_highest_priority_begins_first_and_among_equals_the_oldest(queue, epoch):
+    numbers = [submit(queue, priority=priority).id for priority in (0, 5, 5, -1)]
+    order = []
+    while (search := claim(queue, epoch)) is not None:
+        queue.begin_run(search.id, search.run, PROCESS, version="1")
+        queue.end_run(search.id, search.run, "finished", exit_code=0)
+        order.append(search.id)
+    assert order == [numbers[1], numbers[2], numbers[0], numbers[3]]
+
+
+def test_the_list_shows_the_queue_in_the_order_in_which_it_begins(queue, epoch):
+    numbers = [submit(queue, priority=priority).id for priority in (0, 5, 1)]
+    found, total = queue.find()
+    assert [search.id for search in found] == [numbers[1], numbers[2], numbers[0]]
+    assert total == 3
+    assert queue.positions() == {numbers[1]: 1, numbers[2]: 2, numbers[0]: 3}
+
+
+def test_a_group_runs_one_search_at_a_time(queue, epoch):
+    submit(queue)
+    submit(queue)
+    assert claim(queue, epoch) is not None
+    assert claim(queue, epoch) is None
+
+
+def test_another_group_runs_the_next_search(queue, epoch):
+    submit(queue)
+    second = submit(queue)
+    claim(queue, epoch, "a")
+    assert claim(queue, epoch, "b").id == second.id
+
+
+def test_a_search_for_one_group_waits_for_it(queue, epoch):
+    search = submit(queue, group="b")
+    assert claim(queue, epoch, "a") is None
+    assert claim(queue, epoch, "b").id == search.id
+
+
+def test_a_priority_can_be_changed_until_the_search_ends(queue, epoch):
+    first, second = submit(queue), submit(queue)
+    queue.set_priority(second.id, 9)
+    assert claim(queue, epoch).id == second.id
+    queue.cancel(first.id, by="ada")
+    with pytest.raises(SearchConflict, match="has ended"):
+        queue.set_priority(first.id, 1)
+
+
+# -- the end ---------------------------------------------------------------------------------------
+
+
+def test_a_queued_search_is_cancelled_at_once(queue):
+    search = queue.cancel(submit(queue).id, by="bob")
+    assert (search.state, search.reason) == ("cancelled", "cancelled by bob")
+
+
+def test_a_running_search_is_told_to_stop_by_its_next_sign_of_life(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.begin_run(search.id, search.run, PROCESS, version="1")
+
+    def renew():
+        return queue.renew_run(
+            search.id, search.run, progress={}, study=search.study, has_results=False
+        )
+
+    assert renew() is False
+    assert queue.cancel(search.id, by="bob").state == "running"
+    assert renew() is True
+    queue.end_run(search.id, search.run, "cancelled", exit_code=75)
+    assert queue.get(search.id).reason == "cancelled by bob"
+
+
+def test_a_search_that_stops_for_a_cancelled_one_to_be_resumed_is_cancelled(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.cancel(search.id, by="bob")
+    queue.end_run(search.id, search.run, "queued", reason="the server stops")
+    assert queue.get(search.id).state == "cancelled"
+
+
+def test_an_ended_search_cannot_be_cancelled_and_can_be_removed(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    with pytest.raises(SearchConflict, match="cancel it before"):
+        queue.remove(search.id)
+    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    with pytest.raises(SearchConflict, match="is finished"):
+        queue.cancel(search.id, by="bob")
+    queue.remove(search.id)
+    with pytest.raises(UnknownSearch):
+        queue.get(search.id)
+
+
+def test_the_number_of_a_removed_search_is_not_given_again(queue):
+    first = submit(queue)
+    queue.cancel(first.id, by="ada")
+    queue.remove(first.id)
+    assert submit(queue).id > first.id
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def test_a_search_whose_process_is_lost_is_first_in_the_queue_again(queue, epoch, database):
+    submit(queue)
+    submit(queue, priority=100)
+    search = claim(queue, epoch)
+    lost = queue.give_up_run(epoch, search.id, search.run, reason="killed by SIGKILL")
+    assert (lost.state, lost.losses, lost.reason) == ("queued", 1, "killed by SIGKILL")
+    changed(database, search.id, not_before=0.0)
+    again = claim(queue, epoch)
+    assert (again.id, again.run) == (search.id, 2)
+
+
+def test_a_search_that_is_lost_too_often_fails_with_the_reason(queue, epoch, database):
+    number = submit(queue).id
+    for _ in range(MOST_LOSSES + 1):
+        changed(database, number, not_before=0.0)
+        search = claim(queue, epoch)
+        queue.give_up_run(epoch, number, search.run, reason="killed by SIGKILL")
+    search = queue.get(number)
+    assert search.state == "failed"
+    assert "killed by SIGKILL" in search.reason
+
+
+def test_results_end_the_count_of_losses(queue, epoch, database):
+    number = submit(queue).id
+    search = claim(queue, epoch)
+    queue.give_up_run(epoch, number, search.run, reason="gone")
+    changed(database, number, not_before=0.0)
+    search = claim(queue, epoch)
+    queue.renew_run(number, search.run, progress={}, study="s", has_results=True)
+    assert queue.get(number).losses == 0
+
+
+def test_a_process_that_was_given_up_changes_nothing_any_more(queue, epoch, database):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.give_up_run(epoch, search.id, search.run, reason="gone")
+    changed(database, search.id, not_before=0.0)
+    claim(queue, epoch)
+    before = queue.get(search.id)
+    for late in (
+        lambda: queue.begin_run(search.id, search.run, PROCESS, version="1"),
+        lambda: queue.renew_run(
+            search.id, search.run, progress={}, study="other", has_results=True
+        ),
+        lambda: queue.add_events(search.id, search.run, [("notice", {})], after=0),
+        lambda: queue.end_run(search.id, search.run, "finished", exit_code=0),
+    ):
+        with pytest.raises(RunLost):
+            late()
+    assert queue.get(search.id) == before
+
+
+# -- the lead --------------------------------------------------------------------------------------
+
+
+def test_the_lead_is_taken_from_a_server_only_when_it_is_silent_or_dead(queue, epoch, database):
+    assert queue.take_lead("another", version="1") is None
+    assert queue.take_lead("another", version="1", dead_epoch=epoch) == epoch + 1
+    with database.writing() as connection:
+        connection.execute(update(SERVER).values(renewed_at=SERVER.c.renewed_at - 60))
+    assert queue.take_lead("a third", version="1") == epoch + 2
+
+
+def test_a_server_that_gives_the_lead_is_followed_at_once(queue, epoch):
+    queue.give_lead(epoch)
+    assert queue.take_lead("another", version="1") == epoch + 1
+
+
+def test_a_server_that_was_paused_schedules_nothing_when_it_wakes_up(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.take_lead("another", version="1", dead_epoch=epoch)
+    before = queue.get(search.id)
+    for late in (
+        lambda: queue.keep_lead(epoch),
+        lambda: claim(queue, epoch),
+        lambda: queue.give_up_run(epoch, search.id, search.run, reason="gone"),
+        lambda: queue.fail(epoch, search.id, search.run, reason="gone", hint=""),
+        lambda: queue.prune_events(epoch, most=0),
+        lambda: queue.set_announced(epoch, [search.id]),
+    ):
+        with pytest.raises(LeadLost):
+            late()
+    assert queue.get(search.id) == before
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+def test_events_are_numbered_without_gaps(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    events = [("notice", {"message": "a"}), ("notice", {})]
+    queue.add_events(search.id, search.run, events, after=0)
+    events = queue.events_after(0)
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert kinds(queue) == ["search", "search", "notice", "notice"]
+    assert queue.last_event() == len(events)
+
+
+def test_a_change_that_changes_nothing_is_no_event(queue):
+    number = submit(queue).id
+    queue.cancel(number, by="ada")
+    before = queue.last_event()
+    queue.cancel(number, by="ada")
+    assert queue.last_event() == before
+
+
+def test_old_events_are_removed_and_the_numbers_go_on(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.add_events(search.id, search.run, [("notice", {})] * 10, after=0)
+    queue.prune_events(epoch, most=3)
+    assert queue.first_event() == queue.last_event() - 2
+    queue.add_events(search.id, search.run, [("notice", {})], after=10)
+    assert queue.events_after(0)[-1].number == queue.last_event() == 13
+
+
+def test_a_search_is_announced_once(queue, epoch):
+    search = queue.cancel(submit(queue).id, by="ada")
+    assert [one.id for one in queue.to_announce()] == [search.id]
+    queue.set_announced(epoch, [search.id])
+    assert queue.to_announce() == []
+
+
+def test_events_that_are_told_again_because_the_answer_was_lost_come_once(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    events = [("notice", {"message": str(index)}) for index in range(3)]
+    queue.add_events(search.id, search.run, events, after=0)
+    queue.add_events(search.id, search.run, [*events, ("notice", {"message": "3"})], after=0)
+    told = [event.data["message"] for event in queue.events_after(2)]
+    assert told == ["0", "1", "2", "3"]
+
+
+def test_a_server_that_judges_a_leader_dead_does_not_take_the_lead_of_the_next(queue, epoch):
+    assert queue.take_lead("b", version="1", dead_epoch=epoch) == epoch + 1
+    assert queue.take_lead("c", version="1", dead_epoch=epoch) is None
+
+
+def test_a_search_whose_server_stops_is_for_any_group_again(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch, "left")
+    queue.end_run(search.id, search.run, "queued", reason="the server stops")
+    assert claim(queue, epoch, "right").id == search.id
+
+
+def test_a_search_for_a_group_that_is_not_there_says_why_it_waits(queue, epoch):
+    number = submit(queue, group="gone").id
+    queue.explain_waiting(epoch, ["left"])
+    assert "group of devices" in queue.get(number).reason
+
+
+def test_a_search_that_ends_as_it_is_cancelled_is_finished_without_a_reason(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.cancel(search.id, by="ada")
+    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    assert queue.get(search.id).reason == ""
+
+
+def test_the_process_of_a_removed_search_is_lost(queue, epoch):
+    submit(queue)
+    search = claim(queue, epoch)
+    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    queue.remove(search.id)
+    with pytest.raises(RunLost):
+        queue.renew_run(search.id, search.run, progress={}, study="s", has_results=False)
+
+
+def test_the_searches_of_a_study_follow_its_name(queue, store_url):
+    with open_store(store_url) as store:
+        store.create_study(definition("old"), trials_wanted=3)
+    search = submit(queue, study="old")
+    with pytest.raises(SearchConflict, match="is queued"):
+        queue.rename_study("old", "new")
+    queue.cancel(search.id, by="ada")
+    queue.rename_study("old", "new")
+    assert queue.get(search.id).study == "new"
+    assert queue.latest_of_studies() == {"new": queue.get(search.id)}
+    assert queue.events_after(0)[-1].data == {"action": "renamed", "name": "new"}
