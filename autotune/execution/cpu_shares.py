@@ -1,6 +1,8 @@
-"""Divides the CPUs of a machine between trials that run at once."""
+"""Divides the CPUs of a machine between trials that run at once, and says which they are."""
 
 import os
+import platform
+from pathlib import Path
 
 
 def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int, ...] | None:
@@ -36,3 +38,13 @@ def sharing_of_cpus(count: int, *, most_cpus: int | None = None) -> str:
         return ""
     usable = len(sorted(os.sched_getaffinity(0))[: most_cpus or None])
     return f"{count} trials on {usable} CPU{'s' * (usable > 1)}" if count > usable else ""
+
+
+def cpu_name() -> str:
+    """Return the name of the CPU's model, such as `AMD EPYC`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []  # not Linux
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

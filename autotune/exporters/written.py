@@ -34,6 +34,11 @@ class WrittenExport:
         return tuple(self.folder / name for name in self.content.files)
 
     @property
+    def file_contents(self) -> dict[str, bytes]:
+        """The bytes of each file by its name."""
+        return _contents(self.content)
+
+    @property
     def lacks_techniques(self) -> bool:
         """Whether the trainer cannot express a technique, so that memory and speed differ."""
         return any(entry.is_technique for entry in self.content.unsupported)
@@ -128,6 +133,31 @@ def write_export(
     `overwrite`. With `strict`, raises IllegalConfiguration and writes nothing if the trainer cannot
     express the whole configuration. Raises InvalidInput and StorageUnavailable.
     """
+    export = composed_export(
+        result,
+        record,
+        target,
+        folder=folder,
+        target_version=target_version,
+        strict=strict,
+    )
+    write_files(export.content, export.folder, overwrite=folder is None or overwrite)
+    return export
+
+
+def composed_export(
+    result: StudyResult,
+    record: TrialRecord,
+    target: str,
+    *,
+    folder: Path | None = None,
+    target_version: str | None = None,
+    strict: bool = False,
+) -> WrittenExport:
+    """Return the export of a trial without writing it: the texts are in its `content`.
+
+    Raises InvalidInput, and with `strict` IllegalConfiguration.
+    """
     version = version_of(target, target_version)
     recipe = recipe_of(result, record)
     folder_of_files = folder or RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
@@ -141,15 +171,13 @@ def write_export(
     content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
     if strict:
         _check_complete(content, target)
-    export = WrittenExport(
+    return WrittenExport(
         target=target,
         target_version=version,
         record=record,
         folder=folder_of_files,
         content=content,
     )
-    _write(content, export.folder, overwrite=folder is None or overwrite)
-    return export
 
 
 def _search_folder(workload: Workload) -> Path | None:
@@ -218,12 +246,12 @@ def _check_complete(written: Export, target: str) -> None:
     raise IllegalConfiguration(message, hint=hint)
 
 
-def _write(written: Export, folder: Path, *, overwrite: bool) -> None:
-    """Write the files. Without `overwrite`, write nothing if a different file exists already."""
-    contents = {
-        folder / name: text.encode("utf-8", errors="backslashreplace")
-        for name, text in written.files.items()
-    }
+def write_files(written: Export, folder: Path, *, overwrite: bool) -> None:
+    """Write the files. Without `overwrite`, write nothing if a different file exists already.
+
+    Raises InvalidInput and StorageUnavailable.
+    """
+    contents = {folder / name: content for name, content in _contents(written).items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in contents.items():
@@ -240,6 +268,14 @@ def _write(written: Export, folder: Path, *, overwrite: bool) -> None:
             f"{folder} cannot be written to: {error.strerror or error}",
             hint="name another folder with --out",
         ) from None
+
+
+def _contents(written: Export) -> dict[str, bytes]:
+    """Return the bytes of each file by its name."""
+    return {
+        name: text.encode("utf-8", errors="backslashreplace")
+        for name, text in written.files.items()
+    }
 
 
 def _warn_of_others(folder: Path, written: set[str]) -> None:

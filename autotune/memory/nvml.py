@@ -127,3 +127,32 @@ def _translate_errors(uuid: str) -> Iterator[None]:
         raise TrialLost(
             f"NVML no longer reports how much memory of {uuid} is in use: {error}", hint=hint
         ) from error
+
+
+def all_devices() -> list[NvmlDevice]:
+    """Returns every GPU of this machine; none where NVML is missing or does not work."""
+    devices = []
+    try:
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            devices.append(NvmlDevice(uuid=str(pynvml.nvmlDeviceGetUUID(handle)), handle=handle))
+    except pynvml.NVMLError:
+        return devices
+    return devices
+
+
+def name_of(device: NvmlDevice) -> str:
+    """Returns the name of a GPU's model, such as `NVIDIA H200`."""
+    try:
+        return str(pynvml.nvmlDeviceGetName(device.handle))
+    except pynvml.NVMLError:
+        return device.uuid
+
+
+def total_bytes(device: NvmlDevice) -> int | None:
+    """Returns the memory of a GPU; None for one that shares the host's."""
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(device.handle).total)
+    except pynvml.NVMLError:
+        return None

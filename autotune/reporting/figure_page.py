@@ -6,25 +6,25 @@ import plotly.graph_objects as go
 
 from autotune.reporting.figures import FigureKind
 from autotune.reporting.html_page import whole_page
-from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import about, answer_of, outcome_line
+from autotune.spec.result import StudyResult
 
 
-def figure_page(view: StudyView, kind: FigureKind, drawing: go.Figure) -> str:
+def figure_page(result: StudyResult, kind: FigureKind, drawing: go.Figure) -> str:
     """Return the HTML of the page; it needs nothing from the network."""
     return whole_page(
-        view.result.study,
-        about=about(view.result),
-        answer=answer_of(view.result),
+        result.study,
+        about=about(result),
+        answer=answer_of(result),
         heading=kind.title,
         drawing=drawing,
-        below=_without_a_speed(view),
+        below=_without_a_speed(result),
     )
 
 
-def _without_a_speed(view: StudyView) -> str:
+def _without_a_speed(result: StudyResult) -> str:
     """Return HTML that lists the trials without a speed, which most figures cannot show."""
-    records = [record for record in view.result.trials if not record.tokens_per_second]
+    records = [record for record in result.trials if not record.tokens_per_second]
     if not records:
         return ""
     lines = "".join(f"<li>{html.escape(outcome_line(record))}</li>" for record in records)

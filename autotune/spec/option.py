@@ -77,6 +77,7 @@ THE_STEPS = "What to train: the steps"
 TECHNIQUES = "Techniques"
 THE_DEVICE = "Memory and device"
 THE_SEARCH = "The search"
+WHO_GETS_IN = "Who gets in"
 LIMITS = "Limits"
 THE_FIGURE = "The figure"
 RESULTS = "Results"
@@ -88,6 +89,7 @@ GROUPS = (
     TECHNIQUES,
     THE_DEVICE,
     THE_SEARCH,
+    WHO_GETS_IN,
     LIMITS,
     THE_FIGURE,
     RESULTS,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,6 +38,11 @@ class StudyDefinition:
     def legal_space(self) -> LegalSpace:
         """Return the part of the space that is legal for the workload and the device."""
         return bind_space(self.space, self.workload.legality_context, unavailable=self.unavailable)
+
+    @cached_property
+    def legal_combinations(self) -> int:
+        """Number of legal combinations of the space's values; counting many takes a second."""
+        return self.legal_space().count()
 
     def baseline_config(self) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""

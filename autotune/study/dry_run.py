@@ -4,6 +4,7 @@ Nothing is trained unless the time is asked for. Then one short training is run 
 and one that compiles.
 """
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from autotune.errors import UnknownStudy
 from autotune.execution.local import LocalExecutor
@@ -57,6 +59,8 @@ class Plan:
     forecasts: Mapping[str, Forecast]
     """Predictions of the first trials that do not compile, by the fingerprint of the configuration;
     empty for a script and for a search without predictions."""
+    reused_baseline_bytes: int | None
+    """Peak memory of the baseline where its result would be reused; None where it is tried."""
     is_timed: bool
     """Whether short trainings were run to time the trials."""
     earlier_seconds: tuple[float, ...]
@@ -117,6 +121,45 @@ class Plan:
         total = self.full_trainings * full + shared_trainings * shared + compile_seconds
         return total / self.trials_at_once
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of the service's dry run; what is not known is null."""
+        definition = self.definition
+        return {
+            "space": definition.space.name,
+            "workload": definition.workload.describe(),
+            "device": {"name": definition.device.name, "device": definition.device.device},
+            "cap_bytes": definition.cap_bytes,
+            "configurations": self.configurations,
+            "values": {field: list(values) for field, values in self.legal.values.items()},
+            "excluded": list(self.legal.excluded),
+            "trials_wanted": self.trials_wanted,
+            "trials_at_once": self.trials_at_once,
+            "reused": dict(self.reused),
+            "first": [self._first_to_dict(name, config) for name, config in self.first],
+            "reused_baseline_bytes": self.reused_baseline_bytes,
+            "seconds": self.seconds,
+            "seconds_for_trials": _finite(self.seconds_for_trials),
+            "default_time_budget_seconds": self.default_time_budget_seconds,
+            "confirm_share": self.confirm_share,
+            "variants_share": self.variants_share,
+        }
+
+    def _first_to_dict(self, name: str, config: TrainingConfig) -> dict[str, Any]:
+        forecast = self.forecasts.get(config.fingerprint)
+        prediction = None if forecast is None else forecast.prediction
+        values = {
+            "name": name,
+            "label": config.describe(),
+            "config": config.to_dict(),
+            "is_baseline": config == self.definition.baseline_config(),
+            "predicted_peak_memory_bytes": None,
+            "is_over_cap": None,
+        }
+        if prediction is not None:
+            values["predicted_peak_memory_bytes"] = prediction.peak_memory_bytes
+            values["is_over_cap"] = prediction.lower_bound_bytes > self.definition.cap_bytes
+        return values
+
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
         """Return the mean over the timed precisions, weighted by their shares of the space."""
         timed_share = 0.0
@@ -125,6 +168,11 @@ class Plan:
             timed_share += self.share_by_precision[precision]
             total += self.share_by_precision[precision] * seconds
         return total / timed_share if timed_share else None
+
+
+def _finite(seconds: float | None) -> float | None:
+    """Return a number that JSON has: None for no limit."""
+    return None if seconds is None or math.isinf(seconds) else seconds
 
 
 def plan(
@@ -286,6 +334,14 @@ def _plan(
         reused=reused.counts,
         first=tuple(first.values()),
         forecasts=forecasts,
+        reused_baseline_bytes=next(
+            (
+                record.peak_memory_bytes or record.predicted_peak_memory_bytes
+                for record in reused.records
+                if record.config == baseline
+            ),
+            None,
+        ),
         is_timed=time_trials,
         earlier_seconds=earlier_seconds,
         seconds_by_precision={

@@ -169,6 +169,11 @@ class Progress:
         now = time.monotonic()
         return [self._at.get(name) or AtPlace(name=name, since=now) for name in self._places]
 
+    @property
+    def only_place(self) -> AtPlace:
+        """What goes on in a search with only one place."""
+        return self._at[""]
+
     def _end_trial(self, number: int) -> None:
         """Nothing goes on any more at the place where the trial of that number runs."""
         for place in self._at.values():

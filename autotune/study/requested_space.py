@@ -18,16 +18,18 @@ from autotune.units import format_size
 DEFAULT_SPACE = "default"
 
 
-def space_of(request: SearchRequest) -> SearchSpace:
+def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     """Return the request's search space, after all checks that need no device.
 
-    Raises InvalidInput for any invalid part of the request.
+    The data is looked at only with `reads_data`. Raises InvalidInput for any invalid part of the
+    request.
     """
     space = load_space(DEFAULT_SPACE if request.space is None else request.space)
     space = space.at_scale(request.scale)
     workload = _workload_on_some_device(request, space)
-    check_there(workload)
-    check_data(workload)
+    if reads_data:
+        check_there(workload)
+        check_data(workload)
     return space
 
 

@@ -6,8 +6,9 @@ main loop is `loop.py`, and one trial of it `trial_runner.py`.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -52,7 +53,15 @@ from autotune.study.workers.liveness import is_dead
 from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
 
-__all__ = ["SearchRequest", "result_of", "search", "view_of"]
+__all__ = [
+    "SearchRequest",
+    "StudyRecords",
+    "chosen_result",
+    "records_of",
+    "result_of",
+    "search",
+    "view_of",
+]
 
 T = TypeVar("T")
 
@@ -290,6 +299,29 @@ def result_of(
     store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> StudyResult:
     """Return a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
+    return chosen_result(records_of(store, study), preferences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRecords:
+    """What is known of a study whatever its user prefers: no front and no pick."""
+
+    definition: StudyDefinition
+    storage: str
+    """The database's URL without its password."""
+    trials: tuple[TrialRecord, ...]
+    """With the speeds of confirmed trials replaced."""
+    variants: tuple[TrialRecord, ...]
+    baseline: TrialRecord | None
+
+
+def records_of(
+    store: StudyStore, study: str, stored: Sequence[TrialRecord] | None = None
+) -> StudyRecords:
+    """Return the records of a study. Raises UnknownStudy.
+
+    `stored` are its trials as the store has them, for a caller that has read them.
+    """
     definition, _ = store.definition(study)
     confirmations = store.confirmations(study)
     running = _running(store, study)
@@ -297,23 +329,34 @@ def result_of(
         dataclasses.replace(record, is_running=True)
         if record.number in running and not record.is_finished
         else record
-        for record in store.trials(study)
+        for record in (store.trials(study) if stored is None else stored)
     ]
     everything = confirmed_records([*trials, *variant_records(confirmations)], confirmations)
     records = everything[: len(trials)]
-    baseline = _baseline_of(definition, records)
-    front = pareto_front(records, tolerance=preferences.tolerance)
-    return StudyResult(
-        study=study,
+    return StudyRecords(
+        definition=definition,
         storage=store.url,
+        trials=tuple(records),
+        variants=tuple(everything[len(trials) :]),
+        baseline=_baseline_of(definition, records),
+    )
+
+
+def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResult:
+    """Return the result of a study with the front and the pick that a user prefers."""
+    definition, baseline = records.definition, records.baseline
+    front = pareto_front(records.trials, tolerance=preferences.tolerance)
+    return StudyResult(
+        study=definition.name,
+        storage=records.storage,
         workload=definition.workload,
         device=definition.device,
         cap_bytes=definition.cap_bytes,
-        trials=tuple(records),
+        trials=records.trials,
         front=front,
-        pick=choose(records, front, baseline=baseline, preferences=preferences),
+        pick=choose(records.trials, front, baseline=baseline, preferences=preferences),
         baseline=None if baseline is None else baseline.number,
-        variants=tuple(everything[len(trials) :]),
+        variants=records.variants,
     )
 
 

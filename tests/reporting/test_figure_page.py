@@ -45,7 +45,7 @@ class Elements(HTMLParser):
 
 
 def page(view, kind="pareto"):
-    return figure_page(view, FIGURES[kind], FIGURES[kind].draw(view, FigureOptions()))
+    return figure_page(view.result, FIGURES[kind], FIGURES[kind].draw(view, FigureOptions()))
 
 
 def study_of(text):

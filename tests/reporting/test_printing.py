@@ -38,10 +38,10 @@ def files(tmp_path_factory):
     ):
         (folder / f"{name}.html").write_text(page(report_of(view)), encoding="utf-8")
     drawing = FIGURES["ladder"].draw(ladder_view(), FigureOptions())
-    text = figure_page(ladder_view(), FIGURES["ladder"], drawing)
+    text = figure_page(ladder_view().result, FIGURES["ladder"], drawing)
     (folder / "figure.html").write_text(text, encoding="utf-8")
     drawing = FIGURES["pareto"].draw(plain_view(), FigureOptions(three_d=True))
-    text = figure_page(plain_view(), FIGURES["pareto"], drawing)
+    text = figure_page(plain_view().result, FIGURES["pareto"], drawing)
     (folder / "space.html").write_text(text, encoding="utf-8")
     return folder
 

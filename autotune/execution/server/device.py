@@ -5,12 +5,12 @@ import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from autotune.errors import DeviceDisturbed, InvalidInput, TrialLost
+from autotune.execution.cpu_shares import cpu_name
 from autotune.execution.server.forked import ForkFailed, run_in_fork
 from autotune.execution.server.infrastructure import machine_failure_behind
 from autotune.memory.context import NvmlContext, in_use_bytes, touch
@@ -67,7 +67,7 @@ def all_devices() -> list[DeviceInfo]:
 def _cpu_info() -> DeviceInfo:
     return DeviceInfo(
         device="cpu",
-        name=f"{_cpu_name()}, {torch.get_num_threads()} threads",
+        name=f"{cpu_name()}, {torch.get_num_threads()} threads",
         total_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         versions=_versions(),
     )
@@ -331,12 +331,3 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             pass  # an extra
     return versions
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

@@ -42,17 +42,18 @@ def excluded(view: StudyView) -> tuple[Group, ...]:
     return tuple(group for group in groups if group.count)
 
 
-def combinations(legal: LegalSpace) -> tuple[int, int | None]:
+def combinations(definition: StudyDefinition) -> tuple[int, int | None]:
     """Return the number of combinations of the space's values, and how many of them are legal.
 
     The second is None if there are too many to count.
     """
+    legal = definition.legal_space()
     if not legal.values:
-        return 0, legal.count()
+        return 0, definition.legal_combinations
     total = math.prod(len(values) for values in legal.values.values())
     if total > MOST_COMBINATIONS_COUNTED:
         return total, None
-    return total, legal.count()
+    return total, definition.legal_combinations
 
 
 # -- before a trial --------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ def _never_suggested(definition: StudyDefinition) -> Iterator[Group]:
         why="The search space contains these values, but a test showed that they do not work on "
         "this device or with this model.",
     )
-    total, allowed = combinations(legal)
+    total, allowed = combinations(definition)
     lines = [*_rule_violations(legal), *map(_condition, legal.conditions)]
     if total and (allowed is None or allowed < total):
         why = "Values that cannot be combined were never suggested"

@@ -95,7 +95,7 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
     yield "versions", ", ".join(f"{name} {version}" for name, version in device.versions.items())
     space = definition.space
     yield "search space", space.name + (f": {space.description}" if space.description else "")
-    total, allowed = combinations(definition.legal_space())
+    total, allowed = combinations(definition)
     if total:
         yield (
             "its size",
