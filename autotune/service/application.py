@@ -1,0 +1,173 @@
+"""Puts the server together: the gate, the routes, the pages, and what they share while it runs."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+from fastapi import APIRouter, FastAPI
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
+
+from autotune import __version__
+from autotune.reporting.figures import FigureOptions
+from autotune.reporting.study_view import StudyView
+from autotune.service.gate import Gate
+from autotune.service.metrics import HttpMetrics
+from autotune.service.openapi import document_of
+from autotune.service.pages import routes as pages
+from autotune.service.problems import add_handlers
+from autotune.service.quick import QUICK_MODULE, QuickAnswers
+from autotune.service.reading import StudyReader
+from autotune.service.retention import Retention
+from autotune.service.routes import (
+    actions,
+    devices,
+    events,
+    health,
+    measures,
+    quick,
+    searches,
+    studies,
+    study_changes,
+)
+from autotune.service.scheduler import SEARCH_MODULE, Scheduler
+from autotune.service.settings import ServerSettings
+from autotune.service.state import ServiceState
+from autotune.service.stream import EventStream
+from autotune.storage.database import work_folder_path
+from autotune.storage.searches import Searches
+from autotune.storage.store import StudyStore
+from autotune.storage.tokens import Tokens
+
+API = "/api/v1"
+
+ROUTERS: tuple[APIRouter, ...] = (
+    health.router,
+    searches.router,
+    studies.router,
+    study_changes.router,
+    quick.router,
+    devices.router,
+    events.router,
+    actions.router,
+)
+"""What answers under /api/v1, a line for each subject."""
+
+PAGE_ROUTERS: tuple[APIRouter, ...] = (pages.router,)
+"""What answers with HTML."""
+
+SEARCH_LOGS = ".searches"
+"""Folder of logs in the work folder, by a name that no study has."""
+_BUSY_TIMEOUT_SECONDS = 5.0
+"""How long a request waits for the lock of an SQLite database."""
+
+
+def create_app(
+    settings: ServerSettings,
+    *,
+    search_module: str = SEARCH_MODULE,
+    quick_module: str = QUICK_MODULE,
+) -> FastAPI:
+    """Returns the app of a server. Its database is opened when the app starts.
+
+    `search_module` is what the process of a search runs, and `quick_module` that of an answer.
+    """
+    http_metrics = HttpMetrics()
+    app = FastAPI(
+        title="autotune",
+        version=__version__,
+        lifespan=_lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[Middleware(Gate, settings=settings, metrics=http_metrics)],
+    )
+    app.state.settings = settings
+    app.state.search_module = search_module
+    app.state.quick_module = quick_module
+    app.state.http_metrics = http_metrics
+    app.state.database_check = health.DatabaseCheck()
+    add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router, prefix=API)
+    app.include_router(measures.router)
+    for router in PAGE_ROUTERS:
+        app.include_router(router, include_in_schema=False)
+    _add_document(app)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: ServerSettings = app.state.settings
+    store = StudyStore(settings.storage, create=True, busy_timeout_seconds=_BUSY_TIMEOUT_SECONDS)
+    with closing(store):
+        queue = Searches(store.database)
+        work = work_folder_path(settings.storage)
+        retention = Retention(
+            folder=work, keep_days=settings.keep_days, quota_bytes=settings.quota_bytes
+        )
+        scheduler = Scheduler(
+            queue,
+            settings,
+            log_folder=work / SEARCH_LOGS,
+            retention=retention,
+            module=app.state.search_module,
+        )
+        stream = EventStream(store.database, queue)
+        quick_answers = QuickAnswers(module=app.state.quick_module)
+        app.state.service = ServiceState(
+            settings=settings,
+            store=store,
+            tokens=Tokens(store.database),
+            searches=queue,
+            stream=stream,
+            scheduler=scheduler,
+            quick=quick_answers,
+            reader=StudyReader(store, timeline_of=partial(_timeline_of, quick_answers, settings)),
+            work_folder=work,
+            # What is below `work` can be made again, and may go at any time.
+            deleted_folder=work.parent.parent / "deleted" / work.name,
+        )
+        await stream.begin()
+        streaming = asyncio.create_task(stream.run())
+        try:
+            await anyio.to_thread.run_sync(scheduler.__enter__)
+            yield
+        finally:
+            await anyio.to_thread.run_sync(scheduler.__exit__)
+            streaming.cancel()
+            with suppress(asyncio.CancelledError):
+                await streaming
+
+
+async def _timeline_of(
+    answers: QuickAnswers, settings: ServerSettings, view: StudyView, options: FigureOptions
+) -> str:
+    """Has a process predict a trial's memory over one step, as it imports torch."""
+    # plotly takes 0.1 s to import, which the start of the server does without.
+    from autotune.reporting.figures.memory_timeline import trial_shown  # noqa: PLC0415
+
+    order = {
+        "study": view.result.study,
+        "trial": trial_shown(view, options.trial).number,
+        "rules": asdict(settings.rules()),
+        "version": [view.begun_at, view.last_result_at, len(view.result.trials)],
+    }
+    return json.dumps(await answers.ask("timeline", order))
+
+
+def _add_document(app: FastAPI) -> None:
+    written: dict[str, Any] = {}
+
+    @app.get(f"{API}/openapi.json", include_in_schema=False)
+    async def document() -> Response:
+        if not written:
+            written.update(document_of(app))
+        return JSONResponse(written)

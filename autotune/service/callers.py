@@ -1,0 +1,64 @@
+"""Finds who has a token, in constant time, without asking the database for every request."""
+
+import asyncio
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+
+import anyio.to_thread
+
+from autotune.service.state import Caller
+from autotune.storage.tokens import OWNER, NamedToken, Tokens, digest_of
+
+_FRESH_SECONDS = 2.0
+"""A token that was revoked is valid for at most this long."""
+_FRESH_FOR_UNKNOWN_SECONDS = 0.25
+"""Wrong tokens make the server read the database at most this often."""
+
+
+class Callers:
+    """Who has which token; `owner_token` is that of the server's start."""
+
+    def __init__(self, owner_token: str) -> None:
+        self._owner_digest = digest_of(owner_token)
+        self._valid: Mapping[str, NamedToken] = {}
+        self._read_at = -float("inf")
+        self._reading = asyncio.Lock()
+
+    async def caller_of(self, token: str, tokens: Tokens) -> Caller | None:
+        """Returns who has this token; None for a wrong one. Raises StorageUnavailable."""
+        digest = digest_of(token)
+        if hmac.compare_digest(digest, self._owner_digest):
+            return Caller(name=OWNER, is_read_only=False)
+        await self._read(tokens, older_than_seconds=_FRESH_SECONDS)
+        found = self._named(digest)
+        if found is None:
+            await self._read(tokens, older_than_seconds=_FRESH_FOR_UNKNOWN_SECONDS)
+            found = self._named(digest)
+        if found is None:
+            return None
+        return Caller(name=found.name, is_read_only=found.is_read_only)
+
+    def _named(self, digest: str) -> NamedToken | None:
+        """Compares with every token, so that the time tells nothing about any of them."""
+        found = None
+        for other, token in self._valid.items():
+            if hmac.compare_digest(digest, other):
+                found = token
+        return found
+
+    async def _read(self, tokens: Tokens, *, older_than_seconds: float) -> None:
+        async with self._reading:
+            if time.monotonic() - self._read_at < older_than_seconds:
+                return
+            self._valid = await anyio.to_thread.run_sync(tokens.valid)
+            self._read_at = time.monotonic()
+
+
+def csrf_token(cookie: str) -> str:
+    """Returns what a form must send with the cookie of this value.
+
+    Only who knows the cookie can compute it, and it does not reveal the cookie.
+    """
+    return hmac.new(cookie.encode(), b"autotune csrf token", hashlib.sha256).hexdigest()

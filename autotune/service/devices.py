@@ -1,0 +1,100 @@
+"""The devices of this machine as the page shows them: memory in use, and by whom.
+
+Read from the driver's monitoring library and from the operating system, without CUDA and torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from autotune.errors import TrialLost
+from autotune.execution.cpu_shares import cpu_name
+from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes
+from autotune.service.processes import find_process
+from autotune.spec.queued_search import QueuedSearch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceUse:
+    """How one device is used at the moment; what is not known is None."""
+
+    name: str
+    type: str
+    """cuda or cpu."""
+    uuid: str | None
+    memory_bytes: int | None
+    used_bytes: int | None
+    utilization_percent: float | None
+    searches: tuple[int, ...]
+    """The searches of the queue that use it."""
+    others: tuple[Mapping[str, Any], ...]
+    """Processes that are of no search of the queue: pid, user, and bytes of memory."""
+
+
+def devices_in_use(running: Sequence[QueuedSearch]) -> list[DeviceUse]:
+    """Return the GPUs of this machine, or its CPU where it has none."""
+    searches = _searches_by_pid(running)
+    devices = [_gpu(device, searches) for device in all_devices()]
+    if devices:
+        return devices
+    memory = psutil.virtual_memory()
+    return [
+        DeviceUse(
+            name=cpu_name(),
+            type="cpu",
+            uuid=None,
+            memory_bytes=memory.total,
+            used_bytes=memory.total - memory.available,
+            utilization_percent=psutil.cpu_percent(),
+            searches=tuple(sorted(set(searches.values()))),
+            others=(),
+        )
+    ]
+
+
+def _searches_by_pid(running: Sequence[QueuedSearch]) -> dict[int, int]:
+    """Return {pid of a process of a search on this machine: number of the search}."""
+    found = {}
+    for search in running:
+        process = None if search.process is None else find_process(search.process)
+        if process is None:
+            continue
+        found[process.pid] = search.id
+        try:
+            for child in process.children(recursive=True):
+                found[child.pid] = search.id
+        except psutil.Error:
+            continue  # it has just ended
+    return found
+
+
+def _gpu(device: NvmlDevice, searches: Mapping[int, int]) -> DeviceUse:
+    try:
+        used_bytes = device.used_bytes()
+    except TrialLost:
+        used_bytes = None
+    of_searches, others = set(), []
+    for pid, held_bytes in device.processes().items():
+        if pid in searches:
+            of_searches.add(searches[pid])
+        else:
+            others.append({"pid": pid, "user": _user_of(pid), "bytes": held_bytes})
+    return DeviceUse(
+        name=name_of(device),
+        type="cuda",
+        uuid=device.uuid,
+        memory_bytes=total_bytes(device),
+        used_bytes=used_bytes,
+        utilization_percent=device.utilization_percent(),
+        searches=tuple(sorted(of_searches)),
+        others=tuple(others),
+    )
+
+
+def _user_of(pid: int) -> str | None:
+    try:
+        return str(psutil.Process(pid).username())
+    except psutil.Error:
+        return None  # of another container, or it has just ended

@@ -1,0 +1,435 @@
+"""Decides who gets in, before anything else of the app sees a request.
+
+In this order: the Host header must be this server's (421), and so must the Origin (403); the body
+must not be too large (413); there must be a token (401); a read-only one only reads (403); the body
+must arrive in time (408); and what a cookie alone would let another site do needs a CSRF token as
+well (403). It also adds the security headers to every response, counts requests and writes the
+access log, which has no query string and so no token.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode
+
+import anyio
+from fastapi import Request
+from starlette.datastructures import MutableHeaders
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from autotune.errors import AutotuneError
+from autotune.service.callers import Callers, csrf_token
+from autotune.service.hosts import OwnHosts
+from autotune.service.metrics import HttpMetrics
+from autotune.service.plain_page import sign_in_page
+from autotune.service.problems import Problem, answer, is_navigation, problem_of
+from autotune.service.settings import ServerSettings
+from autotune.service.state import Caller, ServiceState
+
+_LOG = logging.getLogger("autotune.service")
+
+COOKIE = "autotune_token"
+"""The name of the cookie, with the port behind it: cookies are of a host with all its ports."""
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+HEALTH = "/api/v1/health"
+SIGN_IN = "/sign-in"
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_FORM = "application/x-www-form-urlencoded"
+_LONGEST_TOKEN = 1000
+
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self'",
+        "connect-src 'self'",
+        "frame-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+
+_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Headers of every response that does not set them itself."""
+
+
+class Gate:
+    """ASGI middleware in front of the whole app, whose state has the `ServiceState`."""
+
+    def __init__(self, app: ASGIApp, *, settings: ServerSettings, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._settings = settings
+        self._hosts = OwnHosts(settings)
+        self._callers = Callers(settings.owner_token)
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:  # there are no websockets
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+        status = 500
+        has_begun = False
+        request_id = secrets.token_hex(8)
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, has_begun
+            if message["type"] == "http.response.start":
+                status, has_begun = message["status"], True
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers["X-Request-Id"] = request_id
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            await self._admit_and_answer(request, send_with_headers)
+        except Exception as error:
+            if has_begun and _is_of_leaving(error):
+                return
+            _LOG.exception("request %s failed", request_id)
+            if has_begun:
+                raise  # the client sees that the connection breaks
+            problem = Problem(
+                500,
+                f"the server has failed to answer: {type(error).__name__}",
+                hint=f"see its log for request {request_id}",
+            )
+            await answer(request, problem)(scope, receive, send_with_headers)
+        finally:
+            seconds = time.monotonic() - began
+            route = _route_of(scope)
+            self._metrics.count(route=route, method=scope["method"], status=status, seconds=seconds)
+            caller = scope.get("state", {}).get("caller")
+            _LOG.info(
+                "%s %s %d %.0f ms %s",
+                scope["method"],
+                _printable_path(scope),
+                status,
+                1000 * seconds,
+                "-" if caller is None else caller.name,
+            )
+
+    async def _admit_and_answer(self, request: Request, send: Send) -> None:
+        scope, receive = request.scope, request.receive
+        try:
+            self._check_host(request)
+            self._check_origin(request)
+            self._check_announced_length(request)
+            if _gives_token_in_url(request):
+                response = await self._sign_in_by_url(request)
+                await response(scope, receive, send)
+                return
+            if not _is_open(request):
+                await self._check_caller(request)
+            body = await self._body_in_time(request)
+            if body is None:
+                return  # the client has left
+            if _is_open(request) and request.url.path == SIGN_IN:
+                response = await self._sign_in(request, body)
+                await response(scope, receive, send)
+                return
+            self._check_csrf(request, body)
+        except Problem as problem:
+            await self._refusal(request, problem)(scope, receive, send)
+            return
+        except AutotuneError as error:
+            await answer(request, problem_of(error))(scope, receive, send)
+            return
+        await self._app(scope, _replayed(body, receive), send)
+
+    # -- where the request comes from ------------------------------------------------------------
+
+    def _check_host(self, request: Request) -> None:
+        found = request.headers.getlist("host")
+        server = request.scope.get("server") or (None, None)
+        if len(found) != 1 or not self._hosts.is_own_host(found[0], address=server[0]):
+            named = ", ".join(found)
+            raise Problem(
+                421,
+                f"the Host header {named!r} does not name this server",
+                hint="use the URL that autotune serve has printed; a proxy's name is allowed with "
+                "--allow-host",
+            )
+
+    def _check_origin(self, request: Request) -> None:
+        headers = request.headers
+        site = headers.get("sec-fetch-site", "")
+        is_navigation_here = (
+            request.method == "GET"
+            and headers.get("sec-fetch-mode") == "navigate"
+            and headers.get("sec-fetch-dest") == "document"
+        )
+        if site in ("cross-site", "same-site") and not is_navigation_here:
+            raise _foreign("of another site")
+        host = headers["host"]
+        for origin in headers.getlist("origin"):
+            # A form of our own pages, whose Referrer-Policy hides even their origin.
+            is_own_form = origin == "null" and site == "same-origin"
+            if not is_own_form and not self._hosts.is_own_origin(origin, host=host):
+                raise _foreign(f"of {origin!r}")
+
+    # -- who it is -------------------------------------------------------------------------------
+
+    async def _check_caller(self, request: Request) -> None:
+        """Notes the caller in the request's state. Raises Problem."""
+        token, is_cookie = _token_of(request, cookie_name(self._settings))
+        caller = None
+        if token:
+            caller = await self._callers.caller_of(token, _state_of(request).tokens)
+        if caller is None:
+            raise _token_needed(token)
+        request.state.caller = caller
+        request.state.cookie = token if is_cookie else None
+        request.state.csrf_token = csrf_token(token) if is_cookie else ""
+        if caller.is_read_only and request.method not in _READING:
+            raise Problem(
+                403,
+                f"the token of {caller.name!r} is read-only",
+                hint="use a token that may write: autotune serve tokens add NAME",
+            )
+
+    async def _sign_in_by_url(self, request: Request) -> Response:
+        """Answers a page's URL with ?token=: sets the cookie and redirects to the same page."""
+        pairs = parse_qsl(_query(request), keep_blank_values=True)
+        given = [value for name, value in pairs if name == "token"]
+        caller = await self._caller_of(given[0], request)
+        if caller is None:
+            raise _token_needed(given[0])
+        others = urlencode([pair for pair in pairs if pair[0] != "token"])
+        path = own_path(quote(request.scope["path"], safe="/:@!$&'()*+,;=~-._"))
+        return self._signed_in(given[0], path + (f"?{others}" if others else ""))
+
+    async def _sign_in(self, request: Request, body: bytes) -> Response:
+        """Answers the sign-in page, or its form: with the right token sets the cookie."""
+        if request.method == "GET":
+            return HTMLResponse(sign_in_page(sentence="A token is needed", next_path="/"))
+        fields = parse_qs(body.decode("utf-8", errors="replace"), keep_blank_values=True)
+        token = fields.get("token", [""])[0].strip()
+        next_path = own_path(fields.get("next", ["/"])[0])
+        caller = await self._caller_of(token, request)
+        if caller is None:
+            page = sign_in_page(sentence="The token is wrong", next_path=next_path)
+            return HTMLResponse(page, 401, headers={"WWW-Authenticate": "Bearer"})
+        return self._signed_in(token, next_path)
+
+    def _signed_in(self, token: str, path: str) -> Response:
+        """Returns a redirect to a path of this server that sets the cookie."""
+        response = RedirectResponse(path, 303)
+        response.set_cookie(
+            cookie_name(self._settings),
+            quote(token, safe=""),
+            httponly=True,
+            samesite="strict",
+            secure=self._settings.has_tls,
+            path="/",
+        )
+        return response
+
+    async def _caller_of(self, token: str, request: Request) -> Caller | None:
+        if not token or len(token) > _LONGEST_TOKEN:
+            return None
+        return await self._callers.caller_of(token, _state_of(request).tokens)
+
+    def _refusal(self, request: Request, problem: Problem) -> Response:
+        if problem.status_code == 401 and is_navigation(request):
+            page = sign_in_page(
+                sentence=problem.detail,
+                next_path=own_path(request.url.path),
+                goes_on=request.headers.get("sec-fetch-site") == "cross-site",
+            )
+            return HTMLResponse(page, 401, headers=problem.headers)
+        return answer(request, problem)
+
+    # -- what it sends ---------------------------------------------------------------------------
+
+    def _check_announced_length(self, request: Request) -> None:
+        announced = request.headers.get("content-length", "0")
+        if not announced.isascii() or not announced.isdigit():
+            raise Problem(400, "the Content-Length header is not a number")
+        if len(announced) > 15 or int(announced) > self._settings.largest_body_bytes:
+            raise self._too_large()
+
+    async def _body_in_time(self, request: Request) -> bytes | None:
+        """As `_read_body`; raises Problem for a client that takes too long."""
+        seconds = self._settings.longest_wait_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._read_body(request)
+        except TimeoutError:
+            raise Problem(
+                408,
+                f"the body has not arrived within {seconds:g} s",
+                hint="send it at once",
+                headers={"Connection": "close"},
+            ) from None
+
+    async def _read_body(self, request: Request) -> bytes | None:
+        """Returns the body of the request; None where the client leaves meanwhile."""
+        headers = request.headers
+        if "content-length" not in headers and "transfer-encoding" not in headers:
+            return b""
+        parts = []
+        size = 0
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._settings.largest_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _too_large(self) -> Problem:
+        return Problem(
+            413,
+            f"the body is larger than {self._settings.largest_body_bytes} bytes",
+            hint="send less",
+            headers={"Connection": "close"},
+        )
+
+    def _check_csrf(self, request: Request, body: bytes) -> None:
+        cookie = getattr(request.state, "cookie", None)
+        if cookie is None or request.method in _READING:
+            return
+        given = request.headers.get(CSRF_HEADER, "")
+        if not given and request.headers.get("content-type", "").startswith(_FORM):
+            fields = parse_qs(body.decode("utf-8", errors="replace"))
+            given = fields.get(CSRF_FIELD, [""])[0]
+        if not hmac.compare_digest(given.encode(), csrf_token(cookie).encode()):
+            raise Problem(
+                403,
+                "the request has no CSRF token, or a wrong one",
+                hint="load the page again; a program sends its token as Authorization: Bearer",
+            )
+
+
+def own_path(path: str) -> str:
+    """Returns a path of this server that a redirect may lead to.
+
+    Browsers take `//name` and `/\\name` for another server, and ignore control characters.
+    """
+    visible = "".join(character for character in path if character > " " and character != "\x7f")
+    return "/" + visible.lstrip("/\\") if visible.startswith("/") else "/"
+
+
+def _is_of_leaving(error: Exception) -> bool:
+    """Whether an error is what FastAPI raises where the client of a full stream has left."""
+    if not isinstance(error, ExceptionGroup):
+        return False
+    _, others = error.split(anyio.BrokenResourceError)
+    return others is None
+
+
+def _gives_token_in_url(request: Request) -> bool:
+    """Whether this is a page with ?token=; the interface does not take tokens in URLs."""
+    if request.method != "GET" or request.url.path.startswith("/api/"):
+        return False
+    return any(name == "token" for name, _ in parse_qsl(_query(request), keep_blank_values=True))
+
+
+def _is_open(request: Request) -> bool:
+    """Whether a request needs no token."""
+    asked = (request.method, request.url.path)
+    return asked in (("GET", HEALTH), ("GET", SIGN_IN), ("POST", SIGN_IN))
+
+
+def cookie_name(settings: ServerSettings) -> str:
+    """Returns the name of a server's cookie."""
+    return f"{COOKIE}_{settings.port}"
+
+
+def _token_of(request: Request, name: str) -> tuple[str, bool]:
+    """Returns the token of a request, empty without one, and whether it is that of the cookie."""
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        scheme, _, token = authorization.partition(" ")
+        token = token.strip() if scheme.lower() == "bearer" else ""
+        return (token if len(token) <= _LONGEST_TOKEN else ""), False
+    token = unquote(request.cookies.get(name, ""))
+    return (token if len(token) <= 3 * _LONGEST_TOKEN else ""), True
+
+
+def _token_needed(token: str) -> Problem:
+    return Problem(
+        401,
+        "the token is wrong" if token else "a token is needed",
+        hint="send it as Authorization: Bearer TOKEN, or open the URL that autotune serve has "
+        "printed",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _foreign(whose: str) -> Problem:
+    return Problem(
+        403,
+        f"the request comes from a page {whose}",
+        hint="use the pages of this server, or a program that sends no Origin header",
+    )
+
+
+def _state_of(request: Request) -> ServiceState:
+    state: ServiceState = request.app.state.service
+    return state
+
+
+def _query(request: Request) -> str:
+    query: bytes = request.scope.get("query_string", b"")
+    return query.decode("latin-1")
+
+
+def _route_of(scope: Scope) -> str:
+    """Returns the path of the route with its parameters by name; `other` for an unknown path.
+
+    The framework may leave out the prefix that a router is included with, which has no parameters.
+    """
+    template = getattr(scope.get("route"), "path", None)
+    if not template:
+        return "other"
+    parts, named = scope["path"].split("/"), template.split("/")
+    prefix = parts[1 : len(parts) - len(named) + 1]
+    return "".join(f"/{part}" for part in prefix) + str(template)
+
+
+def _printable_path(scope: Scope) -> str:
+    raw: Any = scope.get("raw_path") or quote(scope["path"]).encode()
+    return bytes(raw).partition(b"?")[0].decode("latin-1").encode("unicode_escape").decode()
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that gives the body, which was read already, and then what follows."""
+    is_given = False
+
+    async def replay() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

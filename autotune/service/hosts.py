@@ -1,0 +1,67 @@
+"""Which values of the Host and Origin headers are this server's.
+
+A page of another site can make a browser send requests here, and by DNS rebinding even under that
+site's name; both headers then name that site.
+"""
+
+import ipaddress
+import socket
+
+from autotune.service.settings import ServerSettings
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class OwnHosts:
+    """The names that this server has, as they stand in the Host header."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._scheme = "https" if settings.has_tls else "http"
+        names = {settings.host.lower()}
+        self._is_wildcard = settings.host in ("", "0.0.0.0", "::")
+        if self._is_wildcard or _is_loopback(settings.host):
+            names |= {"localhost", "127.0.0.1", "::1"}
+        if self._is_wildcard:
+            names.add(socket.gethostname().lower())
+        self._port = settings.port
+        self._hosts = {host for name in names for host in self._with_port(name)}
+        self._allowed = {host.lower() for host in settings.allowed_hosts}
+
+    def is_own_host(self, host: str, *, address: str | None = None) -> bool:
+        """Whether a Host header names this server.
+
+        `address` is the local address of the connection, which a server that listens on all
+        addresses is also known by.
+        """
+        host = host.lower()
+        if host in self._hosts or host in self._allowed:
+            return True
+        return self._is_wildcard and address is not None and host in self._with_port(address)
+
+    def is_own_origin(self, origin: str, *, host: str) -> bool:
+        """Whether an Origin header is of a page that this server has served as `host`.
+
+        `host` must be known to be the server's own. A proxy may speak TLS for it.
+        """
+        scheme, separator, rest = origin.partition("://")
+        if not separator or rest.lower() != host.lower():
+            return False
+        return scheme == self._scheme or (scheme == "https" and host.lower() in self._allowed)
+
+    def _with_port(self, name: str) -> set[str]:
+        """Returns the name as in a Host header, which leaves out the default port."""
+        if ":" in name:
+            name = f"[{name}]"
+        hosts = {f"{name}:{self._port}"}
+        if self._port == _DEFAULT_PORTS[self._scheme]:
+            hosts.add(name)
+        return hosts
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,347 @@
+"""The form of a new search, made from the declared options, so that a new option appears by itself.
+
+What most people set comes first, the rest in the groups of the command's help. What a reader typed
+is checked a field at a time, so that an error stands next to the field it is about, and together
+it becomes the body of a submission.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.analysis.pick import PREFERENCE_OPTIONS, Preferences
+from autotune.errors import InvalidInput
+from autotune.service.pages.contexts import sentence
+from autotune.service.submissions import DECIDED_BY_SERVER, SPACE_CONTENT
+from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.option import (
+    COUNT,
+    EVERYDAY,
+    GROUPS,
+    NUMBER,
+    RESULTS,
+    SWITCH,
+    TEXTS,
+    THE_SEARCH,
+    Option,
+)
+from autotune.spec.queued_search import MOST_PRIORITY
+from autotune.spec.space_content import named_spaces
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.spec.workload_settings import check_setting
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest
+
+MOST_USED = (
+    "max_mem",
+    "model",
+    "dataset",
+    "layers",
+    "width",
+    "heads",
+    "space",
+    "trials",
+    "time_budget",
+    "name",
+)
+"""Keywords of the fields that are not folded, in their order."""
+_LABELS: Mapping[str, str] = {
+    "max_mem": "Memory cap",
+    "time_budget": "Time",
+    "name": "Name of the study",
+    "space": "Search space",
+    "perplexity_seeds": "Seeds per perplexity",
+    "lr_warmup_steps": "Learning rate warm-up steps",
+}
+_HELP: Mapping[str, str] = {
+    "max_mem": "What a trial may need at most: 8GiB, 8GB, 8192MiB.",
+    "model": "gpt, deep-one, or a model of Hugging Face by its name or folder.",
+    "dataset": "A text, jsonl, csv or parquet file, a folder, or a name on the Hugging Face hub.",
+    "space": "Which techniques are tried.",
+    "time_budget": "For all trials and for measuring the best again: 30m, 2h, or none.",
+    "name": "By which you find it again. An existing study is continued.",
+}
+"""In place of help that speaks of a command line, or is long."""
+_EXAMPLES: Mapping[str, str] = {
+    "max_mem": "8GiB",
+    "time_budget": "30m",
+    "learning_rates": "adamw=3e-4",
+    "name": "my-study",
+}
+OWN_SPACE = Option(
+    flag="--space-content",
+    group=THE_SEARCH,
+    help="A search space of your own, as TOML, instead of a named one.",
+)
+PRIORITY = Option(
+    flag="--priority",
+    group=EVERYDAY,
+    kind=COUNT,
+    default=0,
+    help=f"From -{MOST_PRIORITY} to {MOST_PRIORITY}. The search with the highest begins first.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One field of the form with what was typed into it."""
+
+    keyword: str
+    """Name of the field, and of the setting in a submission."""
+    label: str
+    control: str
+    """text, number, choice, check or lines."""
+    help: str
+    value: str
+    placeholder: str
+    choices: tuple[tuple[str, str], ...]
+    """(value, title) of a choice; of a text what a browser proposes."""
+    error: str
+    hint: str
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    title: str
+    fields: tuple[Field, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something in it is set or wrong, which must not be hidden."""
+        return any(field.is_set or field.error for field in self.fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    first: tuple[Field, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def wrong(self) -> tuple[Field, ...]:
+        """The fields with an error."""
+        fields = [*self.first, *(field for group in self.groups for field in group.fields)]
+        return tuple(field for field in fields if field.error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """What was typed: the form to show again, and the body of the submission."""
+
+    form: Form
+    body: Mapping[str, Any]
+
+    @property
+    def is_valid(self) -> bool:
+        return not self.form.wrong
+
+
+def _options() -> dict[str, Option]:
+    """Return every option of the form by its keyword, in the order of the command's help."""
+    declared = {option.keyword: option for option in SEARCH_OPTIONS.values()}
+    declared |= WORKLOAD_OPTIONS
+    declared |= {option.keyword: option for option in PREFERENCE_OPTIONS.values()}
+    declared |= {SPACE_CONTENT: OWN_SPACE, "priority": PRIORITY}
+    return {name: option for name, option in declared.items() if name not in DECIDED_BY_SERVER}
+
+
+OPTIONS: Mapping[str, Option] = _options()
+
+
+def filled(given: Mapping[str, str]) -> Filled:
+    """Read the texts of a form by keyword; without any, the form is empty."""
+    body: dict[str, Any] = {}
+    errors: dict[str, InvalidInput] = {}
+    for keyword, option in OPTIONS.items():
+        text = given.get(keyword, "").replace("\r\n", "\n").strip()
+        if not text:
+            continue
+        try:
+            value = _read(option, text)
+            _check(keyword, value)
+            body[keyword] = value
+        except InvalidInput as error:
+            errors[keyword] = error
+    return Filled(form=_form(given, errors), body=body)
+
+
+def with_error(given: Mapping[str, str], error: InvalidInput) -> Form:
+    """Return the form with an error of the whole next to the field that its sentence names first.
+
+    Without such a field, the form has no error of a field, and the page shows the sentence.
+    """
+    named = _named_in(error.message, given)
+    return _form(given, {} if named is None else {named: error})
+
+
+def _named_in(message: str, given: Mapping[str, str]) -> str | None:
+    for keyword, option in OPTIONS.items():
+        if not given.get(keyword):
+            continue
+        words = message.split()
+        if option.flag in words or keyword in words:
+            return keyword
+    return None
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _read(option: Option, text: str) -> Any:
+    """Return the value for the body of a submission. Raises InvalidInput."""
+    if option.kind is SWITCH:
+        return (text == "true") != option.turns_off
+    if option.kind is COUNT:
+        return _whole_number(text)
+    if option.kind is NUMBER:
+        return _number(text)
+    if option.kind is TEXTS:
+        return _rates(text)
+    option.read(text)  # a size or a duration stays as it is typed, if it can be read
+    return text
+
+
+def _whole_number(text: str) -> int:
+    digits = text.replace(",", "").removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 15:
+        raise InvalidInput(f"{text!r} is not a whole number", hint="write for example 12")
+    return int(text.replace(",", ""))
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a number", hint="write for example 0.01") from None
+
+
+def _rates(text: str) -> dict[str, float]:
+    """Return the learning rate by optimizer of `adamw=3e-4`, one on each line."""
+    rates = {}
+    for entry in text.split():
+        optimizer, equals, rate = entry.partition("=")
+        if not equals:
+            raise InvalidInput(f"{entry!r} is not a learning rate", hint="write adamw=3e-4")
+        rates[optimizer] = _number(rate)
+    return rates
+
+
+def _check(keyword: str, value: Any) -> None:
+    """Raise InvalidInput for a value that is invalid whatever the other fields are."""
+    if keyword in WORKLOAD_OPTIONS:
+        check_setting(keyword, value)
+        return
+    if keyword == "priority":
+        if abs(value) > MOST_PRIORITY:
+            raise InvalidInput(
+                f"invalid priority: {value}",
+                hint=f"use a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+            )
+        return
+    if keyword == SPACE_CONTENT:
+        return
+    for name, option in SEARCH_OPTIONS.items():
+        if option.keyword == keyword:
+            SearchRequest(**{name: option.read(value)})
+    for name, option in PREFERENCE_OPTIONS.items():
+        if option.keyword == keyword:
+            Preferences(**{name: value})
+
+
+# -- showing ---------------------------------------------------------------------------------------
+
+
+def _form(given: Mapping[str, str], errors: Mapping[str, InvalidInput]) -> Form:
+    fields = {
+        keyword: _field(keyword, option, given.get(keyword, ""), errors.get(keyword))
+        for keyword, option in OPTIONS.items()
+    }
+    return Form(
+        first=tuple(fields[keyword] for keyword in MOST_USED),
+        groups=tuple(_groups(fields)),
+    )
+
+
+def _groups(fields: Mapping[str, Field]) -> Iterator[Group]:
+    for title in GROUPS:
+        members = tuple(
+            fields[keyword]
+            for keyword, option in OPTIONS.items()
+            if option.group == title and keyword not in MOST_USED
+        )
+        if members:
+            shown = {EVERYDAY: "More", RESULTS: "Which trial to pick"}.get(title, title)
+            yield Group(title=shown, fields=members)
+
+
+def _field(keyword: str, option: Option, value: str, error: InvalidInput | None) -> Field:
+    help_text, default = _help_and_default(option)
+    help_text = _HELP.get(keyword, help_text)
+    if default:
+        help_text = f"{help_text} Default: {default}."
+    return Field(
+        keyword=keyword,
+        label=_label(keyword, option),
+        control=_control(keyword, option),
+        help=_without_flags(help_text),
+        value=value,
+        placeholder=_placeholder(keyword, default),
+        choices=tuple(_choices(keyword, option)),
+        error="" if error is None else sentence(error.message),
+        hint="" if error is None else sentence(error.hint),
+    )
+
+
+def _label(keyword: str, option: Option) -> str:
+    """Return the name of a field; that of a switch says what it does when it is on."""
+    name = option.parameter if option.turns_off else keyword
+    return _LABELS.get(keyword) or name.replace("_", " ").capitalize()
+
+
+def _without_flags(text: str) -> str:
+    """Return help with the names of fields in place of those on the command line."""
+    for keyword, option in OPTIONS.items():
+        text = re.sub(rf"{option.flag}(?![\w-])", f"“{_label(keyword, option)}”", text)
+    return text
+
+
+def _control(keyword: str, option: Option) -> str:
+    if option.kind is SWITCH:
+        return "choice" if option.default is None else "check"
+    if keyword == SPACE_CONTENT or option.kind is TEXTS:
+        return "lines"
+    if keyword == "space" or (option.choices and option.metavar == "|".join(option.choices)):
+        return "choice"
+    return "number" if option.kind is COUNT else "text"
+
+
+def _help_and_default(option: Option) -> tuple[str, str]:
+    """Return the help without the default that it ends in, and that default."""
+    text, _, rest = option.help.partition(" [default: ")
+    default = rest.removesuffix("]")
+    if not default and option.default is not None and option.kind is not SWITCH:
+        default = str(option.default)
+    return text, default
+
+
+def _placeholder(keyword: str, default: str) -> str:
+    """Return an example, or what an empty field means where that is short."""
+    if keyword in _EXAMPLES:
+        return f"for example {_EXAMPLES[keyword]}"
+    return default if len(default) <= 20 and "--" not in default else ""
+
+
+def _choices(keyword: str, option: Option) -> Iterable[tuple[str, str]]:
+    if option.kind is SWITCH:
+        return [("", "not set"), ("true", "yes"), ("false", "no")]
+    if keyword == "space":
+        return [("", "default"), *((name, name) for name in named_spaces() if name != "default")]
+    names: Sequence[str] = MODEL_NAMES if keyword == "model" else option.choices
+    if _control(keyword, option) == "choice":
+        _, default = _help_and_default(option)
+        unset = f"not set ({default})" if default else "not set"
+        return [("", unset), *((name, name) for name in names)]
+    return [(name, name) for name in names]

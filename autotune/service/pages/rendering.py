@@ -1,0 +1,32 @@
+"""Renders the templates of the pages; every value is escaped."""
+
+from typing import Any
+
+import jinja2
+from fastapi import Request
+from fastapi.responses import HTMLResponse
+
+import autotune
+from autotune.service.pages import assets
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("autotune.service.pages"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.globals.update(static=assets.address, version=autotune.__version__)
+
+
+def render(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
+    """Return a page or a part of one.
+
+    Templates also know the `caller`, and the `csrf_token` of their forms.
+    """
+    text = _ENVIRONMENT.get_template(template).render(
+        caller=request.state.caller,
+        csrf_token=getattr(request.state, "csrf_token", ""),
+        **context,
+    )
+    return HTMLResponse(text, status)

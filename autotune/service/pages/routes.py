@@ -1,0 +1,542 @@
+"""The pages: what a browser gets at each address, and the parts that a page asks for again.
+
+The state of a page is in its address. A part takes the same parameters as its page, and answers
+with the address to show.
+"""
+
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+import anyio.to_thread
+from fastapi import APIRouter, HTTPException, Request
+from fastapi import Path as InPath
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+
+import autotune
+from autotune.analysis.pick import Preferences
+from autotune.errors import AutotuneError, InvalidInput
+from autotune.exporters import TARGETS
+from autotune.exporters.written import composed_export
+from autotune.reporting import style
+from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import SHARED_MARK_NOTE
+from autotune.service.pages import assets, contexts
+from autotune.service.pages import form as forms
+from autotune.service.pages.plan import plan_text
+from autotune.service.pages.reference import reference_of
+from autotune.service.pages.rendering import render
+from autotune.service.pages.trial_list import TrialQuery, trial_list
+from autotune.service.problems import Problem
+from autotune.service.routes.devices import devices as devices_of
+from autotune.service.routes.searches import log_of_search
+from autotune.service.routes.searches import submit as submit_search
+from autotune.service.search_json import search_object
+from autotune.service.state import Service, ServiceState
+from autotune.service.trial_logs import end_of_log
+from autotune.spec.queued_search import ENDED, QueuedSearch
+from autotune.spec.result import StudyResult
+
+router = APIRouter(include_in_schema=False)
+router.include_router(assets.router)
+
+_QUEUE_SHOWN = 100
+_ENDED_SHOWN = 5
+_MOST_COMPARED = 6
+_LOG_BYTES = 64 * 1024
+
+StudyName = Annotated[str, InPath(max_length=100)]
+TrialNumber = Annotated[int, InPath(ge=0, le=2**31 - 1)]
+SearchNumber = Annotated[int, InPath(ge=1, le=2**31 - 1)]
+
+# -- home ------------------------------------------------------------------------------------------
+
+
+@router.get("/")
+def home(request: Request, service: Service) -> Response:
+    """What runs, what waits, on which devices, and all studies."""
+    return render(
+        request,
+        "home.html",
+        here="/",
+        last_event=service.stream.position,
+        **_running(service),
+        **_queue(service),
+        **_devices(service),
+        **_studies(request, service),
+    )
+
+
+@router.get("/parts/running")
+def running_part(request: Request, service: Service) -> Response:
+    return render(request, "parts/running.html", **_running(service))
+
+
+@router.get("/parts/queue")
+def queue_part(request: Request, service: Service) -> Response:
+    return render(request, "parts/queue.html", **_queue(service))
+
+
+@router.get("/parts/devices")
+def devices_part(request: Request, service: Service) -> Response:
+    return render(request, "parts/devices.html", **_devices(service))
+
+
+@router.get("/parts/studies")
+def studies_part(request: Request, service: Service) -> Response:
+    found = _studies(request, service)
+    answer = render(request, "parts/studies.html", **found)
+    shown = found["studies"]
+    pairs = {"query": shown.query, "sort": shown.sort, "page": str(shown.page)}
+    defaults = {"query": "", "sort": contexts.DEFAULT_SORT, "page": "1"}
+    parameters = {name: value for name, value in pairs.items() if value != defaults[name]}
+    return _with_address(request, answer, "/", urlencode(parameters), part="studies")
+
+
+def _running(service: ServiceState) -> dict[str, Any]:
+    searches, _ = service.searches.find(states=("running",), limit=_QUEUE_SHOWN)
+    return {
+        "running": [
+            contexts.running_search(search_object(search), _result_if_begun(service, search.study))
+            for search in searches
+        ]
+    }
+
+
+def _queue(service: ServiceState) -> dict[str, Any]:
+    queued, _ = service.searches.find(states=("queued",), limit=_QUEUE_SHOWN)
+    ended, _ = service.searches.find(states=ENDED, limit=_ENDED_SHOWN)
+    positions = service.searches.positions()
+    rows = [search_object(search, position=positions.get(search.id)) for search in queued]
+    return {
+        "queued": [contexts.search_row(row) for row in rows],
+        "recent": [contexts.search_row(search_object(search)) for search in ended],
+    }
+
+
+def _devices(service: ServiceState) -> dict[str, Any]:
+    found = devices_of(service)
+    return {"devices": [contexts.device_row(device) for device in found["devices"]]}
+
+
+def _studies(request: Request, service: ServiceState) -> dict[str, Any]:
+    parameters = request.query_params
+    page = parameters.get("page", "1")
+    latest = service.searches.latest_of_studies()
+    return {
+        "studies": contexts.study_list(
+            service.store.studies(),
+            {study: search.state for study, search in latest.items()},
+            query=parameters.get("query", "")[:100],
+            sort=parameters.get("sort", contexts.DEFAULT_SORT),
+            page=int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1,
+        )
+    }
+
+
+# -- a new search ----------------------------------------------------------------------------------
+
+
+@router.get("/new")
+def new_search(request: Request, service: Service) -> Response:
+    """The form, filled with the parameters of the address."""
+    filled = forms.filled(dict(request.query_params))
+    return _form_page(request, service, filled.form, problem=None)
+
+
+@router.post("/new")
+async def submit(request: Request, service: Service) -> Response:
+    """Queues the search, or shows the form again with what is wrong; nothing typed is lost."""
+    given = await _form_fields(request)
+    filled = forms.filled(given)
+    show_again = partial(_form_page, request, service)
+    if not filled.is_valid:
+        return await anyio.to_thread.run_sync(partial(show_again, filled.form, problem=None))
+    queue = partial(
+        submit_search,
+        service=service,
+        caller=request.state.caller,
+        response=Response(),
+        body=dict(filled.body),
+        key=_key_of(given.get("key", ""), filled.body),
+    )
+    try:
+        search = await anyio.to_thread.run_sync(queue)
+    except InvalidInput as error:
+        form = forms.with_error(given, error)
+        problem = None if form.wrong else error
+        return await anyio.to_thread.run_sync(partial(show_again, form, problem=problem))
+    return RedirectResponse(f"/searches/{search['id']}", 303)
+
+
+@router.post("/new/plan")
+async def plan_part(request: Request, service: Service) -> Response:
+    """What the form would try, and how long it takes."""
+    given = await _form_fields(request)
+    filled = forms.filled(given)
+    if not filled.is_valid:
+        first = filled.form.wrong[0]
+        error = InvalidInput(f"{first.label}: {first.error}", hint=first.hint)
+        return render(request, "parts/plan.html", plan=plan_text(error))
+    order = {
+        "settings": filled.body,
+        "rules": asdict(service.settings.rules(filled.body.get("group", ""))),
+        "groups": list(service.settings.device_groups),
+    }
+    try:
+        answer = await service.quick.ask("dry-run", order)
+    except AutotuneError as error:
+        return render(request, "parts/plan.html", plan=plan_text(error))
+    return render(request, "parts/plan.html", plan=plan_text(answer))
+
+
+def _key_of(of_form: str, body: Mapping[str, Any]) -> str | None:
+    """Return the key of a submission: a form that is sent twice is one search.
+
+    One that was gone back to and changed is another search.
+    """
+    if not of_form:
+        return None
+    content = json.dumps([of_form, body], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+async def _form_fields(request: Request) -> dict[str, str]:
+    body = (await request.body()).decode("utf-8", errors="replace")
+    return dict(parse_qsl(body, keep_blank_values=True, max_num_fields=500))
+
+
+def _form_page(
+    request: Request, service: ServiceState, form: forms.Form, *, problem: InvalidInput | None
+) -> Response:
+    is_wrong = problem is not None or bool(form.wrong)
+    return render(
+        request,
+        "new.html",
+        status=422 if is_wrong else 200,
+        here="/new",
+        last_event=service.stream.position,
+        form=form,
+        problem=problem,
+        key=secrets.token_urlsafe(16),
+    )
+
+
+# -- one search ------------------------------------------------------------------------------------
+
+
+@router.get("/searches/{number}")
+def search_page(request: Request, service: Service, number: SearchNumber) -> Response:
+    """What was asked for and its log; leads to the study once there is one."""
+    search = service.searches.get(number)
+    has_study = service.store.has_study(search.study)
+    if has_study and "log" not in request.query_params:
+        return RedirectResponse(f"/studies/{search.study}", 303)
+    return render(
+        request,
+        "search.html",
+        here="",
+        last_event=service.stream.position,
+        has_study=has_study,
+        log=log_of_search(service, number, most_bytes=_LOG_BYTES),
+        request_facts=[
+            (name.replace("_", " "), _value_text(value)) for name, value in search.request.items()
+        ],
+        **_state(service, search),
+    )
+
+
+@router.get("/searches/{number}/parts/state")
+def search_state_part(request: Request, service: Service, number: SearchNumber) -> Response:
+    search = service.searches.get(number)
+    answer = render(request, "parts/state.html", **_state(service, search))
+    if "log" not in request.query_params and service.store.has_study(search.study):
+        answer.headers["HX-Redirect"] = f"/studies/{search.study}"
+    return answer
+
+
+def _value_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _state(service: ServiceState, search: QueuedSearch | None) -> dict[str, Any]:
+    if search is None:
+        return {"search": None}
+    position = service.searches.positions().get(search.id)
+    return {"search": contexts.search_row(search_object(search, position=position))}
+
+
+# -- one study -------------------------------------------------------------------------------------
+
+
+@router.get("/studies/{name}")
+def study(request: Request, service: Service, name: StudyName) -> Response:
+    """The answer, the front, and everything behind it."""
+    if "increase" in request.query_params:
+        return RedirectResponse(_with_share(request), 303)
+    preferences = _preferences(request)
+    shown = _study_page(service, name, preferences)
+    others = [other for other in service.store.names() if other != name]
+    return render(
+        request,
+        "study.html",
+        here="",
+        last_event=service.stream.position,
+        study=shown,
+        others=others[::-1],
+        left_out=service.reader.part_in_thread(name, preferences, "left out", contexts.left_out),
+        files=None,
+        **_state(service, service.searches.latest_of_studies().get(name)),
+        **_trials(request, service, name, preferences),
+    )
+
+
+@router.get("/studies/{name}/parts/state")
+def state_part(request: Request, service: Service, name: StudyName) -> Response:
+    latest = service.searches.latest_of_studies().get(name)
+    return render(request, "parts/state.html", **_state(service, latest))
+
+
+@router.get("/studies/{name}/parts/answer")
+def answer_part(request: Request, service: Service, name: StudyName) -> Response:
+    preferences = _preferences(request)
+    shown = _study_page(service, name, preferences)
+    return render(request, "parts/answer.html", study=shown)
+
+
+@router.get("/studies/{name}/parts/front")
+def front_part(request: Request, service: Service, name: StudyName) -> Response:
+    preferences = _preferences(request)
+    shown = _study_page(service, name, preferences)
+    return render(request, "parts/front.html", study=shown)
+
+
+@router.get("/studies/{name}/parts/trials")
+def trials_part(request: Request, service: Service, name: StudyName) -> Response:
+    preferences = _preferences(request)
+    pairs = contexts.preference_pairs(preferences)
+    found = _trials(request, service, name, preferences)
+    answer = render(request, "parts/trials.html", **found)
+    parameters = "&".join(filter(None, (urlencode(pairs), found["trials"].query.address())))
+    return _with_address(request, answer, f"/studies/{name}", parameters, part="trial-list")
+
+
+@router.get("/studies/{name}/parts/filter")
+def filter_part(request: Request, service: Service, name: StudyName) -> Response:
+    found = _trials(request, service, name, _preferences(request))
+    return render(request, "parts/filter.html", **found)
+
+
+@router.get("/studies/{name}/parts/numbers/{kind}")
+def numbers_part(request: Request, service: Service, name: StudyName, kind: str) -> Response:
+    """The numbers of a figure, as a table."""
+    preferences = _preferences(request)
+    tables = service.reader.part_in_thread(name, preferences, "numbers", _tables_of_figures)
+    return render(request, "parts/numbers.html", table=tables.get(kind))
+
+
+def _tables_of_figures(view: StudyView) -> Mapping[str, Any]:
+    # It imports plotly, half a second that the start of the server does without.
+    from autotune.reporting.report.figures import figures_of  # noqa: PLC0415
+
+    return {figure.id: figure.table for figure in figures_of(view)}
+
+
+@router.get("/studies/{name}/parts/files/{number}/{target}")
+def files_part(
+    request: Request, service: Service, name: StudyName, number: TrialNumber, target: str
+) -> Response:
+    return render(request, "parts/files.html", files=_files(service, name, number, target))
+
+
+def _trials(
+    request: Request, service: ServiceState, name: str, preferences: Preferences
+) -> dict[str, Any]:
+    query = TrialQuery.of(request.query_params.multi_items())
+    pairs = contexts.preference_pairs(preferences)
+    trials = service.reader.part_in_thread(
+        name,
+        preferences,
+        f"trials {query.address()}",
+        lambda view: trial_list(view.result, query),
+    )
+    return {
+        "trials": trials,
+        "study_name": name,
+        "preference_pairs": pairs,
+        "preferences": urlencode(pairs),
+        "shared_mark_note": SHARED_MARK_NOTE,
+    }
+
+
+def _files(service: ServiceState, name: str, number: int, target: str) -> dict[str, Any]:
+    """Return the files of a trial for a trainer, or the sentence that says why there are none."""
+    if target not in TARGETS:
+        raise HTTPException(404)
+    result = _view(service, name, Preferences()).result
+    shown: dict[str, Any] = {"error": "", "hint": ""}
+    try:
+        written = composed_export(result, result.trial(number), target)
+    except AutotuneError as error:
+        return {"error": contexts.sentence(error.message), "hint": contexts.sentence(error.hint)}
+    sections = [
+        (title, lines) for title, lines in written.sections() if not title.startswith("Use it")
+    ]
+    return shown | {
+        "study": name,
+        "target": target,
+        "title": TARGETS[target].title,
+        "trial": number,
+        "command": written.content.command,
+        "sections": sections,
+        "files": list(written.content.files.items()),
+    }
+
+
+# -- one trial -------------------------------------------------------------------------------------
+
+
+@router.get("/studies/{name}/trials/{number}")
+def trial(request: Request, service: Service, name: StudyName, number: TrialNumber) -> Response:
+    """Everything that is known of a trial, and its log."""
+    result = _view(service, name, Preferences()).result
+    known = {record.number for record in result.trials}
+    if number not in known:
+        raise HTTPException(404)
+    target = request.query_params.get("export")
+    return render(
+        request,
+        "trial.html",
+        here="",
+        last_event=service.stream.position,
+        trial=contexts.trial_page(result, number),
+        study_name=name,
+        number=number,
+        log=_log(service, name, number),
+        files=_files(service, name, number, target) if target else None,
+    )
+
+
+def _log(service: ServiceState, name: str, number: int) -> str | None:
+    """Return the end of the log of a trial; None where there is none on this machine."""
+    try:
+        return end_of_log(service.settings.storage, name, number, most_bytes=_LOG_BYTES)
+    except Problem:
+        return None
+
+
+# -- comparison, reference -------------------------------------------------------------------------
+
+
+@router.get("/compare")
+def compare(request: Request, service: Service) -> Response:
+    """Fronts and picks of several studies next to each other."""
+    given = [name for name in request.query_params.getlist("study") if name]
+    chosen = list(dict.fromkeys(given))[:_MOST_COMPARED]
+    compared, error, hint = None, "", ""
+    if chosen:
+        try:
+            views = [_view(service, name, Preferences()) for name in chosen]
+            compared = contexts.compare_page(views)
+        except InvalidInput as problem:
+            error, hint = contexts.sentence(problem.message), contexts.sentence(problem.hint)
+    return render(
+        request,
+        "compare.html",
+        here="/compare",
+        last_event=service.stream.position,
+        chosen=chosen,
+        names=service.store.names()[::-1],
+        slots=min(_MOST_COMPARED, max(2, len(chosen) + 1)),
+        compared=compared,
+        error=error,
+        hint=hint,
+        address=urlencode([("study", name) for name in chosen]),
+    )
+
+
+@router.get("/reference")
+def reference(request: Request, service: Service) -> Response:
+    """The interface, from its OpenAPI document."""
+    return render(
+        request,
+        "reference.html",
+        here="/reference",
+        last_event=service.stream.position,
+        groups=reference_of(request.app),
+    )
+
+
+@router.get("/parts/themes")
+def themes() -> Response:
+    """The colours of figures on a light and on a dark page."""
+    return JSONResponse({"light": style.LIGHT, "dark": style.DARK, "version": autotune.__version__})
+
+
+# -- shared ----------------------------------------------------------------------------------------
+
+
+def _study_page(service: ServiceState, name: str, preferences: Preferences) -> contexts.StudyPage:
+    return service.reader.part_in_thread(
+        name, preferences, "page", partial(contexts.study_page, preferences=preferences)
+    )
+
+
+def _view(service: ServiceState, name: str, preferences: Preferences) -> StudyView:
+    return service.reader.view_in_thread(name, preferences)
+
+
+def _result_if_begun(service: ServiceState, study: str) -> StudyResult | None:
+    if not study or not service.store.has_study(study):
+        return None
+    return _view(service, study, Preferences()).result
+
+
+def _preferences(request: Request) -> Preferences:
+    """Return the preferences of the address. Raises InvalidInput."""
+    given: dict[str, Any] = {}
+    parameters = request.query_params
+    if parameters.get("prefer"):
+        given["prefer"] = parameters["prefer"]
+    increase = parameters.get("max_perplexity_increase")
+    if increase:
+        try:
+            given["max_perplexity_increase"] = float(increase)
+        except ValueError:
+            raise InvalidInput(
+                f"{increase!r} is not a number", hint="give a share, for example 0.01 for 1 %"
+            ) from None
+    return Preferences(**given)
+
+
+def _with_share(request: Request) -> str:
+    """Return the address with the percent of the form as the share that programs use."""
+    pairs = [
+        (name, value)
+        for name, value in request.query_params.multi_items()
+        if name not in ("increase", "max_perplexity_increase")
+    ]
+    percent = request.query_params["increase"]
+    try:
+        share = f"{float(percent) / 100:.10g}"
+    except ValueError:
+        share = percent
+    default = f"{Preferences().max_perplexity_increase:g}"
+    if percent and share != default:
+        pairs.append(("max_perplexity_increase", share))
+    pairs = [pair for pair in pairs if pair != ("prefer", Preferences().prefer)]
+    return f"{request.url.path}?{urlencode(pairs)}" if pairs else request.url.path
+
+
+def _with_address(
+    request: Request, answer: Response, path: str, parameters: str, *, part: str
+) -> Response:
+    """Let the browser show the address of the page with this part, unless it was only refreshed."""
+    if request.headers.get("hx-trigger") != part:
+        answer.headers["HX-Replace-Url"] = f"{path}?{parameters}" if parameters else path
+    return answer

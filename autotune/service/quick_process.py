@@ -1,0 +1,94 @@
+"""Answers one question of `quick.py`: `python -m autotune.service.quick_process`.
+
+Reads the question as JSON from stdin and writes the answer, or the error, as JSON to stdout.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from autotune import api
+from autotune.errors import AutotuneError, InvalidInput, PredictionImpossible, StorageUnreachable
+from autotune.reporting.figures import FigureOptions
+from autotune.result import draw
+from autotune.service.submissions import (
+    SubmissionRules,
+    check_space_name,
+    check_submission,
+    checked_workload,
+)
+from autotune.study.dry_run import plan
+
+_NICENESS = 10
+
+
+def main() -> int:
+    """Answer the question on stdin; return the exit code."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICENESS)
+    question, order = json.load(sys.stdin)
+    # What a library prints must not be taken for the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            answer = {"answer": _ANSWERS[question](order)}
+        except AutotuneError as error:
+            answer = {"error": error.message, "hint": error.hint, "kind": _kind(error)}
+    print(json.dumps(answer, allow_nan=False))
+    return 0
+
+
+def _kind(error: AutotuneError) -> str:
+    for kind in (InvalidInput, PredictionImpossible, StorageUnreachable):
+        if isinstance(error, kind):
+            return kind.__name__
+    return "PreparationFailed"
+
+
+def _dry_run(order: Mapping[str, Any]) -> dict[str, Any]:
+    rules = SubmissionRules.from_dict(order["rules"])
+    with TemporaryDirectory() as folder:
+        checked = check_submission(
+            order["settings"], rules, groups=order["groups"], folder=Path(folder)
+        )
+        return plan(checked.request, space=checked.space).to_dict()
+
+
+def _predict(order: Mapping[str, Any]) -> dict[str, Any]:
+    return api.predict(**_of_study_or_workload(order), storage=order["rules"]["storage"]).to_dict()
+
+
+def _fit(order: Mapping[str, Any]) -> dict[str, Any]:
+    settings = _of_study_or_workload(order)
+    return api.fit(**settings, confirm=False, storage=order["rules"]["storage"]).to_dict()
+
+
+def _of_study_or_workload(order: Mapping[str, Any]) -> dict[str, Any]:
+    rules = SubmissionRules.from_dict(order["rules"])
+    settings = dict(order["settings"])
+    check_space_name(settings.get("space"))
+    workload = checked_workload(settings.pop("workload", {}), rules)
+    return {**settings, **workload}
+
+
+def _timeline(order: Mapping[str, Any]) -> dict[str, Any]:
+    view = api.view(order["study"], storage=order["rules"]["storage"])
+    figure = draw(view, "timeline", FigureOptions(trial=order["trial"]))
+    drawn: dict[str, Any] = json.loads(figure.to_json())
+    return drawn
+
+
+_ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "dry-run": _dry_run,
+    "predict": _predict,
+    "fit": _fit,
+    "timeline": _timeline,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

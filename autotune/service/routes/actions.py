@@ -1,0 +1,36 @@
+"""The log of actions: who submitted, cancelled, renamed or deleted what."""
+
+from functools import partial
+
+import anyio.to_thread
+from fastapi import APIRouter
+
+from autotune.service import schemas
+from autotune.service.parameters import Limit, Offset
+from autotune.service.problems import documented
+from autotune.service.state import Service
+
+router = APIRouter(tags=["server"])
+
+
+@router.get(
+    "/actions",
+    response_model=schemas.Actions,
+    summary="Who did what, newest first",
+    responses=documented(422),
+)
+async def list_actions(service: Service, limit: Limit = 100, offset: Offset = 0) -> schemas.Actions:
+    read = partial(service.tokens.actions, limit=limit, offset=offset)
+    found, total = await anyio.to_thread.run_sync(read)
+    entries = [
+        schemas.ActionEntry(
+            number=action.number,
+            at=action.at.isoformat(),
+            who=action.who,
+            action=action.action,
+            target=action.target,
+            detail=action.detail,
+        )
+        for action in found
+    ]
+    return schemas.Actions(actions=entries, total=total)

@@ -1,0 +1,70 @@
+"""The devices of the server, how they are used, and who leads the queue."""
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from autotune.service.devices import devices_in_use
+from autotune.service.problems import documented
+from autotune.service.state import Service
+
+router = APIRouter(tags=["server"])
+
+
+class OtherProcess(BaseModel):
+    """A process on a device that is of no search of the queue."""
+
+    pid: int
+    user: str | None
+    bytes: int | None
+
+
+class Device(BaseModel):
+    """A device of the machine that the server runs on; null where a figure is not known."""
+
+    name: str
+    type: Literal["cpu", "cuda"]
+    uuid: str | None
+    memory_bytes: int | None
+    used_bytes: int | None
+    utilization_percent: float | None
+    searches: list[int] = Field(description="The searches that use it.")
+    others: list[OtherProcess] = Field(description="Processes of somebody else.")
+
+
+class Group(BaseModel):
+    """A group of devices runs one search at a time."""
+
+    name: str
+    devices: str | None = Field(description="As of `--devices`; null: one device.")
+    search: int | None = Field(description="The search that runs on it.")
+
+
+class Devices(BaseModel):
+    """The devices of this server's machine and the groups that searches run on."""
+
+    devices: list[Device]
+    groups: list[Group]
+    ray: str | None = Field(description="The Ray cluster that trials run on.")
+    leader: str = Field(description="Version of the server that runs the queue; empty: none.")
+
+
+@router.get(
+    "/devices", response_model=Devices, summary="Devices and their use", responses=documented(503)
+)
+def devices(service: Service) -> dict[str, Any]:
+    """Devices that others use are shown as such: their use disturbs what is measured."""
+    running, _ = service.searches.find(states=("running",), limit=1000)
+    of_group = {search.group: search.id for search in running}
+    lead = service.searches.lead()
+    return {
+        "devices": [asdict(device) for device in devices_in_use(running)],
+        "groups": [
+            {"name": name, "devices": devices, "search": of_group.get(name)}
+            for name, devices in service.settings.device_groups.items()
+        ],
+        "ray": service.settings.ray,
+        "leader": lead.version if lead.holder else "",
+    }

@@ -1,0 +1,67 @@
+"""What Prometheus reads of a server."""
+
+import anyio.to_thread
+from fastapi import APIRouter, Request
+from starlette.responses import PlainTextResponse
+
+from autotune import __version__
+from autotune.service.metrics import MEDIA_TYPE, HttpMetrics, Metric, exposition, lines_of
+from autotune.service.problems import documented
+from autotune.service.state import Service
+from autotune.spec.queued_search import SEARCH_STATES
+
+router = APIRouter(tags=["server"])
+
+
+@router.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    summary="Counters and gauges for Prometheus",
+    responses=documented(),
+)
+async def metrics(request: Request, service: Service) -> PlainTextResponse:
+    http: HttpMetrics = request.app.state.http_metrics
+    searches = await anyio.to_thread.run_sync(service.searches.counts)
+    outcomes = await service.reader.outcomes()
+    found = (
+        Metric(
+            name="autotune_info",
+            help="The version of the server.",
+            kind="gauge",
+            values={(("version", __version__),): 1},
+        ),
+        Metric(
+            name="autotune_leader",
+            help="Whether this server runs the searches.",
+            kind="gauge",
+            values={(): 1 if service.role() == "leader" else 0},
+        ),
+        Metric(
+            name="autotune_searches",
+            help="Searches of the queue by their state.",
+            kind="gauge",
+            values={(("state", state),): searches.get(state, 0) for state in SEARCH_STATES},
+        ),
+        Metric(
+            name="autotune_trials_total",
+            help="Trials with a result, of all studies in the database.",
+            kind="counter",
+            values={
+                (("outcome", outcome),): number for outcome, number in sorted(outcomes.items())
+            },
+        ),
+        Metric(
+            name="autotune_events_total",
+            help="Events of searches that this server knows of.",
+            kind="counter",
+            values={(): service.stream.position},
+        ),
+        Metric(
+            name="autotune_streams",
+            help="Clients that listen to events.",
+            kind="gauge",
+            values={(): service.stream.listeners},
+        ),
+    )
+    parts = [lines_of(metric) for metric in found]
+    return PlainTextResponse(exposition([*parts, http.lines()]), media_type=MEDIA_TYPE)

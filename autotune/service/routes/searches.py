@@ -1,0 +1,372 @@
+"""The queue: submit a search, look at it, cancel it, continue it."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Query, Response
+from fastapi import Path as PathParameter
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import PlainTextResponse
+
+from autotune.errors import InvalidInput
+from autotune.service.problems import documented
+from autotune.service.search_json import search_object
+from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
+from autotune.service.submission_schema import SUBMISSION_BODY
+from autotune.service.submissions import TRIALS_BEFORE, CheckedSubmission, check_submission
+from autotune.service.trial_logs import end_of_file
+from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, SearchState
+from autotune.storage.searches import NewSearch
+from autotune.study.resume import check_same_study
+
+router = APIRouter(prefix="/searches", tags=["searches"])
+
+LARGEST_ID = 2**31 - 1
+_LONGEST_KEY = 200
+LARGEST_LOG_BYTES = 256 * 1024
+
+SearchNumber = Annotated[
+    int, PathParameter(ge=1, le=LARGEST_ID, description="Number of the search.")
+]
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=_LONGEST_KEY,
+        description="A submission that is repeated with the same key is made once.",
+    ),
+]
+
+
+class Progress(BaseModel):
+    """What a running search does; null where that is not known."""
+
+    doing: str | None
+    places: list[dict[str, Any]] | None = Field(
+        description="What goes on at each device: name, trial, label, doing, seconds."
+    )
+    counts: str | None
+    best: str | None
+    time_left: str | None
+    seconds_left: float | None
+    is_confirming: bool | None
+    used_seconds: float | None
+
+
+class Search(BaseModel):
+    """A search of the queue."""
+
+    id: int
+    state: SearchState
+    is_stopping: bool = Field(description="Whether it is being cancelled.")
+    reason: str = Field(description="Why it failed, was cancelled or waits; else empty.")
+    hint: str
+    study: str = Field(description="Name of its study, which may not have begun yet.")
+    priority: int
+    group: str = Field(description="The group of devices; empty: any.")
+    position: int | None = Field(description="Its place in the queue, from 1.")
+    request: dict[str, Any] = Field(description="The settings as submitted.")
+    submitted_by: str
+    submitted_at: str
+    started_at: str | None
+    ended_at: str | None
+    exit_code: int | None = Field(description="That of `autotune search`.")
+    starts: int = Field(description="How often a process was started for it.")
+    trials: int | None
+    trials_wanted: int | None
+    progress: Progress | None
+    version: str = Field(description="Of the autotune that runs it.")
+
+
+class SearchList(BaseModel):
+    """Searches, and how many there are without limit and offset."""
+
+    searches: list[Search]
+    total: int
+
+
+class PriorityChange(BaseModel):
+    """What may be changed of a search."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    priority: int = Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, strict=True)
+
+
+class Continuation(BaseModel):
+    """How far a study goes on; empty: until it has the trials that were wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trials: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="More trials.", strict=True
+    )
+    time_budget: float | str | None = Field(default=None, description="Such as 30m, or seconds.")
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY, strict=True)
+
+
+@router.post(
+    "",
+    status_code=202,
+    response_model=Search,
+    summary="Submit a search",
+    openapi_extra=dict(SUBMISSION_BODY),
+    responses={
+        200: {"model": Search, "description": "The key was used before, for this search."},
+        **documented(409, 422, 503),
+    },
+)
+def submit(
+    service: Service,
+    caller: CallerOfRequest,
+    response: Response,
+    body: Annotated[dict[str, Any], Body()],
+    key: IdempotencyKey = None,
+) -> Mapping[str, Any]:
+    """Puts a search into the queue.
+
+    Takes the settings of `autotune.search`; the server decides where it runs. Code, and files
+    outside of the folders that the server was given, are not accepted.
+    """
+    checked = _checked(service, body)
+    search, is_new = service.searches.submit(
+        NewSearch(
+            request=checked.settings,
+            submitted_by=caller.name,
+            study=checked.name,
+            study_base=checked.base,
+            priority=checked.priority,
+            group=checked.group,
+            key=_key_of(caller, key),
+            digest=checked.digest,
+        )
+    )
+    if is_new:
+        service.tokens.record_action(
+            who=caller.name, action="submit search", target=str(search.id), detail=search.study
+        )
+        service.scheduler.wake()
+    else:
+        response.status_code = 200
+    response.headers["Location"] = f"/api/v1/searches/{search.id}"
+    return _answer(service, search)
+
+
+def _checked(
+    service: ServiceState, body: Mapping[str, Any], *, trials_before: int = 0
+) -> CheckedSubmission:
+    group = body.get("group")
+    rules = service.settings.rules(group if isinstance(group, str) else "")
+    with TemporaryDirectory() as folder:
+        checked = check_submission(
+            body,
+            rules,
+            groups=list(service.settings.device_groups),
+            folder=Path(folder),
+            trials_before=trials_before,
+        )
+        if checked.name is not None and service.store.has_study(checked.name):
+            definition, _ = service.store.definition(checked.name)
+            check_same_study(checked.request, definition)
+    return checked
+
+
+def _key_of(caller: Caller, key: str | None) -> str | None:
+    """Return the key as it is stored: that of one caller is none of another."""
+    if key is None:
+        return None
+    if not key.isascii() or not key.isprintable() or not key.strip():
+        raise InvalidInput(
+            f"Invalid Idempotency-Key: {key!r}", hint="use letters and digits, such as a UUID"
+        )
+    return f"{caller.name}:{key}"
+
+
+@router.get("", response_model=SearchList, summary="The queue", responses=documented(422, 503))
+def searches(
+    service: Service,
+    state: Annotated[
+        list[SearchState] | None, Query(description="Only searches in one of these states.")
+    ] = None,
+    study: Annotated[str | None, Query(max_length=100, description="Only of this study.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=LARGEST_ID)] = 0,
+) -> Mapping[str, Any]:
+    """Running searches first, then the queue in its order, then what has ended, latest first."""
+    if study is not None and "\0" in study:
+        return {"searches": [], "total": 0}
+    found, total = service.searches.find(
+        states=state or (), study=study, limit=limit, offset=offset
+    )
+    positions = service.searches.positions()
+    return {
+        "searches": [search_object(search, position=positions.get(search.id)) for search in found],
+        "total": total,
+    }
+
+
+@router.get(
+    "/{number}", response_model=Search, summary="One search", responses=documented(404, 422, 503)
+)
+def search(service: Service, number: SearchNumber) -> Mapping[str, Any]:
+    """What was asked for, and what has become of it."""
+    return _answer(service, service.searches.get(number))
+
+
+@router.patch(
+    "/{number}",
+    response_model=Search,
+    summary="Change its priority",
+    responses=documented(404, 409, 422, 503),
+)
+def change(
+    service: Service, caller: CallerOfRequest, number: SearchNumber, wanted: PriorityChange
+) -> Mapping[str, Any]:
+    """Moves a search forwards or backwards in the queue."""
+    found = service.searches.set_priority(number, wanted.priority)
+    service.tokens.record_action(
+        who=caller.name,
+        action="change priority",
+        target=str(number),
+        detail=str(wanted.priority),
+    )
+    return _answer(service, found)
+
+
+@router.post(
+    "/{number}/cancel",
+    status_code=202,
+    response_model=Search,
+    summary="Cancel a search",
+    responses=documented(404, 409, 422, 503),
+)
+def cancel(service: Service, caller: CallerOfRequest, number: SearchNumber) -> Mapping[str, Any]:
+    """Ends a search: in the queue at once, a running one within seconds.
+
+    Its results stay, and it can be continued.
+    """
+    found = service.searches.cancel(number, by=caller.name)
+    service.tokens.record_action(
+        who=caller.name, action="cancel search", target=str(number), detail=found.study
+    )
+    service.scheduler.wake()
+    return _answer(service, found)
+
+
+@router.post(
+    "/{number}/continue",
+    status_code=202,
+    response_model=Search,
+    summary="Continue a study",
+    responses={
+        200: {"model": Search, "description": "The key was used before, for this search."},
+        **documented(404, 409, 422, 503),
+    },
+)
+def continue_search(
+    service: Service,
+    caller: CallerOfRequest,
+    number: SearchNumber,
+    response: Response,
+    wanted: Annotated[Continuation | None, Body()] = None,
+    key: IdempotencyKey = None,
+) -> Mapping[str, Any]:
+    """Puts a new search of the same study into the queue, for more trials or more time."""
+    wanted = wanted or Continuation()
+    before = service.searches.get(number)
+    settings = {**before.request, "name": before.study, "priority": wanted.priority}
+    settings.pop("time_budget", None)
+    settings.pop(TRIALS_BEFORE, None)
+    if wanted.time_budget is not None:
+        settings["time_budget"] = wanted.time_budget
+    trials, trials_before = _trials_of_continuation(service, before, more=wanted.trials)
+    if trials is not None:
+        settings["trials"] = trials
+    checked = _checked(service, settings, trials_before=trials_before)
+    digest = json.dumps([number, wanted.model_dump()], sort_keys=True)
+    found, is_new = service.searches.submit(
+        NewSearch(
+            request={**checked.settings, TRIALS_BEFORE: trials_before},
+            submitted_by=caller.name,
+            study=before.study,
+            priority=checked.priority,
+            group=checked.group,
+            key=_key_of(caller, key),
+            digest=hashlib.sha256(digest.encode()).hexdigest(),
+        ),
+        only_of_study=True,
+    )
+    if is_new:
+        service.tokens.record_action(
+            who=caller.name, action="continue search", target=str(number), detail=str(found.id)
+        )
+        service.scheduler.wake()
+    else:
+        response.status_code = 200
+    response.headers["Location"] = f"/api/v1/searches/{found.id}"
+    return _answer(service, found)
+
+
+def _trials_of_continuation(
+    service: ServiceState, before: QueuedSearch, *, more: int | None
+) -> tuple[int | None, int]:
+    """Return how many trials the study is to have, and how many it has, without reused ones."""
+    if not service.store.has_study(before.study):
+        return more or before.request.get("trials"), 0
+    records = service.store.trials(before.study)
+    reused = sum(record.reused_from is not None for record in records)
+    finished = sum(record.is_finished for record in records) - reused
+    if more is None:
+        return service.store.definition(before.study)[1] - reused, finished
+    return finished + more, finished
+
+
+@router.delete(
+    "/{number}",
+    status_code=204,
+    response_class=Response,
+    summary="Remove a search from the list",
+    responses=documented(404, 409, 422, 503),
+)
+def remove(service: Service, caller: CallerOfRequest, number: SearchNumber) -> None:
+    """Only one that has ended. Its study stays."""
+    service.searches.remove(number)
+    service.tokens.record_action(
+        who=caller.name, action="remove search", target=str(number), detail=""
+    )
+
+
+@router.get(
+    "/{number}/log",
+    response_class=PlainTextResponse,
+    summary="What the process of a search has printed",
+    responses=documented(404, 422, 503),
+)
+def log(
+    service: Service,
+    number: SearchNumber,
+    largest_bytes: Annotated[
+        int, Query(alias="bytes", ge=1, le=LARGEST_LOG_BYTES, description="How much of its end.")
+    ] = 64 * 1024,
+) -> PlainTextResponse:
+    """The end of the log; empty where the search ran on another machine, or has not begun."""
+    service.searches.get(number)
+    return PlainTextResponse(log_of_search(service, number, most_bytes=largest_bytes))
+
+
+def log_of_search(service: ServiceState, number: int, *, most_bytes: int) -> str:
+    """Return the end of the log of a search's process; empty where there is none."""
+    return end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes) or ""
+
+
+def _answer(service: ServiceState, search: QueuedSearch) -> Mapping[str, Any]:
+    position = None
+    if search.state == "queued":
+        position = service.searches.positions().get(search.id)
+    return search_object(search, position=position)

@@ -1,0 +1,153 @@
+"""Rename and delete studies."""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi import Path as PathParameter
+from pydantic import BaseModel, ConfigDict, Field
+
+from autotune import __version__
+from autotune.errors import SearchConflict
+from autotune.files import durable_file
+from autotune.service.problems import Problem, documented
+from autotune.service.state import CallerOfRequest, Service, ServiceState
+from autotune.service.submissions import NOT_OF_STUDIES, check_new_name
+
+_LOG = logging.getLogger("autotune.service")
+
+router = APIRouter(prefix="/studies", tags=["studies"])
+
+StudyName = Annotated[
+    str, PathParameter(min_length=1, max_length=100, description="Name of the study.")
+]
+
+
+class NewName(BaseModel):
+    """What a study is to be called."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100)
+
+
+class Renamed(BaseModel):
+    """A study under its new name."""
+
+    name: str
+
+
+class Deleted(BaseModel):
+    """A study that is gone, and where it was saved before."""
+
+    name: str
+    exported_to: str = Field(
+        description="The file on the server; `autotune studies import` reads it."
+    )
+    trials: int
+
+
+@router.patch(
+    "/{name}",
+    response_model=Renamed,
+    summary="Rename a study",
+    responses=documented(404, 409, 422, 503),
+)
+def rename(
+    service: Service, caller: CallerOfRequest, name: StudyName, wanted: NewName
+) -> Mapping[str, Any]:
+    """Gives a study another name, with its searches and its files."""
+    check_new_name(wanted.name)
+    _check_idle(service, name)
+    service.searches.rename_study(name, wanted.name)
+    folder = service.work_folder
+    if name not in NOT_OF_STUDIES:
+        try:
+            (folder / name).rename(folder / wanted.name)
+        except FileNotFoundError:
+            pass  # an imported study has no files
+        except OSError as error:
+            _LOG.warning("the files of study %s stay under that name: %s", name, error)
+    service.tokens.record_action(
+        who=caller.name, action="rename study", target=name, detail=wanted.name
+    )
+    return {"name": wanted.name}
+
+
+@router.delete(
+    "/{name}",
+    response_model=Deleted,
+    summary="Delete a study",
+    responses=documented(404, 409, 422, 503),
+)
+def delete(
+    service: Service,
+    caller: CallerOfRequest,
+    name: StudyName,
+    confirm: Annotated[
+        str | None,
+        Query(max_length=100, description="What the first answer to this request gives."),
+    ] = None,
+) -> Mapping[str, Any]:
+    """Deletes a study, after it was exported to a file of the server. Is asked twice.
+
+    The first answer, 409, says what will be gone and gives the value of `confirm` for the second.
+    """
+    _check_idle(service, name)
+    definition, _ = service.store.definition(name)
+    trials = service.store.trials(name)
+    code = _code(name, service.store.begun(name), len(trials))
+    if confirm != code:
+        finished = sum(record.is_finished for record in trials)
+        raise Problem(
+            409,
+            f"study {name} has {finished} trials, which will be gone with its predictions, "
+            "confirmations and logs",
+            hint=f"repeat the request with ?confirm={code}; the study is saved to a file before",
+            kind="confirmation-needed",
+            extra={
+                "confirm": code,
+                "will_be_deleted": {
+                    "study": name,
+                    "trials": len(trials),
+                    "confirmations": len(service.store.confirmations(name)),
+                    "workload": definition.workload.describe(),
+                },
+            },
+        )
+    folder = service.deleted_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    with durable_file(file) as unfinished, unfinished.open("wb") as written:
+        for line in service.store.exported([name], version=__version__):
+            written.write(line)
+    service.searches.delete_study(name)
+    if name not in NOT_OF_STUDIES:
+        shutil.rmtree(service.work_folder / name, ignore_errors=True)
+    service.tokens.record_action(
+        who=caller.name, action="delete study", target=name, detail=str(file)
+    )
+    return {"name": name, "exported_to": str(file), "trials": len(trials)}
+
+
+def _code(name: str, begun: str, trials: int) -> str:
+    """Return what confirms the deletion of a study as it is now."""
+    return hashlib.sha256(f"{name} {begun} {trials}".encode()).hexdigest()[:12]
+
+
+def _check_idle(service: ServiceState, name: str) -> None:
+    """Raise UnknownStudy, and SearchConflict while something works on the study."""
+    service.store.definition(name)
+    service.searches.check_no_active_search(name)
+    running = [
+        attempt for attempt in service.store.attempts.running(name) if not attempt.is_expired
+    ]
+    if running:
+        raise SearchConflict(
+            f"a search works on study {name}: trial {running[0].number} is running",
+            hint="wait until it ends, or stop it",
+        )

@@ -1,0 +1,422 @@
+"""The process of one search of the queue: `python -m autotune.service.search_process`.
+
+It reads its order as JSON from stdin, runs the same search as `autotune search`, and writes what
+happens to the database: a sign of life every two seconds, events, and how it ended. Nothing of it
+depends on the server that started it, which may be killed, replaced or on another machine later.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+from autotune import __version__
+from autotune.analysis.front import pareto_front
+from autotune.analysis.pick import choose
+from autotune.errors import (
+    AutotuneError,
+    Stopped,
+    StorageUnavailable,
+    StorageUnreachable,
+    TrialLost,
+)
+from autotune.execution.local import LocalExecutor
+from autotune.failpoints import failpoint
+from autotune.service.processes import this_process
+from autotune.service.submissions import TRIALS_BEFORE, SubmissionRules, request_of_submission
+from autotune.spec.queued_search import (
+    SEARCH_RENEWAL_SECONDS,
+    QueuedSearch,
+    SearchState,
+)
+from autotune.storage.database import Database
+from autotune.storage.searches import RunLost, Searches
+from autotune.study.event_text import EventText
+from autotune.study.events import (
+    ConfirmationTime,
+    Confirming,
+    Event,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+    TrialPhase,
+)
+from autotune.study.progress import Progress
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
+
+_STEP_SECONDS = 1.0
+"""Steps of one place are reported at most this often."""
+_WAIT_AT_END_SECONDS = 300.0
+"""How long the last events may wait for a database that is away."""
+_LEAST_SECONDS_LEFT = 1.0
+_NOT_DONE = 75
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """How the search ended; `queued` where another process is to go on with it."""
+
+    state: SearchState
+    reason: str = ""
+    hint: str = ""
+    exit_code: int | None = None
+    is_loss: bool = False
+    """Whether it counts as one of the losses in a row after which a search fails."""
+
+
+class _Reporter:
+    """Writes events and signs of life from a thread of its own, so that no trial waits for them."""
+
+    def __init__(self, searches: Searches, found: QueuedSearch) -> None:
+        self._searches = searches
+        self._number, self._run = found.id, found.run
+        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._unwritten: list[tuple[str, Any]] = []
+        self._written = 0
+        self._ended = threading.Event()
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="reporter", daemon=True)
+        self.progress: Mapping[str, Any] = {}
+        self.study = found.study
+        self.has_results = False
+        self.is_cancelled = False
+        self.is_lost = False
+
+    def __enter__(self) -> "_Reporter":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._woken.set()
+        self._thread.join(_WAIT_AT_END_SECONDS)
+
+    def add(self, kind: str, data: Any) -> None:
+        self._events.put((kind, data))
+        self._woken.set()
+
+    def _write(self) -> None:
+        renew_at = 0.0
+        renewed_at = time.monotonic()
+        while True:
+            has_ended = self._ended.is_set()
+            self._woken.clear()
+            with suppress(queue.Empty):
+                while True:
+                    self._unwritten.append(self._events.get_nowait())
+            try:
+                if self._unwritten:
+                    self._searches.add_events(
+                        self._number, self._run, self._unwritten, after=self._written
+                    )
+                    self._written += len(self._unwritten)
+                    self._unwritten = []
+                if time.monotonic() >= renew_at or has_ended:
+                    renew_at = time.monotonic() + SEARCH_RENEWAL_SECONDS
+                    self.is_cancelled |= self._searches.renew_run(
+                        self._number,
+                        self._run,
+                        progress=self.progress,
+                        study=self.study,
+                        has_results=self.has_results,
+                    )
+                    renewed_at = time.monotonic()
+            except RunLost:
+                self.is_lost = True
+                return
+            except StorageUnavailable:
+                if has_ended and time.monotonic() - renewed_at > _WAIT_AT_END_SECONDS:
+                    return
+                time.sleep(1.0)
+                continue
+            except Exception:
+                traceback.print_exc()
+                self.is_lost = True  # nobody would see what the search does
+                return
+            if has_ended:
+                return
+            self._woken.wait(SEARCH_RENEWAL_SECONDS)
+
+
+class _Narrator:
+    """Turns the events of the search into those of the service."""
+
+    def __init__(
+        self,
+        request: SearchRequest,
+        reporter: _Reporter,
+        *,
+        used_seconds: float,
+        time_budget_seconds: float | None,
+    ) -> None:
+        self._progress = Progress(
+            preferences=request.preferences, until_converged=request.until_converged
+        )
+        self._text = EventText(self._progress)
+        self._request = request
+        self._reporter = reporter
+        self._used_seconds = used_seconds
+        self._time_budget_seconds = time_budget_seconds
+        """Of the whole search, with what earlier processes have used of it."""
+        self._began = time.monotonic()
+        self._front: tuple[tuple[int, ...], int | None] = ((), None)
+        self._step_at: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        self._progress.note(event)
+        lines = list(self._text(event))
+        for line in lines:
+            print(line, flush=True)
+        match event:
+            case StudyOpened():
+                self._reporter.study = event.definition.name
+                if event.default_time_budget_seconds is not None:
+                    self._time_budget_seconds = event.default_time_budget_seconds
+                self._reporter.add(
+                    "opened",
+                    {
+                        "trials_wanted": event.trials_wanted,
+                        "trials": len(self._progress.records),
+                        "cap_bytes": event.definition.cap_bytes,
+                        "device": event.definition.device.name,
+                        "is_new": event.is_new,
+                        "places": list(event.places),
+                        "lines": lines,
+                    },
+                )
+                self._add_front()
+            case TrialBegan(number=number, config=config, name=name, device=device):
+                self._reporter.add(
+                    "trial_began",
+                    {
+                        "number": number,
+                        "name": name,
+                        "config": config.to_dict(),
+                        "label": config.describe(),
+                        "device": device,
+                    },
+                )
+            case TrialPhase(doing=doing, steps=steps, device=device):
+                self._add_step(doing, steps, device)
+            case TrialEnded(record=record):
+                self._reporter.has_results = True
+                self._reporter.add("trial_ended", {"trial": record.to_dict()})
+                self._add_front()
+            case Confirming(doing=doing, device=device):
+                self._reporter.add("confirming", {"doing": doing, "device": device})
+            case ConfirmationTime():
+                pass
+            case _:
+                if lines:
+                    self._reporter.add("notice", {"message": "\n".join(lines)})
+        self._reporter.progress = self._state()
+
+    def _add_step(self, doing: str, steps: tuple[int, int] | None, device: str) -> None:
+        now = time.monotonic()
+        is_last = steps is not None and steps[0] == steps[1]
+        if now - self._step_at.get(device, -math.inf) < _STEP_SECONDS and not is_last:
+            return
+        self._step_at[device] = now
+        place = next((one for one in self._progress.places() if one.name == device), None)
+        trial = None if place is None or place.trial is None else place.trial.number
+        if place is None:
+            trial = self._number_at_only_place()
+        self._reporter.add(
+            "step", {"number": trial, "doing": doing, "steps": steps, "device": device}
+        )
+
+    def _number_at_only_place(self) -> int | None:
+        trial = self._progress.only_place.trial
+        return None if trial is None else trial.number
+
+    def _add_front(self) -> None:
+        records = self._progress.records
+        front = pareto_front(records, tolerance=self._request.preferences.tolerance)
+        pick = choose(records, front, baseline=None, preferences=self._request.preferences)
+        now = tuple(front), None if pick is None else pick.number
+        if now != self._front:
+            self._front = now
+            self._reporter.add("front", {"front": list(now[0]), "pick": now[1]})
+
+    def _state(self) -> dict[str, Any]:
+        progress = self._progress
+        left = progress.eta_seconds()
+        places = [
+            {
+                "name": place.name,
+                "trial": None if place.trial is None else place.trial.number,
+                "label": place.label,
+                "doing": place.doing,
+                "seconds": round(place.seconds, 1),
+            }
+            for place in (progress.places() or [progress.only_place])
+        ]
+        return {
+            "doing": "; ".join(progress.doing()),
+            "places": places,
+            "trials": len(progress.records),
+            "trials_wanted": progress.wanted,
+            "counts": progress.counts() if progress.opened else "",
+            "time_left": progress.time_left() if progress.opened else "",
+            "seconds_left": left,
+            "best": progress.best() if progress.opened else "",
+            "is_confirming": progress.is_confirming,
+            "used_seconds": self._used_seconds + time.monotonic() - self._began,
+            "time_budget_seconds": (
+                None if self._time_budget_seconds == math.inf else self._time_budget_seconds
+            ),
+        }
+
+
+def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
+    """Run the search that the order on stdin names; return the exit code of the process."""
+    order = json.load(sys.stdin)
+    stops: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _frame: stops.append(received))
+    searches = Searches(Database(order["storage"], was_reached=True))
+    try:
+        found = searches.begin_run(
+            order["search"], order["run"], this_process(), version=__version__
+        )
+    except RunLost:
+        return _NOT_DONE  # another process has it
+    failpoint("search begun")
+    print(f"-- autotune {__version__}, search {found.id}, start {found.run} --", flush=True)
+    with _Reporter(searches, found) as reporter:
+        end = _run(order, found, reporter, stops, make_executor)
+    if reporter.is_lost:
+        return _NOT_DONE
+    return _store_end(searches, found, end)
+
+
+def _run(
+    order: Mapping[str, Any],
+    found: QueuedSearch,
+    reporter: _Reporter,
+    stops: list[int],
+    make_executor: Callable[..., LocalExecutor],
+) -> _End:
+    """Run the search and return how it ended."""
+
+    def should_stop() -> bool:
+        return bool(stops) or reporter.is_cancelled or reporter.is_lost
+
+    try:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            used = _used_seconds(found)
+            rules = SubmissionRules.from_dict(order["rules"])
+            request = request_of_submission(
+                found.request,
+                rules,
+                study=found.study,
+                folder=folder,
+                trials_before=found.request.get(TRIALS_BEFORE, 0),
+            )
+            budget = (found.progress or {}).get("time_budget_seconds")
+            budget = budget or request.time_budget_seconds
+            request = _with_time_left(request, budget, used_seconds=used)
+            narrate = _Narrator(request, reporter, used_seconds=used, time_budget_seconds=budget)
+            result = search(
+                request, listener=narrate, should_stop=should_stop, make_executor=make_executor
+            )
+    except Stopped:
+        if reporter.is_cancelled:
+            return _End(state="cancelled", exit_code=75)
+        return _End(state="queued", reason="the server was stopped; the next one goes on with it")
+    except (StorageUnreachable, TrialLost) as error:
+        # The fault of the machine or of the database: another start may help.
+        _print_error(error)
+        return _End(state="queued", reason=error.message, hint=error.hint, is_loss=True)
+    except AutotuneError as error:
+        _print_error(error)
+        return _End(
+            state="failed", reason=error.message, hint=error.hint, exit_code=error.exit_code
+        )
+    except Exception as error:
+        traceback.print_exc()
+        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _End(
+            state="failed",
+            reason=f"internal error: {first_line}",
+            hint="see the log of the search",
+            exit_code=70,
+        )
+    if result.front:
+        return _End(state="finished", exit_code=0)
+    return _End(
+        state="finished",
+        reason="nothing is feasible under the cap",
+        hint="choose a larger cap, or another search space",
+        exit_code=1,
+    )
+
+
+def _print_error(error: AutotuneError) -> None:
+    print(f"Error: {error.message}\n  hint: {error.hint}", file=sys.stderr, flush=True)
+
+
+def _store_end(searches: Searches, found: QueuedSearch, end: _End) -> int:
+    """Store how the search ended, as soon as the database can be reached; return the exit code."""
+    failpoint("search ended, not stored")
+    give_up_at = time.monotonic() + _WAIT_AT_END_SECONDS
+    while True:
+        try:
+            searches.end_run(
+                found.id,
+                found.run,
+                end.state,
+                reason=end.reason,
+                hint=end.hint,
+                exit_code=end.exit_code,
+                is_loss=end.is_loss,
+            )
+        except RunLost:
+            return _NOT_DONE
+        except StorageUnavailable as error:
+            if time.monotonic() > give_up_at:
+                _print_error(error)
+                return _NOT_DONE
+            time.sleep(1.0)
+        else:
+            return _NOT_DONE if end.exit_code is None else end.exit_code
+
+
+def _used_seconds(found: QueuedSearch) -> float:
+    used = (found.progress or {}).get("used_seconds")
+    return float(used) if isinstance(used, int | float) else 0.0
+
+
+def _with_time_left(
+    request: SearchRequest, budget_seconds: float | None, *, used_seconds: float
+) -> SearchRequest:
+    """Return the request with what earlier processes have left of its time."""
+    if not used_seconds or budget_seconds is None or budget_seconds == math.inf:
+        return request
+    left = max(_LEAST_SECONDS_LEFT, budget_seconds - used_seconds)
+    return dataclasses.replace(request, time_budget_seconds=left)
+
+
+def end_process(code: int) -> NoReturn:
+    """End at once: a thread that waits for a database that is away must not keep the process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end_process(main())

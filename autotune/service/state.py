@@ -1,0 +1,71 @@
+"""What the routes of one server share, and who calls them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import anyio.to_thread
+from fastapi import Depends, Request
+
+from autotune.service.quick import QuickAnswers
+from autotune.service.reading import StudyReader
+from autotune.service.scheduler import Scheduler
+from autotune.service.settings import ServerSettings
+from autotune.service.stream import EventStream
+from autotune.spec.queued_search import SearchState
+from autotune.storage.searches import Searches
+from autotune.storage.store import StudyStore
+from autotune.storage.tokens import Tokens
+
+Role = Literal["leader", "standby"]
+
+
+@dataclass(kw_only=True)
+class ServiceState:
+    """The open database of a server and what reads and writes it."""
+
+    settings: ServerSettings
+    store: StudyStore
+    tokens: Tokens
+    searches: Searches
+    stream: EventStream
+    scheduler: Scheduler
+    quick: QuickAnswers
+    reader: StudyReader
+    work_folder: Path
+    """Where the files of studies are, each in a folder of its name: logs, and what is prepared."""
+    deleted_folder: Path
+    """Where deleted studies are exported to."""
+
+    def role(self) -> Role:
+        """Whether this server runs the searches, or waits for the one that does to end."""
+        return "leader" if self.scheduler.is_leading else "standby"
+
+    async def states_of_studies(self) -> Mapping[str, SearchState]:
+        """Returns the state of the latest search of each study that has one."""
+        latest = await anyio.to_thread.run_sync(self.searches.latest_of_studies)
+        return {study: search.state for study, search in latest.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """Whoever has the token of a request."""
+
+    name: str
+    is_read_only: bool
+
+
+def service_state(request: Request) -> ServiceState:
+    state: ServiceState = request.app.state.service
+    return state
+
+
+def caller(request: Request) -> Caller:
+    """The caller that the gate has let in."""
+    found: Caller = request.state.caller
+    return found
+
+
+Service = Annotated[ServiceState, Depends(service_state)]
+CallerOfRequest = Annotated[Caller, Depends(caller)]

@@ -1,0 +1,829 @@
+"""Checks what is submitted to the service: a submission chooses settings, and never runs code.
+
+A search on the command line may name any file of the user and any Python code, which is the user's
+own. A submission comes from somebody else. Its paths must be below the folders that the server was
+given for data, its code below those for code, and there are none of either by default. That holds
+for every place where a path can stand: the submission, and the workload and the scales of a search
+space that came with it. What the server decides itself is not accepted, and what would fill the
+memory or the disk of its machine is rejected before anything is read.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autotune.analysis.pick import Preferences
+from autotune.analysis.tolerance import Tolerance
+from autotune.data.hub import is_local_name
+from autotune.data.sources import READERS
+from autotune.errors import InvalidInput, InvalidSpace, NotAllowed, StorageUnavailable, suggestion
+from autotune.execution.compile_cache import CACHE
+from autotune.spec.model_choice import MODEL_NAMES, with_model_config
+from autotune.spec.model_file import FILE_NAME, is_hub_name
+from autotune.spec.model_file import model_name as name_of_config
+from autotune.spec.option import (
+    DURATION,
+    DURATION_OR_NONE,
+    NUMBER,
+    SIZE,
+    SWITCH,
+    TEXT,
+    Option,
+)
+from autotune.spec.queued_search import MOST_PRIORITY
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.space_content import named_spaces
+from autotune.spec.space_file import load_space
+from autotune.spec.study import check_study_name
+from autotune.spec.user_code import is_function_reference, read_reference
+from autotune.spec.user_paths import path_exists
+from autotune.spec.workload import STANDARD_LIBRARY_TEXT
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.study.devices import parse_devices
+from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
+from autotune.study.requested_space import DEFAULT_SPACE, space_of
+from autotune.units import format_duration, format_size
+
+DECIDED_BY_SERVER: Mapping[str, str] = {
+    "storage": "the server has its own database",
+    "ray": "the server decides where trials run",
+    "device": "the server decides where trials run",
+    "workers": "give devices, a number",
+    "database_wait": "the server decides how long it waits",
+    "memory_snapshot": "a submission cannot have files written on the server; run the search there",
+}
+"""Settings of `autotune.search` that a submission cannot have, each with what to do instead."""
+
+OF_THE_QUEUE = ("priority", "group")
+PREFERENCES = ("prefer", "max_perplexity_increase", "tolerance")
+SPACE_CONTENT = "space_content"
+"""A search space as the text of its file, instead of the name of one."""
+TRIALS_BEFORE = "trials_before"
+"""Of a stored request that continues a study: how many trials it had before. Nobody submits it."""
+WORKLOAD_FIELDS = (*WORKLOAD_OPTIONS, "model_config", "script_arguments")
+
+ACCEPTED = (
+    *(
+        option.keyword
+        for option in SEARCH_OPTIONS.values()
+        if option.keyword not in DECIDED_BY_SERVER
+    ),
+    *WORKLOAD_FIELDS,
+    *PREFERENCES,
+    *OF_THE_QUEUE,
+    SPACE_CONTENT,
+)
+"""The fields of a submission."""
+
+NOT_OF_STUDIES = ("logs", "predictions", CACHE)
+"""Folders in the work folder that are of no study."""
+
+LARGEST_SPACE_CHARACTERS = 64 * 1024
+LARGEST_CONFIG_CHARACTERS = 256 * 1024
+LARGEST_TEXT_CHARACTERS = 4096
+_MOST_DOTS_IN_A_LINE = 200
+"""Python's TOML reader takes a time that grows with the square of the parts of a dotted key."""
+_DEEPEST = 20
+_LARGEST_INTEGER = 2**53
+_LARGEST_OF_CONFIG = 2**24
+_LEAST_FREE_BYTES = 16 * 2**20
+_TOKEN_BYTES = 8
+_WEIGHT_BYTES = 4
+
+_PATHS = ("dataset", "tokenizer", "model", "model_source")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_WIDTHS = ("hidden_size", "n_embd", "n_embed", "d_model", "emb_dim")
+_INNER_WIDTHS = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "n_inner",
+    "d_ff",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "decoder_ffn_dim",
+)
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""Names of sizes in the configs of transformers."""
+_WORDS_FOR_PATHS = {
+    "dataset": (STANDARD_LIBRARY_TEXT,),
+    "tokenizer": ("bytes", "bpe", "model"),
+    "model": (*MODEL_NAMES, "script"),
+    "model_source": (),
+}
+_LARGEST_FILES = {
+    "tokenizer": ("tokenizer.json", 64 * 2**20),
+    "model": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
+    "model_source": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
+}
+"""Of a setting the file that the server reads as a whole, and its largest size in bytes."""
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmissionRules:
+    """What the server accepts, and what it decides for every search."""
+
+    storage: str
+    devices: str | None = None
+    ray: str | None = None
+    data_roots: tuple[str, ...] = ()
+    """Folders that datasets, tokenizers and models may be read from."""
+    code_folders: tuple[str, ...] = ()
+    """Folders that scripts and functions may come from; their code runs as the server's user."""
+    most_trials: int | None = None
+    most_seconds: float | None = None
+    most_devices: int | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SubmissionRules":
+        """Return the rules of what `dataclasses.asdict` gave, also by way of JSON."""
+        folders = {name: tuple(values[name]) for name in ("data_roots", "code_folders")}
+        return cls(**{**values, **folders})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedSubmission:
+    """A submission that may be queued."""
+
+    settings: Mapping[str, Any]
+    """As submitted, without what is None."""
+    name: str | None
+    """Name of the study; None: the service gives it one that begins with `base`."""
+    base: str
+    priority: int
+    group: str
+    request: SearchRequest
+    space: SearchSpace
+
+    @property
+    def digest(self) -> str:
+        """Hash of the content, by which a repeated submission is told from another one."""
+        text = json.dumps(self.settings, sort_keys=True)
+        return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
+def check_submission(
+    body: Mapping[str, Any],
+    rules: SubmissionRules,
+    *,
+    groups: Sequence[str],
+    folder: Path,
+    trials_before: int = 0,
+) -> CheckedSubmission:
+    """Return the submission of a request's body.
+
+    `groups` are the names of the server's groups of devices, and `folder` an empty folder for the
+    file of a search space. `trials_before` of its trials were run by earlier searches. Raises
+    InvalidInput for what is wrong anywhere, and NotAllowed for what is right on a command line and
+    not accepted here.
+    """
+    settings = {name: value for name, value in body.items() if value is not None}
+    _check_names(settings)
+    _check_values(settings)
+    priority = settings.get("priority", 0)
+    if type(priority) is not int or abs(priority) > MOST_PRIORITY:
+        raise InvalidInput(
+            f"Invalid priority: {priority!r:.60}",
+            hint=f"use a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
+        )
+    group = settings.get("group", "")
+    if not isinstance(group, str) or group not in ("", *groups):
+        raise InvalidInput(
+            f"Invalid group: {group!r:.60}",
+            hint=f"use one of {', '.join(groups)}, or leave it out",
+        )
+    name = settings.get("name")
+    if name is not None:
+        check_new_name(name)
+    request = request_of_submission(
+        settings, rules, study=name, folder=folder, trials_before=trials_before
+    )
+    space = load_space(DEFAULT_SPACE if request.space is None else request.space)
+    workload = {**space.at_scale(request.scale).workload, **request.specified_workload()}
+    _check_size(workload)
+    # The process of the search reads the data; here it would be the memory of the server.
+    space = space_of(request, reads_data=False)
+    base = _base_name(space.name, workload)
+    return CheckedSubmission(
+        settings=settings,
+        name=name,
+        base=base,
+        priority=priority,
+        group=group,
+        request=request,
+        space=space,
+    )
+
+
+def check_new_name(name: str) -> None:
+    """Raise InvalidInput for what a study cannot be called."""
+    check_study_name(name)
+    if name in NOT_OF_STUDIES:
+        raise InvalidInput(
+            f"{name!r} cannot be a study's name: the server has a folder of that name",
+            hint="choose another name",
+        )
+
+
+def check_space_name(name: object) -> None:
+    """Raise NotAllowed for a search space that does not come with autotune."""
+    known = named_spaces()
+    if name is not None and name not in known:
+        raise NotAllowed(
+            f"the server has no search space {name!r:.80}",
+            hint=suggestion(
+                str(name)[:80],
+                known,
+                otherwise=f"use one of {', '.join(known)}, or send the text of a file as "
+                f"{SPACE_CONTENT}",
+            ),
+        )
+
+
+def request_of_submission(
+    settings: Mapping[str, Any],
+    rules: SubmissionRules,
+    *,
+    study: str | None,
+    folder: Path,
+    trials_before: int = 0,
+) -> SearchRequest:
+    """Return the request of a submission, whose paths are those of the server.
+
+    `folder` is where the file of a search space is written to. Raises InvalidInput and NotAllowed.
+    """
+    given = {
+        name: value
+        for name, value in settings.items()
+        if name not in (*OF_THE_QUEUE, *PREFERENCES, SPACE_CONTENT, *WORKLOAD_FIELDS)
+    }
+    given |= {"storage": rules.storage, "ray": rules.ray, "name": study}
+    given["devices"] = _devices(settings.get("devices"), rules)
+    given["space"] = _space(settings, folder)
+    try:
+        space = load_space(given["space"] or DEFAULT_SPACE)
+    except InvalidSpace as error:
+        # The file is one that the server has written; its folder means nothing to the user.
+        message = error.message.replace(f"{folder}/", "")
+        raise InvalidSpace(message, hint=error.hint) from None
+    for of_space in (space.workload, *space.scales.values()):
+        _check_paths_of_space(of_space, rules)
+    workload = {name: settings[name] for name in WORKLOAD_FIELDS if name in settings}
+    if "model_config" in workload:
+        _check_config(workload["model_config"])
+        workload["model"] = name_of_config(workload["model_config"])
+    workload = with_model_config(_with_paths(workload, rules))
+    request = request_of(given, workload=workload, preferences=_preferences(settings))
+    return _within_limits(request, rules, trials_before=trials_before)
+
+
+# -- names and values ------------------------------------------------------------------------------
+
+
+def _check_names(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name in DECIDED_BY_SERVER:
+            raise NotAllowed(
+                f"a submission cannot have the setting {name!r}",
+                hint=f"leave it out: {DECIDED_BY_SERVER[name]}",
+            )
+        if name not in ACCEPTED:
+            raise InvalidInput(
+                f"there is no setting {name[:60]!r}",
+                hint=suggestion(
+                    name[:60],
+                    ACCEPTED,
+                    otherwise="the settings are those of autotune.search, see /reference",
+                ),
+            )
+
+
+def _check_values(settings: Mapping[str, Any]) -> None:
+    """Raise InvalidInput for a value that is too large or of a type that no setting has."""
+    limits = {
+        SPACE_CONTENT: LARGEST_SPACE_CHARACTERS,
+        "model_config": LARGEST_CONFIG_CHARACTERS,
+    }
+    for name, value in settings.items():
+        longest = limits.get(name, LARGEST_TEXT_CHARACTERS)
+        _check_depth(name, value, depth=0)
+        if isinstance(value, dict | list):
+            size = len(json.dumps(value))
+        else:
+            size = len(str(value)) if isinstance(value, str) else 0
+        if size > longest:
+            raise InvalidInput(
+                f"{name} is too large: {size} characters", hint=f"give at most {longest}"
+            )
+        if name == "learning_rates" and not isinstance(value, dict):
+            raise InvalidInput(
+                f"Invalid learning_rates: {str(value)[:60]}",
+                hint='give for example {"adamw": 3e-4}',
+            )
+        if name == "model_config" and not _is_model_config(value):
+            raise InvalidInput(
+                f"Invalid model_config: {value!r:.60}",
+                hint="give the content of a config.json, which has a model_type",
+            )
+        if name == "script_arguments" and not _is_list_of_texts(value):
+            raise InvalidInput(
+                f"Invalid script_arguments: {value!r:.60}", hint="give a list of texts"
+            )
+        option = _option_of(name)
+        if option is not None and isinstance(value, dict | list) and name != "learning_rates":
+            is_list_of_texts = isinstance(value, list) and name in ("devices", "script_arguments")
+            if not is_list_of_texts:
+                raise InvalidInput(f"Invalid {name}: {str(value)[:60]}", hint="give a single value")
+        if option is not None:
+            _check_type(name, value, option)
+
+
+def _is_model_config(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("model_type"), str)
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _check_type(name: str, value: Any, option: Option) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if option.kind is SWITCH and not isinstance(value, bool):
+        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="use true or false")
+    if option.kind is NUMBER and not is_number:
+        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give a number")
+    if option.kind is TEXT and name != "devices" and not isinstance(value, str):
+        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give it as text")
+    if option.kind in (SIZE, DURATION, DURATION_OR_NONE) and isinstance(value, bool):
+        raise InvalidInput(f"Invalid {name}: {value!r}", hint="give a number with its unit")
+
+
+def _option_of(name: str) -> Option | None:
+    for option in SEARCH_OPTIONS.values():
+        if option.keyword == name:
+            return option
+    return WORKLOAD_OPTIONS.get(name)
+
+
+def _check_depth(name: str, value: Any, *, depth: int) -> None:
+    """Raise InvalidInput for values within values, numbers and characters that nothing can hold."""
+    if depth > _DEEPEST:
+        raise InvalidInput(f"{name} has values nested too deeply", hint="give plain values")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_depth(name, key, depth=depth + 1)
+            _check_depth(name, inner, depth=depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_depth(name, inner, depth=depth + 1)
+    elif isinstance(value, str):
+        if "\0" in value or (not value.isascii() and not _is_encodable(value)):
+            raise InvalidInput(
+                f"{name} has a character that no name or text can hold: {value[:60]!r}",
+                hint="leave it out",
+            )
+    elif isinstance(value, float):
+        if value != value or abs(value) == float("inf"):
+            raise InvalidInput(f"Invalid {name}: {value}", hint="give a finite number")
+    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+        raise InvalidInput(f"Invalid {name}: the number is too large", hint="give a smaller one")
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can name
+        return False
+    return True
+
+
+def _preferences(settings: Mapping[str, Any]) -> Preferences:
+    values: dict[str, Any] = {}
+    if "prefer" in settings:
+        values["prefer"] = settings["prefer"]
+        if not isinstance(values["prefer"], str):
+            raise InvalidInput(f"Invalid prefer: {values['prefer']!r:.60}", hint="give it as text")
+    if "max_perplexity_increase" in settings:
+        values["max_perplexity_increase"] = _number(settings, "max_perplexity_increase")
+    tolerance = settings.get("tolerance")
+    if tolerance is not None:
+        if not isinstance(tolerance, dict) or set(tolerance) - {"speed", "perplexity"}:
+            raise InvalidInput(
+                f"Invalid tolerance: {str(tolerance)[:60]}",
+                hint='give for example {"speed": 0.03, "perplexity": 0.005}',
+            )
+        values["tolerance"] = Tolerance(**{name: _number(tolerance, name) for name in tolerance})
+    return Preferences(**values)
+
+
+def _number(values: Mapping[str, Any], name: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give a number")
+    return float(value)
+
+
+# -- what the server decides -----------------------------------------------------------------------
+
+
+def _devices(wanted: Any, rules: SubmissionRules) -> str | None:
+    """Return the devices of a search: those of the server, or as many of them as it asks for."""
+    if wanted is None:
+        return rules.devices
+    text = str(wanted)
+    if type(wanted) not in (int, str) or not text.isascii() or not text.isdigit():
+        raise NotAllowed(
+            f"a submission cannot choose the devices {str(wanted)[:60]!r}",
+            hint="give a number of devices, or leave it out to use all of the group",
+        )
+    number = parse_devices(text)
+    assert isinstance(number, int)
+    most = rules.most_devices
+    if most is not None and number > most:
+        raise NotAllowed(
+            f"{number} devices are asked for, and a search of this server may have {most}",
+            hint=f"ask for at most {most}",
+        )
+    names = parse_devices(rules.devices) if rules.devices is not None else None
+    if isinstance(names, tuple):
+        if number > len(names):
+            raise NotAllowed(
+                f"{number} devices are asked for, and the server uses {len(names)}",
+                hint=f"ask for at most {len(names)}",
+            )
+        return ",".join(names[:number])
+    return text
+
+
+def _within_limits(
+    request: SearchRequest, rules: SubmissionRules, *, trials_before: int
+) -> SearchRequest:
+    """Return the request with the limits of the server where it has none of its own.
+
+    Raises NotAllowed for one that asks for more.
+    """
+    changes: dict[str, Any] = {}
+    if rules.most_trials is not None:
+        most_trials = trials_before + rules.most_trials
+        if request.trials is not None and request.trials > most_trials:
+            raise NotAllowed(
+                f"{request.trials - trials_before} trials are asked for, and a search of this "
+                f"server may have {rules.most_trials}",
+                hint=f"ask for at most {rules.most_trials}, and continue the search later",
+            )
+        if request.trials is None and request.new_trials > most_trials:
+            changes["trials"] = most_trials
+    seconds = request.time_budget_seconds
+    if rules.most_seconds is not None and seconds is not None and seconds > rules.most_seconds:
+        raise NotAllowed(
+            f"the time budget is longer than {format_duration(rules.most_seconds)}, the longest of "
+            "this server",
+            hint="give a shorter time_budget, and continue the search later",
+        )
+    if seconds is None and (rules.most_seconds is not None or changes):
+        # A new search that says nothing of its end has one by default, which the limit replaces.
+        default_seconds = request.default_time_budget_seconds("cuda")
+        limits = [one for one in (rules.most_seconds, default_seconds) if one is not None]
+        if limits:
+            changes["time_budget_seconds"] = min(limits)
+    if rules.most_devices is not None and request.trials_per_device > 1:
+        devices = request.devices or "1"
+        count = int(devices) if devices.isdigit() else len(devices.split(","))
+        if count * request.trials_per_device > rules.most_devices:
+            raise NotAllowed(
+                f"{request.trials_per_device} trials on each of {count} devices are more than "
+                f"{rules.most_devices} at once, the most of this server",
+                hint="ask for fewer trials per device",
+            )
+    return dataclasses.replace(request, **changes)
+
+
+def _space(settings: Mapping[str, Any], folder: Path) -> str | None:
+    """Return the name of a search space, or the file that its content was written to."""
+    space, content = settings.get("space"), settings.get(SPACE_CONTENT)
+    if content is None:
+        check_space_name(space)
+        return space
+    if not isinstance(content, str):
+        raise InvalidInput(f"Invalid {SPACE_CONTENT}: no text", hint="give the text of a TOML file")
+    _check_toml(content)
+    name = space if isinstance(space, str) and space else "submitted"
+    stem = re.sub("[^A-Za-z0-9_-]", "-", Path(name).stem)[:40] or "submitted"
+    if stem in named_spaces():
+        stem = f"{stem}-submitted"
+    file = folder / f"{stem}.toml"
+    file.write_text(content, encoding="utf-8")
+    return str(file)
+
+
+def _check_toml(content: str) -> None:
+    """Raise InvalidSpace for a space that would read another file of the server."""
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.count(".") > _MOST_DOTS_IN_A_LINE:
+            raise InvalidSpace(
+                f"{SPACE_CONTENT}, line {number}: it has {line.count('.')} dots",
+                hint=f"a key has at most {_MOST_DOTS_IN_A_LINE} parts",
+            )
+    try:
+        table = tomllib.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSpace(
+            f"{SPACE_CONTENT} is not valid TOML: {error}", hint="correct this line"
+        ) from None
+    base = table.get("extends")
+    if base is not None and base not in named_spaces():
+        raise NotAllowed(
+            f"{SPACE_CONTENT}: extends = {base!r:.80} names no search space of the server",
+            hint=f"use one of {', '.join(named_spaces())}",
+        )
+
+
+# -- paths and code --------------------------------------------------------------------------------
+
+
+def _with_paths(workload: Mapping[str, Any], rules: SubmissionRules) -> dict[str, Any]:
+    """Return the settings with absolute paths. Raises NotAllowed for those of other folders."""
+    resolved = dict(workload)
+    config = workload.get("model_config")
+    if config is not None:
+        _check_config(config)
+    if "script" in workload:
+        resolved["script"] = _allowed_script(workload["script"], rules)
+    for name in _PATHS:
+        value = workload.get(name)
+        if value is None or value in _WORDS_FOR_PATHS[name]:
+            continue
+        if name == "model" and config is not None:
+            continue  # the name of a config that came with the submission
+        if name == "model" and is_function_reference(value):
+            resolved[name] = _allowed_function(value, rules)
+        else:
+            resolved[name] = _allowed_path(name, value, rules)
+    if resolved.get("pretrained") or "model" in resolved:
+        _check_model_folder(resolved, rules)
+    return resolved
+
+
+def _check_paths_of_space(settings: Mapping[str, Any], rules: SubmissionRules) -> None:
+    """Raise NotAllowed unless the paths of a space's workload are right as they stand.
+
+    The space is loaded again by the search, so that its paths cannot be replaced.
+    """
+    for name, value in _with_paths(settings, rules).items():
+        if name in (*_PATHS, "script") and value != settings[name]:
+            raise NotAllowed(
+                f"the search space has {name} = {settings[name]!r:.80}, which is no absolute path",
+                hint=f"write {value!r}, or give {name} in the submission",
+            )
+
+
+def _allowed_path(name: str, value: str, rules: SubmissionRules) -> str:
+    """Return the absolute path of a file below a folder for data, or the name of the hub."""
+    file = _below(value, rules.data_roots)
+    if file is not None:
+        _check_file_size(name, file)
+        _check_links(name, file, rules)
+        return str(file)
+    is_file_name = is_local_name(value, suffixes=tuple(READERS))  # such as `folder/text.txt`
+    if is_hub_name(value) and not is_file_name and not path_exists(value) and ".." not in value:
+        return value
+    where = "the server has no folder for data"
+    if rules.data_roots:
+        where = f"the folders for data are {', '.join(rules.data_roots)}"
+    raise NotAllowed(
+        f"{name} = {value!r:.80} is no file below a folder that the server reads from",
+        hint=f"{where}; autotune serve --data-root FOLDER adds one, and a name of the Hugging Face "
+        "hub such as owner/name needs none",
+    )
+
+
+def _check_file_size(name: str, file: Path) -> None:
+    """Raise NotAllowed for a config or a tokenizer that is read as a whole and is too large."""
+    largest = _LARGEST_FILES.get(name)
+    if largest is None:
+        return
+    file_name, largest_bytes = largest
+    read = file / file_name if file.is_dir() else file
+    size = read.stat().st_size if read.exists() else 0
+    if size > largest_bytes:
+        raise NotAllowed(
+            f"{name} = {file.name!r:.80} has {format_size(size)}, more than any {file_name}",
+            hint=f"name a {file_name}, or a folder with one",
+        )
+
+
+def _check_links(name: str, folder: Path, rules: SubmissionRules) -> None:
+    """Raise NotAllowed for a folder with a link to a file that could not be named itself."""
+    for parent, folders, files in os.walk(folder):
+        for entry in (*folders, *files):
+            path = Path(parent, entry)
+            if path.is_symlink() and _below(str(path), rules.data_roots) is None:
+                raise NotAllowed(
+                    f"{name} = {str(folder)!r:.80} has a link, {str(path)[-80:]!r}, that leads out "
+                    "of the folders that the server reads from, or nowhere",
+                    hint="put the file itself there, or have the folder that it is in added with "
+                    "autotune serve --data-root FOLDER",
+                )
+
+
+def _below(value: str, folders: Sequence[str]) -> Path | None:
+    """Return the file that `value` names in one of the folders, links followed; None without."""
+    if value.startswith("~"):
+        return None
+    for folder in folders:
+        root = Path(folder).resolve()
+        try:
+            file = (root / value).resolve()
+            if file.is_relative_to(root) and file.exists():
+                return file
+        except (OSError, ValueError, RuntimeError):  # no name of a file, or a circle of links
+            continue
+    return None
+
+
+def _allowed_script(value: Any, rules: SubmissionRules) -> str:
+    file = _below(value, rules.code_folders) if isinstance(value, str) else None
+    if file is None or not file.is_file():
+        raise NotAllowed(
+            f"script = {value!r:.80}: a submission cannot run code", hint=_code_hint(rules)
+        )
+    return str(file)
+
+
+def _allowed_function(value: str, rules: SubmissionRules) -> str:
+    reference = read_reference(value)
+    file = None if reference.file is None else _below(reference.place, rules.code_folders)
+    if file is None or not file.is_file():
+        raise NotAllowed(
+            f"model = {value!r:.80}: a submission cannot run code", hint=_code_hint(rules)
+        )
+    return f"{file}:{reference.function}"
+
+
+def _code_hint(rules: SubmissionRules) -> str:
+    if rules.code_folders:
+        return f"the folders for code are {', '.join(rules.code_folders)}"
+    return "whoever runs the server can allow a folder: autotune serve --allow-code FOLDER"
+
+
+def _check_model_folder(settings: Mapping[str, Any], rules: SubmissionRules) -> None:
+    """Raise NotAllowed for a folder whose model needs code, or whose weights are pickled."""
+    for name in ("model", "model_source"):
+        value = settings.get(name)
+        if not isinstance(value, str):
+            continue
+        if _below(value, rules.data_roots) is None:
+            if settings.get("pretrained") and is_hub_name(value):
+                raise NotAllowed(
+                    f"the weights of {value!r:.80} would be downloaded, and may be pickled",
+                    hint="download them as safetensors into a folder for data of the server",
+                )
+            continue
+        folder = Path(value)
+        folder = folder if folder.is_dir() else folder.parent
+        config = folder / FILE_NAME
+        try:
+            if config.is_file() and config.stat().st_size <= LARGEST_CONFIG_CHARACTERS:
+                _check_config(json.loads(config.read_text(encoding="utf-8-sig")))
+        except (OSError, ValueError, RecursionError):
+            pass  # `read_model_config` says what is wrong with it
+        pickled = [file.name for pattern in _PICKLES for file in folder.glob(pattern)]
+        if settings.get("pretrained") and pickled:
+            raise NotAllowed(
+                f"the weights {pickled[0]!r:.80} are pickled, and a pickle can run code",
+                hint="leave only weights in safetensors in the folder",
+            )
+
+
+def _check_config(config: Any) -> None:
+    """Raise NotAllowed for the config.json of a model that comes with its own code."""
+    if isinstance(config, Mapping) and _has_key(config, "auto_map"):
+        raise NotAllowed(
+            "the config has an auto_map: its model comes with code, which the service does not run",
+            hint="use a model that transformers has itself",
+        )
+
+
+def _has_key(value: Any, key: str) -> bool:
+    if isinstance(value, Mapping):
+        return key in value or any(_has_key(inner, key) for inner in value.values())
+    if isinstance(value, list):
+        return any(_has_key(inner, key) for inner in value)
+    return False
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+def _check_size(workload: Mapping[str, Any]) -> None:
+    """Raise NotAllowed for a model or a text that would fill the machine of the server.
+
+    The initial weights are drawn in memory and written to disk in fp32. A transformer has about
+    4 W^2 + 3 W F weights in each block (W the width, F the inner width, for each expert), and
+    2 V W in its embeddings of V tokens.
+    """
+    config = workload.get("model_config") or {}
+    _check_numbers(config)
+    layers = _largest(workload.get("layers"), config, _LAYERS, otherwise=1)
+    width = _largest(workload.get("width"), config, _WIDTHS, otherwise=1)
+    inner = _largest(workload.get("feed_forward_width"), config, _INNER_WIDTHS, otherwise=4 * width)
+    heads = _largest(workload.get("heads"), config, _HEADS, otherwise=1)
+    attention = max(width, heads * _largest(None, config, ("head_dim", "kv_channels"), otherwise=0))
+    experts = _largest(None, config, _EXPERTS, otherwise=1)
+    rows = 2 * _largest(workload.get("vocab_size"), config, ("vocab_size",), otherwise=256)
+    rows += _largest(None, config, ("n_positions",), otherwise=0)
+    weights = layers * (4 * width * attention + 3 * width * inner * experts) + rows * width
+    free_bytes = shutil.disk_usage(Path.cwd()).free
+    if free_bytes < _LEAST_FREE_BYTES:
+        raise StorageUnavailable(
+            f"the disk of the server is full: {format_size(free_bytes)} are left",
+            hint="whoever runs it has to make room",
+        )
+    memory_bytes = psutil.virtual_memory().total
+    if weights * _WEIGHT_BYTES > min(free_bytes, memory_bytes):
+        raise NotAllowed(
+            f"the model has about {weights:.3g} weights, {format_size(weights * _WEIGHT_BYTES)} in "
+            f"fp32, and the server has {format_size(memory_bytes)} of memory and "
+            f"{format_size(free_bytes)} of free disk",
+            hint="choose a smaller model",
+        )
+    tokens = 1
+    for name in ("steps", "global_batch", "sequence_length"):
+        tokens *= _largest(workload.get(name), {}, (), otherwise=1)
+    evaluation = _largest(workload.get("evaluation_sequences"), {}, (), otherwise=1)
+    tokens += evaluation * _largest(workload.get("sequence_length"), {}, (), otherwise=1)
+    if tokens * _TOKEN_BYTES > min(free_bytes, memory_bytes):
+        raise NotAllowed(
+            f"a trial reads {tokens:.3g} tokens, more than the server can hold",
+            hint="choose fewer steps, a smaller batch or shorter sequences",
+        )
+
+
+def _check_numbers(config: Any) -> None:
+    """Raise NotAllowed for a number in a config that no model has."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            if type(value) is int and abs(value) > _LARGEST_OF_CONFIG:
+                raise NotAllowed(
+                    f"the config has {str(name)[:60]} = {value}, more than any model",
+                    hint=f"give at most {_LARGEST_OF_CONFIG}",
+                )
+            _check_numbers(value)
+    elif isinstance(config, list):
+        for value in config:
+            _check_numbers(value)
+
+
+def _largest(given: Any, config: Any, names: Sequence[str], *, otherwise: int) -> int:
+    """Return the largest number of these names, in the workload and anywhere in the config."""
+    found = [given] if type(given) is int and given > 0 else []
+    parts = [config]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            found += [part[name] for name in names if type(part.get(name)) is int]
+            parts += part.values()
+    return max(found, default=otherwise)
+
+
+def _base_name(space: str, workload: Mapping[str, Any]) -> str:
+    """Return the beginning of a study's name, such as `quick-gpt`."""
+    model = str(workload.get("model") or "gpt")
+    if workload.get("script") is not None:
+        model = Path(str(workload["script"])).stem
+    elif is_function_reference(model):
+        model = model.rpartition(":")[2]
+    text = re.sub("[^A-Za-z0-9.]+", "-", f"{space}-{Path(model).name}").strip("-.")
+    return text[:60] or "search"
+
+
+def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dict[str, Any]:
+    """Return the settings of a workload to predict, under the rules of a submission.
+
+    Raises InvalidInput and NotAllowed.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name not in WORKLOAD_FIELDS:
+            raise InvalidInput(
+                f"there is no setting {name[:60]!r}",
+                hint=suggestion(
+                    name[:60], WORKLOAD_FIELDS, otherwise="the settings are those of a workload"
+                ),
+            )
+    _check_values(given)
+    workload = _with_paths(given, rules)
+    _check_size(workload)
+    return workload

@@ -1,0 +1,53 @@
+"""Reads the end of a trial's log, and nothing outside of the folder of its study's logs."""
+
+import os
+import stat
+from pathlib import Path
+
+from autotune.service.problems import Problem
+from autotune.storage.database import work_folder_path
+
+
+def end_of_log(storage: str, study: str, number: int, *, most_bytes: int) -> str:
+    """Returns the end of the log of a trial's last attempt. Raises Problem where there is none.
+
+    `study` must be the name of a stored study. Links among its files are not followed: only
+    somebody with access to the machine can have put them there.
+    """
+    folder = work_folder_path(storage).resolve() / study / "logs"
+    candidates = [folder / f"trial-{number}.log", *folder.glob(f"trial-{number}-attempt-*.log")]
+    files = [(state.st_mtime_ns, file) for file in candidates if (state := _state(file))]
+    if not files or folder.resolve() != folder:
+        raise Problem(
+            404,
+            f"there is no log of trial {number} of study {study!r} on this machine",
+            hint="it is where the trial ran, unless the trial was reused or only predicted",
+        )
+    _, newest = max(files)
+    text = end_of_file(newest, most_bytes=most_bytes)
+    if text is None:
+        raise Problem(404, f"the log {newest.name} cannot be read")
+    return text
+
+
+def end_of_file(file: Path, *, most_bytes: int) -> str | None:
+    """Returns the end of a text file; None for a link, and for what is missing or unreadable."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as opened:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            return None
+        opened.seek(max(0, state.st_size - most_bytes))
+        return opened.read(most_bytes).decode("utf-8", errors="replace")
+
+
+def _state(file: Path) -> os.stat_result | None:
+    """Returns the state of a regular file, and None for anything else and for a link."""
+    try:
+        state = file.lstat()
+    except OSError:
+        return None
+    return state if stat.S_ISREG(state.st_mode) else None

@@ -1,0 +1,247 @@
+"""The scheduler begins searches, and nothing of them is lost whoever dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from autotune.service.processes import find_process
+from autotune.service.retention import Retention
+from autotune.service.scheduler import Scheduler
+from autotune.service.settings import ServerSettings
+from autotune.storage.searches import NewSearch, Searches
+from autotune.storage.store import StudyStore
+
+STAND_IN = "tests.building.search_stand_in"
+PATIENCE_SECONDS = 60.0
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from autotune.service.retention import Retention
+from autotune.service.scheduler import Scheduler
+from autotune.service.settings import ServerSettings
+from autotune.storage.database import Database
+from autotune.storage.searches import Searches
+folder = Path(sys.argv[1])
+settings = ServerSettings(storage=sys.argv[2])
+queue = Searches(Database(sys.argv[2]))
+with Scheduler(queue, settings, log_folder=folder, retention=Retention(folder=folder),
+               module="tests.building.search_stand_in"):
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"sqlite:///{tmp_path}/studies/autotune.db"
+
+
+@pytest.fixture
+def queue(url):
+    with closing(StudyStore(url, create=True)) as store:
+        yield Searches(store.database)
+
+
+@pytest.fixture
+def make_scheduler(tmp_path, url, queue):
+    """A scheduler that runs stand-ins; `stop_seconds` is how long a cancelled one may take."""
+
+    def make(**settings):
+        return Scheduler(
+            queue,
+            ServerSettings(storage=url, **settings),
+            log_folder=tmp_path / "logs",
+            retention=Retention(folder=tmp_path),
+            module=STAND_IN,
+            stop_seconds=1.0,
+        )
+
+    return make
+
+
+def submit(queue, **request):
+    return queue.submit(NewSearch(request=request, submitted_by="ada"))[0].id
+
+
+def wait_until(is_so):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline, "nothing happens any more"
+        time.sleep(0.02)
+
+
+def trials_of(queue, number):
+    return [
+        event.data["trial"]["number"]
+        for event in queue.events_after(0)
+        if event.search == number and event.kind == "trial_ended"
+    ]
+
+
+def test_searches_run_one_after_the_other_until_the_queue_is_empty(queue, make_scheduler):
+    first, second = submit(queue, trials=2), submit(queue, trials=1)
+    with make_scheduler() as scheduler:
+        wait_until(lambda: queue.get(second).has_ended)
+        assert scheduler.is_leading
+    assert [queue.get(number).state for number in (first, second)] == ["finished", "finished"]
+    assert queue.get(first).ended_at <= queue.get(second).started_at
+
+
+def test_two_groups_of_devices_run_two_searches_at_once(queue, make_scheduler):
+    numbers = [submit(queue, trials=1, seconds=3.0) for _ in range(2)]
+    with make_scheduler(groups={"a": "1", "b": "1"}):
+        wait_until(lambda: queue.counts().get("running") == 2)
+        assert {queue.get(number).group for number in numbers} == {"a", "b"}
+        for number in numbers:
+            queue.cancel(number, by="ada")
+
+
+def test_a_search_whose_process_dies_is_resumed_where_it_was(queue, make_scheduler):
+    number = submit(queue, trials=3, dies_at=1)
+    with make_scheduler():
+        wait_until(lambda: queue.get(number).has_ended)
+    search = queue.get(number)
+    assert (search.state, search.run) == ("finished", 2)
+    assert trials_of(queue, number) == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_leaves_its_search_to_the_next_one(queue, make_scheduler):
+    number = submit(queue, trials=40, seconds=0.05)
+    with make_scheduler():
+        wait_until(lambda: trials_of(queue, number))
+    assert queue.get(number).state == "queued"
+    with make_scheduler():
+        wait_until(lambda: queue.get(number).has_ended)
+    assert trials_of(queue, number) == list(range(40))
+
+
+@pytest.mark.slow
+def test_a_running_search_goes_on_when_its_server_is_killed_and_the_next_adopts_it(
+    queue, make_scheduler, url, tmp_path
+):
+    number = submit(queue, trials=60, seconds=0.05)
+    program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as server:
+        wait_until(lambda: trials_of(queue, number))
+        server.kill()
+    process = queue.get(number).process
+    assert find_process(process) is not None
+    with make_scheduler() as scheduler:
+        wait_until(lambda: scheduler.is_leading)
+        wait_until(lambda: queue.get(number).has_ended)
+    search = queue.get(number)
+    assert (search.state, search.run) == ("finished", 1)
+    assert trials_of(queue, number) == list(range(60))
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_also_stops_a_search_that_it_has_adopted(
+    queue, make_scheduler, url, tmp_path
+):
+    number = submit(queue, trials=1000, seconds=0.05)
+    program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as server:
+        wait_until(lambda: trials_of(queue, number))
+        server.kill()
+    with make_scheduler() as scheduler:
+        wait_until(lambda: scheduler.is_leading)
+    assert queue.get(number).state == "queued"
+    queue.cancel(number, by="ada")
+
+
+@pytest.mark.slow
+def test_a_search_that_dies_while_no_server_is_there_is_resumed_by_the_next(
+    queue, make_scheduler, url, tmp_path
+):
+    number = submit(queue, trials=20, seconds=0.1)
+    program = [sys.executable, "-c", SERVER, str(tmp_path / "logs"), url]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as server:
+        wait_until(lambda: trials_of(queue, number))
+        server.kill()
+    os.kill(queue.get(number).process.pid, signal.SIGKILL)
+    with make_scheduler():
+        wait_until(lambda: queue.get(number).has_ended)
+    assert (queue.get(number).state, queue.get(number).run) == ("finished", 2)
+    assert trials_of(queue, number) == list(range(20))
+
+
+def test_a_second_server_waits_and_takes_the_lead_when_the_first_ends(queue, make_scheduler):
+    with make_scheduler() as second:
+        wait_until(lambda: second.is_leading)
+        with make_scheduler() as standby:
+            time.sleep(1.5)
+            assert not standby.is_leading
+        assert second.is_leading
+    with make_scheduler() as third:
+        wait_until(lambda: third.is_leading)
+
+
+@pytest.mark.slow
+def test_a_cancelled_search_that_does_not_stop_is_killed(queue, make_scheduler):
+    number = submit(queue, trials=100_000, seconds=0.05, ignores=True)
+    with make_scheduler():
+        wait_until(lambda: trials_of(queue, number))
+        queue.cancel(number, by="ada")
+        wait_until(lambda: queue.get(number).has_ended)
+    assert queue.get(number).state == "cancelled"
+
+
+def test_the_process_of_a_search_does_not_get_the_token(
+    queue, make_scheduler, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("AUTOTUNE_TOKEN", "secret")
+    number = submit(queue)
+    with make_scheduler() as scheduler:
+        wait_until(lambda: queue.get(number).has_ended)
+        assert scheduler.log_file(number).read_text() == "no token\n"
+
+
+@pytest.mark.slow
+def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_scheduler):
+    called = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            called.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        number = submit(queue)
+        with make_scheduler(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
+            wait_until(lambda: called)
+            time.sleep(1.5)
+        receiver.shutdown()
+    assert len(called) == 1
+    assert f'"id":{number},"state":"finished"'.encode() in called[0].replace(b" ", b"")
+
+
+def test_old_logs_are_removed_and_young_ones_stay(tmp_path):
+    old, young = tmp_path / "s" / "logs" / "old.log", tmp_path / "s" / "logs" / "young.log"
+    old.parent.mkdir(parents=True)
+    for file in (old, young):
+        file.write_text("x" * 100)
+    week_ago = time.time() - 7 * 86_400
+    os.utime(old, (week_ago, week_ago))
+    assert Retention(folder=tmp_path, keep_days=3).apply() == [old]
+    assert young.exists()
+
+
+def test_the_oldest_logs_are_removed_beyond_the_quota(tmp_path):
+    files = [tmp_path / f"{number}.log" for number in range(3)]
+    for age, file in enumerate(reversed(files), start=2):
+        file.write_text("x" * 100)
+        os.utime(file, (time.time() - age * 3600, time.time() - age * 3600))
+    assert Retention(folder=tmp_path, quota_bytes=250).apply() == [files[0]]

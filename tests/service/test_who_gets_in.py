@@ -1,0 +1,373 @@
+"""Nobody gets past the gate without a token, with a foreign Host or from a foreign page."""
+
+import logging
+import re
+
+import pytest
+
+from autotune.service.application import create_app
+from autotune.service.callers import csrf_token
+from autotune.service.gate import CSRF_FIELD, CSRF_HEADER, own_path
+from autotune.service.hosts import OwnHosts
+from autotune.service.settings import ServerSettings
+from tests.building.service import BEARER, TOKEN, routes_of, serving
+
+HEALTH = ("GET", "/api/v1/health")
+SIGN_IN = (("GET", "/sign-in"), ("POST", "/sign-in"))
+PARAMETERS = {
+    "name": "quick",
+    "number": "1",
+    "kind": "pareto",
+    "target": "pytorch",
+    "version": "v",
+    "file": "page.css",
+    "id": "1",
+}
+ROUTES = [
+    route for route in routes_of(create_app(ServerSettings(token=TOKEN))) if route not in SIGN_IN
+]
+WRITES = [route for route in ROUTES if route[0] not in ("GET", "HEAD", "OPTIONS")]
+
+COOKIE = "autotune_token_8321"
+
+
+def sent(client, route, **headers):
+    """Sends a request to a route whose parameters are filled in."""
+    method, path = route
+    path = re.sub(r"{(\w+)(:\w+)?}", lambda found: PARAMETERS.get(found[1], "1"), path)
+    shown = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.request(method, path, headers=shown)
+
+
+@pytest.fixture(scope="module")
+def read_only(served_storage, anonymous):
+    return anonymous.app.state.service.tokens.add("a-reader", read_only=True)
+
+
+def test_the_routes_of_every_subject_are_there():
+    paths = {path for _, path in ROUTES}
+    assert {"/api/v1/studies/{name}", "/api/v1/searches", "/metrics", "/"} <= paths
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_without_a_token_only_health_answers(anonymous, route):
+    expected = 200 if route == HEALTH else 401
+    answer = sent(anonymous, route)
+    assert answer.status_code == expected
+    if expected == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+@pytest.mark.parametrize("token", ["Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}"])
+def test_with_a_wrong_token_only_health_answers(anonymous, route, token):
+    expected = 200 if route == HEALTH else 401
+    assert sent(anonymous, route, Authorization=token).status_code == expected
+
+
+@pytest.mark.parametrize("route", WRITES, ids=" ".join)
+def test_a_read_only_token_writes_nothing(anonymous, route, read_only):
+    assert sent(anonymous, route, Authorization=f"Bearer {read_only}").status_code == 403
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1:8322", "127.0.0.1.evil.example:8321"])
+def test_a_foreign_host_gets_nothing_even_with_the_token(anonymous, route, host):
+    assert sent(anonymous, route, Host=host, **BEARER).status_code == 421
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://127.0.0.1:8322", "null"])
+def test_a_foreign_page_gets_nothing_even_with_the_token(anonymous, route, origin):
+    assert sent(anonymous, route, Origin=origin, **BEARER).status_code == 403
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=" ".join)
+def test_a_request_that_a_browser_marks_as_of_another_site_gets_nothing(anonymous, route):
+    assert sent(anonymous, route, Sec_Fetch_Site="cross-site", **BEARER).status_code == 403
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def test_the_own_origin_and_every_loopback_name_are_let_in(anonymous):
+    for host in ("127.0.0.1:8321", "localhost:8321", "[::1]:8321", "LocalHost:8321"):
+        headers = {**BEARER, "Host": host, "Origin": f"http://{host.lower()}"}
+        assert anonymous.get("/api/v1/studies", headers=headers).status_code == 200
+
+
+def test_a_named_token_is_let_in_until_it_is_revoked(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/a.db") as client:
+        tokens = client.app.state.service.tokens
+        headers = {"Authorization": f"Bearer {tokens.add('ann')}"}
+        assert client.get("/api/v1/studies", headers=headers).status_code == 200
+        tokens.revoke("ann")
+        with serving(f"sqlite:///{tmp_path}/a.db") as restarted:
+            assert restarted.get("/api/v1/studies", headers=headers).status_code == 401
+
+
+def test_a_revoked_token_is_refused_within_seconds_without_a_restart(anonymous, monkeypatch):
+    monkeypatch.setattr("autotune.service.callers._FRESH_SECONDS", 0.0)
+    tokens = anonymous.app.state.service.tokens
+    headers = {"Authorization": f"Bearer {tokens.add('bob')}"}
+    assert anonymous.get("/api/v1/studies", headers=headers).status_code == 200
+    tokens.revoke("bob")
+    assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
+
+
+def test_a_wrong_bearer_token_is_not_made_good_by_a_cookie(anonymous):
+    headers = {"Authorization": "Bearer wrong", "Cookie": f"{COOKIE}={TOKEN}"}
+    assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["ÄÖ", "a" * 5000, "\x7f", "%00", "\u2028"])
+def test_an_odd_token_is_just_wrong(anonymous, token):
+    headers = {"Authorization": f"Bearer {token}".encode()}
+    assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
+    headers = {"Cookie": f"{COOKIE}={token}".encode()}
+    assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("token", ["a;b c", 'quo"te', "ÄÖ%41"])
+def test_a_token_of_odd_characters_works_as_a_cookie(tmp_path, token):
+    with serving(f"sqlite:///{tmp_path}/a.db", token=token) as client:
+        assert client.get("/", params={"token": token}).status_code == 303
+        assert client.get("/api/v1/studies").status_code == 200
+
+
+def test_a_random_token_is_in_the_printed_url_and_a_chosen_one_is_not():
+    random = ServerSettings()
+    assert random.owner_token in random.url
+    assert TOKEN not in ServerSettings(token=TOKEN).url
+    assert TOKEN not in repr(ServerSettings(token=TOKEN))
+    assert ServerSettings().owner_token != random.owner_token
+
+
+# -- signing in ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(served_storage):
+    """A client that keeps cookies."""
+    with serving(served_storage) as client:
+        yield client
+
+
+def test_the_printed_url_sets_a_cookie_and_leads_to_the_page_without_the_token(browser):
+    answer = browser.get(f"/studies/quick?token={TOKEN}&prefer=smallest")
+    assert (answer.status_code, answer.headers["location"]) == (
+        303,
+        "/studies/quick?prefer=smallest",
+    )
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert "Path=/" in cookie
+    assert browser.get("/api/v1/studies").status_code == 200
+
+
+def test_a_wrong_token_in_a_url_sets_no_cookie(browser):
+    answer = browser.get("/?token=wrong", headers={"Accept": "text/html"})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_interface_takes_no_token_in_a_url(browser):
+    assert browser.get(f"/api/v1/studies?token={TOKEN}").status_code == 401
+
+
+def test_the_cookie_is_only_sent_by_tls_where_the_server_speaks_it(tmp_path):
+    pem = tmp_path / "a.pem"
+    with serving(f"sqlite:///{tmp_path}/a.db", tls_certificate=pem, tls_key=pem) as client:
+        assert "Secure" in client.get(f"/?token={TOKEN}").headers["set-cookie"]
+
+
+def test_a_page_without_a_token_asks_for_it(browser):
+    answer = browser.get("/studies/quick", headers={"Accept": "text/html"})
+    assert answer.status_code == 401
+    assert 'action="/sign-in"' in answer.text
+    assert 'value="/studies/quick"' in answer.text
+
+
+def test_the_form_of_the_page_signs_in_and_leads_back(browser):
+    form = {"token": TOKEN, "next": "/studies/quick"}
+    answer = browser.post("/sign-in", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/studies/quick")
+    assert browser.get("/api/v1/studies").status_code == 200
+
+
+def test_a_wrong_token_in_the_form_asks_again_and_is_not_repeated(browser):
+    answer = browser.post("/sign-in", data={"token": "wrong-secret", "next": "/"})
+    assert answer.status_code == 401
+    assert "wrong-secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["//evil.example/", "/\\evil.example", "https://evil.example", "/\t/evil.example", ""]
+)
+def test_signing_in_never_leads_to_another_server(browser, path):
+    answer = browser.post("/sign-in", data={"token": TOKEN, "next": path})
+    assert re.fullmatch(r"/(evil\.example/?)?", answer.headers["location"])
+
+
+def test_a_path_of_this_server_stays_as_it_is():
+    assert own_path("/studies/a?b=c") == "/studies/a?b=c"
+    assert own_path("///evil.example") == "/evil.example"
+
+
+# -- what a cookie may do --------------------------------------------------------------------------
+
+
+def test_a_write_by_the_cookie_needs_the_csrf_token(browser):
+    browser.cookies.set(COOKIE, TOKEN)
+    write = ("PATCH", "/api/v1/studies/unknown")
+    body = {"json": {"name": "other"}}
+    assert browser.request(*write, **body).status_code == 403
+    wrong = {CSRF_HEADER: csrf_token("another cookie")}
+    assert browser.request(*write, headers=wrong, **body).status_code == 403
+    right = {CSRF_HEADER: csrf_token(TOKEN)}
+    assert browser.request(*write, headers=right, **body).status_code == 404
+
+
+def test_a_form_may_have_the_csrf_token_as_a_field(browser):
+    browser.cookies.set(COOKIE, TOKEN)
+    fields = {CSRF_FIELD: csrf_token(TOKEN), "name": "other"}
+    assert browser.post("/api/v1/studies/unknown", data=fields).status_code == 405
+    assert browser.post("/api/v1/studies/unknown", data={"name": "other"}).status_code == 403
+
+
+def test_a_form_of_our_own_page_may_hide_its_origin(browser):
+    """Which the Referrer-Policy of our pages makes browsers do."""
+    hidden = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}
+    assert browser.post("/sign-in", data={"token": TOKEN}, headers=hidden).status_code == 303
+    hidden["Sec-Fetch-Site"] = "cross-site"
+    assert browser.post("/sign-in", data={"token": TOKEN}, headers=hidden).status_code == 403
+
+
+def test_a_link_on_another_site_leads_to_the_page(browser):
+    """The browser leaves the cookie out; the answer makes it ask again, as our own page."""
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+        "Accept": "text/html",
+    }
+    assert 'http-equiv="refresh"' in browser.get("/", headers=link).text
+    again = {**link, "Sec-Fetch-Site": "same-origin"}
+    assert 'http-equiv="refresh"' not in browser.get("/", headers=again).text
+
+
+def test_another_site_may_not_show_a_page_in_a_frame(browser):
+    frame = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "iframe",
+    }
+    assert browser.get("/", headers={**BEARER, **frame}).status_code == 403
+
+
+# -- hosts -----------------------------------------------------------------------------------------
+
+
+def test_a_proxys_name_is_let_in_with_its_own_origin(tmp_path):
+    hosts = ("tuning.example.org",)
+    with serving(f"sqlite:///{tmp_path}/a.db", allowed_hosts=hosts) as client:
+        headers = {**BEARER, "Host": hosts[0], "Origin": f"https://{hosts[0]}"}
+        assert client.get("/api/v1/studies", headers=headers).status_code == 200
+        headers["Host"] = f"{hosts[0]}:8443"
+        assert client.get("/api/v1/studies", headers=headers).status_code == 421
+
+
+def test_a_server_on_one_address_has_no_other_names():
+    hosts = OwnHosts(ServerSettings(host="10.0.0.5"))
+    assert hosts.is_own_host("10.0.0.5:8321")
+    assert not hosts.is_own_host("localhost:8321")
+    assert not hosts.is_own_host("10.0.0.5")
+
+
+def test_a_server_on_all_addresses_has_that_of_the_connection():
+    hosts = OwnHosts(ServerSettings(host="0.0.0.0"))
+    assert hosts.is_own_host("10.0.0.5:8321", address="10.0.0.5")
+    assert not hosts.is_own_host("10.0.0.6:8321", address="10.0.0.5")
+    assert not hosts.is_own_host("evil.example:8321", address="10.0.0.5")
+
+
+def test_the_default_port_is_left_out_by_browsers():
+    assert OwnHosts(ServerSettings(port=80)).is_own_host("localhost")
+    assert not OwnHosts(ServerSettings(port=8321)).is_own_host("localhost")
+
+
+# -- the token stays secret ------------------------------------------------------------------------
+
+
+def test_the_token_is_never_logged(browser, caplog):
+    caplog.set_level(logging.DEBUG)
+    browser.get(f"/?token={TOKEN}")
+    browser.get("/api/v1/studies")
+    browser.get(f"/nothing?token={TOKEN}x")
+    browser.post("/sign-in", data={"token": TOKEN})
+    own = [record for record in caplog.records if record.name == "autotune.service"]
+    assert len(own) >= 4
+    assert TOKEN not in "\n".join(record.getMessage() for record in own)
+
+
+def test_the_token_is_in_no_page(browser):
+    browser.get(f"/?token={TOKEN}")
+    for path in ("/", "/studies/quick", "/new", "/sign-in", "/reference", "/nothing"):
+        assert TOKEN not in browser.get(path, headers={"Accept": "text/html"}).text
+
+
+def test_a_line_break_in_a_path_makes_no_line_of_the_log(browser, caplog):
+    caplog.set_level(logging.INFO, logger="autotune.service")
+    browser.get("/nothing%0AGET%20/forged", headers=BEARER)
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+# -- every response --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/health", "/api/v1/studies", "/nothing", "/metrics"])
+@pytest.mark.parametrize("headers", [{}, BEARER], ids=["without a token", "with it"])
+def test_every_response_has_the_security_headers(anonymous, path, headers):
+    found = anonymous.get(path, headers=headers).headers
+    assert "script-src 'self';" in found["content-security-policy"]
+    assert "frame-ancestors 'none'" in found["content-security-policy"]
+    assert found["x-content-type-options"] == "nosniff"
+    assert found["referrer-policy"] == "no-referrer"
+    assert found["cross-origin-opener-policy"] == "same-origin"
+    assert found["cross-origin-resource-policy"] == "same-origin"
+    assert "cache-control" in found
+    assert found["x-request-id"]
+
+
+def test_a_body_may_not_be_larger_than_the_limit(anonymous):
+    body = b"x" * (2**20 + 1)
+    answer = anonymous.post("/api/v1/searches", content=body, headers=BEARER)
+    assert answer.status_code == 413
+
+
+def test_a_body_in_chunks_is_counted_while_it_is_read(anonymous):
+    read = []
+
+    def chunks():
+        for number in range(1000):
+            read.append(number)
+            yield b"x" * 2**16
+
+    answer = anonymous.post("/api/v1/searches", content=chunks(), headers=BEARER)
+    assert answer.status_code == 413
+
+
+def test_a_small_body_in_chunks_is_read(anonymous):
+    answer = anonymous.patch(
+        "/api/v1/studies/unknown", content=iter([b'{"name":', b'"b"}']), headers=BEARER
+    )
+    assert answer.status_code in (404, 422)
+
+
+def test_a_study_that_is_asked_for_shows_who_asked(served_storage, caplog):
+    caplog.set_level(logging.INFO, logger="autotune.service")
+    with serving(served_storage) as client:
+        client.get("/api/v1/studies/quick", headers=BEARER)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(re.fullmatch(r"GET /api/v1/studies/quick 200 \d+ ms owner", line) for line in lines)
