@@ -7,7 +7,8 @@ print(result.pick.reason)
 result.export("pytorch")
 
 `report`, `apply`, `current_config` and `load_config` are for training scripts, `TrainerCallback`
-for those with transformers' Trainer and `LightningCallback` for those with Lightning's.
+for those with transformers' Trainer and `LightningCallback` for those with Lightning's. `Client`
+talks to a server that `autotune serve` has started.
 """
 
 from importlib import import_module
@@ -40,6 +41,7 @@ from autotune.spec.workload import Workload
 from autotune.training.script.interface import apply, current_config, load_config, report
 
 if TYPE_CHECKING:
+    from autotune.client.client import Client as Client
     from autotune.training.script.hugging_face import TrainerCallback as TrainerCallback
     from autotune.training.script.lightning import LightningCallback as LightningCallback
 
@@ -76,18 +78,23 @@ __all__ = [
 ]
 
 
-_CALLBACKS = {"TrainerCallback": "hugging_face", "LightningCallback": "lightning"}
+_CALLBACKS = {
+    "TrainerCallback": "autotune.training.script.hugging_face",
+    "LightningCallback": "autotune.training.script.lightning",
+}
 """Modules that import the library of their trainer, which takes seconds or is not installed.
 
 So they are imported when they are used, and `from autotune import *` leaves them out.
 """
+_LATE = {**_CALLBACKS, "Client": "autotune.client.client"}
+"""With what imports httpx, 0.2 s that training scripts do without."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CALLBACKS:
+    if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"autotune.training.script.{_CALLBACKS[name]}")
+        module = import_module(_LATE[name])
     except ModuleNotFoundError as error:  # what looks at all attributes expects an AttributeError
         raise AttributeError(f"autotune.{name} needs {error.name}: install it") from error
     return getattr(module, name)
@@ -96,4 +103,4 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return what is public, without the modules that Python binds here when they are imported."""
     attributes = ("__version__", "__doc__", "__name__", "__file__", "__path__")
-    return sorted([*__all__, *_CALLBACKS, *attributes])
+    return sorted([*__all__, *_LATE, *attributes])

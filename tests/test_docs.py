@@ -7,7 +7,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from typer.main import get_group
@@ -24,7 +24,7 @@ from autotune.spec.workload import DEFAULTS_BY_DEVICE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-MADE_BY_A_SEARCH = ("studies/autotune.db", "studies/work/")
+MADE_BY_A_SEARCH = ("studies/autotune.db", "studies/work/", "studies/deleted/")
 
 
 def text_of(name: str) -> str:
@@ -53,9 +53,16 @@ def toml_examples() -> list[str]:
 
 
 def command_of(line: str) -> tuple[str, ...]:
-    """The command that a line calls: `search`, or `studies export`."""
+    """The command that a line calls: `search`, `studies export` or `serve tokens add`."""
     words = line.split()[1:]
-    return tuple(words[:2] if words[0] == "studies" and len(words) > 1 else words[:1])
+    path = words[:1]
+    found: Any = get_group(app).commands.get(words[0])
+    while found is not None and hasattr(found := found.load(), "commands"):
+        word = words[len(path)] if len(path) < len(words) else ""
+        found = found.commands.get(word)
+        if found is not None:
+            path.append(word)
+    return tuple(path)
 
 
 @cache
@@ -233,3 +240,13 @@ def test_the_search_space_of_the_manual_can_be_read(tmp_path):
     assert load_space(str(file)).techniques["precision"] == tuple(
         tomllib.loads(example)["techniques"]["precision"]
     )
+
+
+def test_the_page_of_the_http_interface_has_every_request():
+    from autotune.service.application import create_app
+    from autotune.service.openapi import document_of
+    from autotune.service.settings import ServerSettings
+
+    paths = document_of(create_app(ServerSettings()))["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert set(first_cells("docs/http-interface.md", "request")) == served

@@ -100,6 +100,32 @@ class _Commands(LazyGroup):
             help="Check this machine: versions, devices, and which techniques work on them.",
         ),
         LazyCommand(
+            "serve",
+            "autotune.cli.serve:app",
+            help="Serve a page and an HTTP interface: submit searches from anywhere and watch "
+            "them.",
+        ),
+        LazyCommand(
+            "submit",
+            "autotune.cli.submit:submit",
+            help="Put a search in the queue of a server.",
+        ),
+        LazyCommand(
+            "queue",
+            "autotune.cli.queue:queue",
+            help="List the searches of a server: queued, running and ended.",
+        ),
+        LazyCommand(
+            "watch",
+            "autotune.cli.watch:watch",
+            help="Follow a search of a server to its end, and print its result.",
+        ),
+        LazyCommand(
+            "cancel",
+            "autotune.cli.cancel:cancel",
+            help="Cancel searches of a server; their finished trials are kept.",
+        ),
+        LazyCommand(
             "studies",
             "autotune.cli.studies:app",
             help="List the studies of a database; with a subcommand, check, export or import them.",
@@ -117,6 +143,11 @@ class _Commands(LazyGroup):
             "check": "autotune studies check",
             "help": "autotune --help",
             "version": "autotune --version",
+            "server": "autotune serve",
+            "tokens": "autotune serve tokens",
+            "searches": "autotune queue",
+            "follow": "autotune watch",
+            "stop": "autotune cancel",
         }
     )
 

@@ -139,6 +139,8 @@ def configurations(ctx: typer.Context) -> list[str]:
 
 def studies(ctx: typer.Context) -> list[str]:
     """Return the names of the studies in the database of the command."""
+    if ctx.params.get("server"):
+        return []  # pressing a key sends nothing to a server
     from autotune.storage.names import study_names  # noqa: PLC0415  # imports SQLAlchemy
 
     return study_names(_storage(ctx))
@@ -149,6 +151,8 @@ def trials(ctx: typer.Context) -> list[str]:
     from autotune.storage.names import trial_numbers  # noqa: PLC0415  # imports SQLAlchemy
 
     study = ctx.params.get("study")
+    if ctx.params.get("server"):
+        return []
     return [] if study is None else [str(n) for n in trial_numbers(_storage(ctx), study)]
 
 

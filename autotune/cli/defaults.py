@@ -38,11 +38,14 @@ SHARED = _WORKLOAD | {
     "prefer",
     "max_perplexity_increase",
     "storage",
+    "server",
     "quiet",
 }
 """Options of a search that mean the same in the other commands that have them."""
 _EXCLUDED = {
     "study": _WORKLOAD,
+    "storage": {"server"},
+    "server": {"storage"},
     "reference": {"max_mem"},
     "script": {"seeds", *(WORKLOAD_OPTIONS[name].parameter for name in SET_BY_SCRIPT)},
     "model": {"script", "pretrained", *_SIZES} - {"seq_len", "global_batch", "gradient_clipping"},
@@ -57,7 +60,17 @@ dataset or space, or because the command does not take both."""
 _OF_PATHS = ("space", "dataset", "model", "tokenizer")
 _REJECTED = {
     "script": "would run code",
+    "allow_code": "would run code",
     "storage": "would choose where studies are stored",
+    "server": "would choose who gets what is submitted",
+    "webhook": "would choose who is told of searches",
+    "host": "would choose who can connect",
+    "allow_host": "would choose who can connect",
+    "tls_certificate": "would choose who can connect",
+    "tls_key": "would choose who can connect",
+    "data_root": "would choose which files are read",
+    "keep": "would choose which files are deleted",
+    "quota": "would choose which files are deleted",
     "out": "would choose which files are written",
     "plot": "would choose which files are written",
     "force": "would choose which files are written",
@@ -87,6 +100,8 @@ class Default:
         if self.option.is_flag:
             return [flag] if self.value else list(self.option.secondary_opts)
         values = self.value if self.option.multiple else [self.value]
+        if self.option.name == "server":
+            values = [_without_token(value) for value in values]
         return [word for value in values for word in (flag, str(value))]
 
 
@@ -119,6 +134,13 @@ def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[
     _print(applied.values())
     parent.meta[APPLIED] = bool(applied)
     return {option: default.value for option, default in applied.items()}
+
+
+def _without_token(server: str) -> str:
+    """Return the URL of a server as it may be printed. Raises InvalidInput."""
+    from autotune.client.address import server_address  # noqa: PLC0415  # only with a server
+
+    return server_address(server).url
 
 
 def _print(applied: Iterable[Default]) -> None:

@@ -1,7 +1,8 @@
 """`autotune search --dry-run`: print what would be tried, what is excluded, and the time."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.text import Text
 
@@ -56,6 +57,42 @@ def print_plan(
     elif planned.seconds_for_trials is not None and math.isfinite(planned.seconds_for_trials):
         say(f"Time      no trial begins after {format_duration(planned.seconds_for_trials)}")
     _say_time(planned, say)
+
+
+def print_plan_of_server(plan: Mapping[str, Any]) -> None:
+    """Print the plan that a server has made, from its JSON; it times no trainings."""
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(Text(line), soft_wrap=True)
+
+    say(f"Search space {plan['space']}: {plan['configurations']} legal configurations")
+    for field, values in plan["values"].items():
+        if len(values) > 1:
+            say(f"  {field}: {', '.join(map(str, values))}")
+    if lines := excluded_lines(plan["excluded"]):
+        say("Excluded:")
+        for line in lines:
+            say(f"  {line}")
+    device = plan["device"]
+    say(f"Cap       {format_size(plan['cap_bytes'])} on {device['device']} ({device['name']})")
+    if line := reused_line(plan["reused"]):
+        say(line)
+    at_once = f", {plan['trials_at_once']} at once" if plan["trials_at_once"] > 1 else ""
+    say(f"First     {plan['trials_wanted']} trials wanted{at_once}; the first are")
+    for first in plan["first"][: plan["trials_wanted"]]:
+        predicted = " (not predicted)"
+        if first["predicted_peak_memory_bytes"] is not None:
+            over = ", over the cap" if first["is_over_cap"] else ""
+            predicted = f" (about {format_size(first['predicted_peak_memory_bytes'])}{over})"
+        say(f"  {first['name']}: {first['label']}{predicted}")
+    line = time_budget_line(
+        plan["default_time_budget_seconds"], for_trials=plan["seconds_for_trials"]
+    )
+    if line:
+        say(f"Time      {line}")
+    if plan["seconds"] is not None:
+        say(f"Time      about {format_duration(plan['seconds'])} of trials, by earlier studies")
 
 
 def _predicted(planned: Plan, config: TrainingConfig) -> str:

@@ -11,10 +11,12 @@ from rich.text import Text
 from autotune import api
 from autotune.analysis.pick import PREFERENCES
 from autotune.cli import completion, options
+from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.cli.tables import make_console
 from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import WrittenExport, target_of, version_of
+from autotune.spec.option import EVERYDAY, RESULTS
 
 
 def export(
@@ -24,6 +26,7 @@ def export(
         typer.Option(
             "--to",
             "-t",
+            rich_help_panel=EVERYDAY,
             metavar="TARGET",
             autocompletion=completion.one_of(TARGETS),
             help=f"Trainer to export to: {', '.join(TARGETS)}.",
@@ -32,6 +35,7 @@ def export(
     trial: Annotated[
         int | None,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="NUMBER",
             autocompletion=completion.trials,
             help="Number of the trial. [default: the study's pick]",
@@ -41,6 +45,7 @@ def export(
     pick: Annotated[
         str | None,
         typer.Option(
+            rich_help_panel=EVERYDAY,
             metavar="|".join(PREFERENCES),
             autocompletion=completion.one_of(PREFERENCES),
             help="Which trial of the front to export, instead of --trial. [default: fastest]",
@@ -51,6 +56,7 @@ def export(
         typer.Option(
             "--out",
             "-o",
+            rich_help_panel=RESULTS,
             metavar="FOLDER",
             help="Folder to write to. [default: studies/STUDY-TARGET-TRIAL]",
         ),
@@ -58,21 +64,31 @@ def export(
     target_version: Annotated[
         str | None,
         typer.Option(
-            metavar="VERSION", help="Version of the trainer. [default: the first supported one]"
+            rich_help_panel=EVERYDAY,
+            metavar="VERSION",
+            help="Version of the trainer. [default: the first supported one]",
         ),
     ] = None,
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Write nothing if the target cannot express all of the configuration."
+            "--strict",
+            rich_help_panel=EVERYDAY,
+            help="Write nothing if the target cannot express all of the configuration.",
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite existing files in the folder of --out.")
+        bool,
+        typer.Option(
+            "--force",
+            rich_help_panel=RESULTS,
+            help="Overwrite existing files in the folder of --out.",
+        ),
     ] = False,
     tolerance: options.ToleranceOption = None,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
+    server: ServerOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Export a trial to another trainer, and say what that trainer cannot express."""
@@ -83,17 +99,31 @@ def export(
             hint="leave one of them out",
         )
     preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
-    written = api.export(
-        study,
-        to,
-        trial=trial,
-        out=out,
-        target_version=target_version,
-        strict=strict,
-        overwrite=force,
-        storage=storage,
-        preferences=preferences,
-    )
+    if server is None:
+        written = api.export(
+            study,
+            to,
+            trial=trial,
+            out=out,
+            target_version=target_version,
+            strict=strict,
+            overwrite=force,
+            storage=storage,
+            preferences=preferences,
+        )
+    else:
+        check_one_place(server, storage)
+        with open_client(server) as client:
+            written = client.export(
+                study,
+                to,
+                trial=trial,
+                out=out,
+                target_version=target_version,
+                strict=strict,
+                overwrite=force,
+                preferences=preferences,
+            )
     if as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:

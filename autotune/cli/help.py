@@ -35,6 +35,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune search --model config.json --dataset text/", "your model and text"),
         ("autotune search --script train.py -- config.py", "your script"),
         ("autotune search --name my-study --trials 60", "continue a study"),
+        ("autotune search --max-mem 8GiB --server URL", "on a server"),
     ),
     "predict": (
         ("autotune predict --layers 12 --precision bf16-mixed", "one model"),
@@ -86,8 +87,41 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune doctor", "every device of this machine"),
         ("autotune doctor --device cuda:1", "one device"),
     ),
+    "serve": (
+        ("autotune serve", "for this machine"),
+        ("autotune serve --host 0.0.0.0 --devices all", "for a team, all GPUs"),
+        ("autotune serve --data-root /data --max-time 4h", "with datasets and a limit"),
+    ),
+    "serve tokens": (
+        ("autotune serve tokens add alice", "a token for a colleague"),
+        ("autotune serve tokens list", "who has one"),
+    ),
+    "serve tokens add": (
+        ("autotune serve tokens add alice", "to read and write"),
+        ("autotune serve tokens add screen --read-only", "to look only"),
+    ),
+    "serve tokens list": (("autotune serve tokens list", "names and rights"),),
+    "serve tokens remove": (("autotune serve tokens remove alice", "lock it out"),),
+    "submit": (
+        ("autotune submit --max-mem 8GiB --name my-study", "to AUTOTUNE_SERVER"),
+        ("autotune submit --server http://gpu-box:8321", "to another server"),
+        ("autotune submit --max-mem 8GiB --priority 10", "before others"),
+    ),
+    "queue": (
+        ("autotune queue", "what runs and waits"),
+        ("autotune queue --state failed", "what went wrong"),
+    ),
+    "watch": (
+        ("autotune watch 12", "search 12"),
+        ("autotune watch my-study", "the latest search of a study"),
+    ),
+    "cancel": (
+        ("autotune cancel 12", "search 12"),
+        ("autotune cancel 12 13", "two of them"),
+    ),
     "studies": (
         ("autotune studies", "list them"),
+        ("autotune studies --server http://gpu-box:8321", "of a server"),
         ("autotune studies export my-study --out study.jsonl", "to send it away"),
     ),
     "studies check": (

@@ -39,7 +39,14 @@ class PlainDisplay:
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
         for line in self._text(event):
-            self._console.print(Text(line), soft_wrap=True)
+            self.say(line)
+
+    def note(self, event: Event) -> None:
+        """Take an event in without showing it."""
+        self._progress.note(event)
+
+    def say(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -64,6 +71,14 @@ class LiveDisplay:
             self._plain(event)
         else:
             self._progress.note(event)
+
+    def note(self, event: Event) -> None:
+        """Take an event in; nothing of it stays above the table."""
+        self._progress.note(event)
+
+    def say(self, line: str) -> None:
+        """Print a line that stays above the table."""
+        self._plain.say(line)
 
     def __enter__(self) -> "LiveDisplay":
         self._live.start()
@@ -185,6 +200,12 @@ class SilentDisplay:
     def __call__(self, event: Event) -> None:
         pass
 
+    def note(self, event: Event) -> None:
+        pass
+
+    def say(self, line: str) -> None:
+        pass
+
     def __enter__(self) -> "SilentDisplay":
         return self
 
@@ -192,12 +213,15 @@ class SilentDisplay:
         pass
 
 
+Display = LiveDisplay | PlainDisplay | SilentDisplay
+
+
 def make_display(
     *,
     quiet: bool,
     preferences: Preferences,
     until_converged: bool = False,
-) -> LiveDisplay | PlainDisplay | SilentDisplay:
+) -> Display:
     """Return the display that suits stderr: a listener for events and a context manager."""
     if quiet:
         return SilentDisplay()

@@ -6,10 +6,15 @@ with {name of the setting: value} for it: `@with_workload` the parameter `worklo
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import typer
+
+from autotune.cli.help import AFTER_SEPARATOR
 from autotune.cli.options import parse_pairs, typer_option
+from autotune.errors import InvalidInput
 from autotune.spec.config import CHOICES
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.option import COUNT, NUMBER, TECHNIQUES, Option
@@ -66,17 +71,40 @@ def with_search_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_workload(command: Callable[..., None]) -> Callable[..., None]:
-    return _expanded(command, "workload", WORKLOAD_OPTIONS.values(), _workload_settings)
+    """Like `with_model_size` with all settings; the command itself resolves the model.
+
+    A server may be asked to train it, whose files this machine does not have.
+    """
+    return _expanded(command, "workload", WORKLOAD_OPTIONS.values(), _typed_workload)
 
 
 def with_model_size(command: Callable[..., None]) -> Callable[..., None]:
-    """Like `with_workload`, but only with the settings on which memory depends."""
+    """Replace `workload` by the settings on which memory depends, with the model resolved."""
     options = [WORKLOAD_OPTIONS[name] for name in SIZE_SETTINGS]
     return _expanded(command, "workload", options, _workload_settings)
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
     return _expanded(command, "configuration", _CONFIGURATION_OPTIONS, _configuration_choices)
+
+
+def with_script_arguments(
+    workload: Mapping[str, Any], given: Sequence[str] | None, context: typer.Context
+) -> Mapping[str, Any]:
+    """Return the workload with the arguments of its script, which stand behind a separate `--`.
+
+    Raises InvalidInput for words before it, which are no option of the command.
+    """
+    if not given:
+        return workload
+    before_separator = len(given) - context.meta[AFTER_SEPARATOR]
+    if workload.get("script") is not None and before_separator:
+        raise InvalidInput(
+            f"{given[0]!r} is no option of {context.command_path}",
+            hint=f"put arguments of the script behind a separate --: {context.command_path} "
+            f"--script {shlex.quote(workload['script'])} ... -- {shlex.join(given)}",
+        )
+    return {**workload, "script_arguments": given}
 
 
 def options_given(
@@ -94,12 +122,16 @@ def options_given(
     return flags
 
 
-def _workload_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+def _typed_workload(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(given)
     if "learning_rates" in given:
         rates = parse_pairs("--learning-rate", given["learning_rates"], known=CHOICES["optimizer"])
         settings["learning_rates"] = dict(rates) or None
-    return with_model_config(settings)
+    return settings
+
+
+def _workload_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    return with_model_config(_typed_workload(given))
 
 
 def _configuration_choices(given: Mapping[str, Any]) -> dict[str, Any]:

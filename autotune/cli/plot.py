@@ -8,6 +8,7 @@ import typer
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
+from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.errors import InvalidInput
 from autotune.reporting.figures import (
     DEFAULT_KIND,
@@ -19,6 +20,7 @@ from autotune.reporting.figures import (
 from autotune.reporting.figures.axes import AXES
 from autotune.result import draw
 from autotune.spec.option import RESULTS, THE_FIGURE
+from autotune.spec.result import StudyResult
 from autotune.spec.study import RESULTS_FOLDER
 
 _KINDS = "; ".join(f"{name}: {kind.summary}" for name, kind in FIGURES.items())
@@ -102,6 +104,7 @@ def plot(
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
+    server: ServerOption = None,
 ) -> None:
     """Draw a figure of a study, by default its front, and print the name of the file."""
     # plotly takes 0.1 s to import, which the help of this command does without.
@@ -117,10 +120,27 @@ def plot(
         file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
     )
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
-    view = api.view(study, storage=storage, preferences=preferences)
-    drawing = draw(view, kind, figure_options)
+    if server is None:
+        view = api.view(study, storage=storage, preferences=preferences)
+        result: StudyResult = view.result
+        drawing = draw(view, kind, figure_options)
+    else:
+        check_one_place(server, storage)
+        with open_client(server) as client:
+            result = client.show(study, preferences=preferences)
+            drawing = client.figure(
+                study,
+                kind,
+                x=x,
+                y=y,
+                three_d=three_d,
+                feasible=feasible,
+                trials=figure_options.trials,
+                trial=trial,
+                preferences=preferences,
+            )
     target.write(
-        drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(view, figure, drawing)
+        drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(result, figure, drawing)
     )
     print(target.file)
 

@@ -1,6 +1,5 @@
 """`autotune search`: the options of the command; `search_run.py` runs it."""
 
-import shlex
 import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -8,8 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import options
-from autotune.cli.help import AFTER_SEPARATOR
-from autotune.cli.option_groups import with_search_settings, with_workload
+from autotune.cli.option_groups import (
+    with_script_arguments,
+    with_search_settings,
+    with_workload,
+)
+from autotune.cli.server import check_one_place
 from autotune.errors import InvalidInput
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.option import EVERYDAY, RESULTS, THE_SEARCH
@@ -52,6 +55,16 @@ def search(
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            rich_help_panel=RESULTS,
+            metavar="URL",
+            help="Run the search on a server that autotune serve has started, and show it here. "
+            "Ctrl-C cancels it; autotune submit leaves it to the server.",
+        ),
+    ] = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
     verbose: Annotated[
@@ -65,26 +78,41 @@ def search(
 
     Runs short real trainings. Prints the Pareto front of memory, speed and perplexity, and a pick.
     """
-    if script_arguments:
-        before_separator = len(script_arguments) - context.meta[AFTER_SEPARATOR]
-        if workload.get("script") is not None and before_separator:
-            raise InvalidInput(
-                f"{script_arguments[0]!r} is no option of autotune search",
-                hint=f"put arguments of the script behind a separate --: autotune search --script "
-                f"{shlex.quote(workload['script'])} ... -- {shlex.join(script_arguments)}",
-            )
-        workload = with_model_config({**workload, "script_arguments": script_arguments})
-    request = request_of(
-        {**settings, "storage": storage},
-        workload=workload,
-        preferences=options.preferences_of(tolerance, prefer, max_perplexity_increase),
-    )
+    workload = with_script_arguments(workload, script_arguments, context)
+    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if dry_run and as_json:
         raise InvalidInput("--dry-run has no JSON output", hint="leave --json out")
     if time_trials and not dry_run:
         raise InvalidInput(
             "--time-trials belongs to --dry-run", hint="add --dry-run, or leave --time-trials out"
         )
+    if server is not None:
+        # httpx, 0.2 s that a search here does without.
+        from autotune.cli.submit import plan_on_server, search_on_server  # noqa: PLC0415
+
+        check_one_place(server, storage)
+        if time_trials:
+            raise InvalidInput(
+                "--time-trials runs trainings, which a server does only in its queue",
+                hint="leave --time-trials out",
+            )
+        if dry_run:
+            plan_on_server(server, {**settings, **workload}, preferences=preferences)
+            return
+        search_on_server(
+            server,
+            {**settings, **workload},
+            preferences=preferences,
+            as_json=as_json,
+            quiet=quiet,
+            verbose=verbose,
+        )
+        return
+    request = request_of(
+        {**settings, "storage": storage},
+        workload=with_model_config(workload),
+        preferences=preferences,
+    )
     # These import numpy, which the help of this command does without.
     from autotune.study.requested_space import beginning_line, space_of  # noqa: PLC0415
 

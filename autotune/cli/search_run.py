@@ -5,8 +5,9 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 import typer
@@ -89,7 +90,11 @@ def run_with_display(
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
     else:
         print_summary(
-            result, make_console(), request, wanted=opened[0].trials_wanted, verbose=verbose
+            result,
+            make_console(),
+            place=_place_of(result, request),
+            wanted=opened[0].trials_wanted,
+            verbose=verbose,
         )
     if not result.front:
         raise typer.Exit(1)
@@ -132,13 +137,31 @@ def continue_command(study: str, request: SearchRequest, *, trials: int | None =
     return shlex.join([*arguments, *preference_arguments(request.preferences)])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the study of a summary is, for the commands that read and continue it."""
+
+    name: str
+    """The URL of a database, or of the page of a server."""
+    arguments: tuple[str, ...]
+    """What names it on a command line; empty for the default database."""
+    continue_command: Callable[[int], str]
+    """Returns the command that continues the study to that number of trials."""
+
+
+def _place_of(result: StudyResult, request: SearchRequest) -> Place:
+    arguments: tuple[str, ...] = ()
+    if request.storage != options.STORAGE:
+        arguments = ("--storage", result.storage)
+    return Place(
+        name=result.storage,
+        arguments=arguments,
+        continue_command=lambda trials: continue_command(result.study, request, trials=trials),
+    )
+
+
 def print_summary(
-    result: StudyResult,
-    console: Console,
-    request: SearchRequest,
-    *,
-    wanted: int,
-    verbose: bool,
+    result: StudyResult, console: Console, *, place: Place, wanted: int, verbose: bool
 ) -> None:
     seconds = sum(record.seconds or 0.0 for record in result.trials)
     counts = outcome_counts(result.trials)
@@ -154,10 +177,7 @@ def print_summary(
     if sentence := loose_cap_sentence(baseline, cap_bytes=result.cap_bytes):
         console.print()
         console.print(Text(f"Note: {sentence}."))
-    study = [result.study]
-    if request.storage != options.STORAGE:
-        study += ["--storage", result.storage]
-    study_arguments = shlex.join(study)
+    study_arguments = shlex.join([result.study, *place.arguments])
     reused = sum(record.reused_from is not None for record in result.trials)
     trials_to_continue = wanted if len(result.trials) < wanted else 2 * len(result.trials)
     commands = [
@@ -168,10 +188,8 @@ def print_summary(
         commands.append(
             (f"autotune export {study_arguments} --to pytorch", "the pick, for your trainer")
         )
-    commands.append(
-        (continue_command(result.study, request, trials=trials_to_continue - reused), "continue")
-    )
+    commands.append((place.continue_command(trials_to_continue - reused), "continue"))
     console.print()
-    console.print(Text(f"Results  {result.storage}"))
+    console.print(Text(f"Results  {place.name}"))
     for command, purpose in commands:
         console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)

@@ -8,6 +8,7 @@ import typer
 from autotune import api
 from autotune.cli import options
 from autotune.cli.published import of_study, print_reference
+from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.cli.tables import make_console, print_pick, print_trials
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import outcome_counts
@@ -24,6 +25,7 @@ def show(
     prefer: options.PreferOption = options.PREFER,
     max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
     storage: options.StorageOption = options.STORAGE,
+    server: ServerOption = None,
     as_json: options.JsonOption = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="Print CSV with one row per trial, for spreadsheets.")
@@ -49,13 +51,26 @@ def show(
         raise InvalidInput(f"{' and '.join(forms)} exclude each other", hint="give one of them")
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if reference:
+        if server is not None:
+            raise InvalidInput(
+                "--reference needs the database of the study", hint="run it on the server"
+            )
         _show_reference(study, storage=storage, forms=forms)
         return
-    result = api.show(study, storage=storage, preferences=preferences)
+    if server is None:
+        result: StudyResult = api.show(study, storage=storage, preferences=preferences)
+        values = result.to_dict() if as_json else {}
+    else:
+        check_one_place(server, storage)
+        from autotune.client.study_json import result_of  # noqa: PLC0415  # only with a server
+
+        with open_client(server) as client:
+            values = client.study_json(study, preferences=preferences)
+        result = result_of(values)
     if as_json:
         # Indentation makes Python's JSON writer take seconds for thousands of trials.
         indent = 2 if len(result.trials) <= MOST_INDENTED else None
-        print(json.dumps(result.to_dict(), indent=indent, allow_nan=False))
+        print(json.dumps(values, indent=indent, allow_nan=False))
     elif as_csv:
         print(csv_text(result), end="")
     elif as_markdown:

@@ -11,7 +11,9 @@ from autotune import api
 from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
+from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.cli.tables import is_narrow, make_console
+from autotune.errors import InvalidInput
 from autotune.reporting.trial_text import short_label, trial_label
 from autotune.units import format_size
 
@@ -48,10 +50,26 @@ app = typer.Typer(
 
 
 @app.callback()
-def studies(context: typer.Context, storage: options.StorageOption = options.STORAGE) -> None:
+def studies(
+    context: typer.Context,
+    storage: options.StorageOption = options.STORAGE,
+    server: ServerOption = None,
+) -> None:
     """List the studies of a database; with a subcommand, check, export or import them."""
-    if context.invoked_subcommand is None:
+    if server is not None:
+        check_one_place(server, storage)
+    if context.invoked_subcommand is not None:
+        if server is not None:
+            raise InvalidInput(
+                f"autotune studies {context.invoked_subcommand} works on a database, not on a "
+                "server",
+                hint="run it on the server, and name the database with --storage",
+            )
+        return
+    if server is None:
         _list(storage)
+    else:
+        _list_of_server(server)
 
 
 def _list(storage: str) -> None:
@@ -71,6 +89,27 @@ def _list(storage: str) -> None:
     table.add_column("pick", overflow="fold")
     for summary in summaries:
         table.add_row(*_cells(summary, storage=storage, narrow=is_narrow(console)))
+    console.print(table)
+
+
+def _list_of_server(server: str) -> None:
+    with open_client(server) as client:
+        found = client.studies()
+    console = make_console()
+    if not found:
+        console.print("no studies yet; begin one with: autotune submit")
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("study", overflow="fold")
+    table.add_column("begun (UTC)", no_wrap=True)
+    table.add_column("trials", no_wrap=True)
+    table.add_column("search", overflow="fold")
+    for study in found:
+        wanted = study.get("trials_wanted")
+        trials = f"{study['trials']}/{wanted}" if wanted else str(study["trials"])
+        begun = str(study["created_at"])[: len("2026-01-01 12:00")].replace("T", " ")
+        state = study.get("state") or ""
+        table.add_row(*(Text(str(cell)) for cell in (study["name"], begun, trials, state)))
     console.print(table)
 
 

@@ -8,8 +8,18 @@ of a command is in none of these lines.
 import shlex
 from collections.abc import Iterator, Mapping
 
+from autotune.spec.option import SWITCH
+from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.study.request import SEARCH_OPTIONS
 from tests.cli.mistaken_files import DATASETS, IN_REAL, dataset_options
 from tests.cli.mistaken_spaces import SPACES, space_file
+
+_OF_A_SEARCH = " | ".join(
+    f"--trials 1 {option.flag}" + ("" if option.kind is SWITCH else " 1")
+    for option in (*SEARCH_OPTIONS.values(), *WORKLOAD_OPTIONS.values())
+    if option.flag != "--storage"
+)
+"""Every option of a search, for a command that needs a server in addition to it."""
 
 COMMAND_LINES = {
     "": """
@@ -153,6 +163,11 @@ COMMAND_LINES = {
         --name real IN_REAL --max-mem 1GiB
         --name real IN_REAL --scale tiny | --name real IN_REAL --sampler grid
         --name real IN_REAL --until-converged
+        --server nonsense | --server '' | --server ftp://host | --server http://
+        --server http://me:secret@host | --server http://host:x | --server http://host/?key=1
+        --server http://host/#part | --server http://host --storage sqlite:///other.db
+        --server http://host --dry-run --time-trials
+        --server http://host --trials 0 --prefer speed
     """,
     "fit": r"""
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
@@ -252,6 +267,8 @@ COMMAND_LINES = {
         real --reference --csv IN_REAL | real --tolerance x IN_REAL
         real --max-perplexity-increase nan IN_REAL
         'a\nerror: b' IN_REAL | '\x1b[2J' IN_REAL | real --max-perplexity-increase x IN_REAL
+        real --server nonsense | real --server http://host IN_REAL
+        real --server http://host --reference | real --server 'http://host/?token=a b'
     """,
     "confirm": r"""
         nope | nope IN_REAL | '' IN_REAL | nope --storage nonsense | nope more
@@ -272,6 +289,7 @@ COMMAND_LINES = {
         real --out LONG.html IN_REAL | real --prefer speed IN_REAL
         real --tolerance speed=2 IN_REAL
         real --max-perplexity-increase -1 IN_REAL | nope --storage sqlite:///garbage.db | nope more
+        real --server nonsense | real --server http://host IN_REAL
     """,
     "plot": r"""
         nope | nope IN_REAL | real pie IN_REAL | real '' IN_REAL | real --out figure.pdf IN_REAL
@@ -294,6 +312,7 @@ COMMAND_LINES = {
         real timeline --trial x IN_REAL
         real --tolerance x IN_REAL | real --prefer x IN_REAL
         real --max-perplexity-increase nan IN_REAL
+        real --server nonsense | real --server http://host IN_REAL
         real parity IN_REAL | nope --storage sqlite:///folder | real pareto more IN_REAL
     """,
     "compare": r"""
@@ -320,6 +339,7 @@ COMMAND_LINES = {
         real --to pytorch --out '' IN_REAL | real --to pytorch --tolerance x IN_REAL
         real --to pytorch --max-perplexity-increase nan IN_REAL
         real --to nope --strict --force --json IN_REAL
+        real --to pytorch --server nonsense | real --to pytorch --server http://host IN_REAL
         real --to pytorch --storage nonsense | nope --to pytorch --storage sqlite:///garbage.db
     """,
     "studies": r"""
@@ -341,7 +361,53 @@ COMMAND_LINES = {
         import folder --name new
         import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b
         import --bogus
+        --server nonsense | --server http://host IN_REAL | --server http://host check
     """,
+    "serve": r"""
+        --bogus | surplus | --port x | --port -1 | --port 65536 | --port '' | --port 1.5
+        --host nonesuch.invalid | --host 'a b' | --host 192.0.2.1 --port 0
+        --storage nonsense --port 0 | --storage sqlite:///garbage.db --port 0
+        --devices gpu | --devices 0 | --ray head | --ray ''
+        --data-root missing | --data-root file | --data-root / | --data-root ''
+        --allow-code missing | --allow-code file | --allow-code /
+        --allow-host http://host | --allow-host 'a b' | --allow-host '*' | --allow-host me@host
+        --allow-host ''
+        --tls-certificate file | --tls-key file | --tls-certificate file --tls-key file
+        --tls-certificate missing.pem --tls-key missing.pem
+        --max-trials 0 | --max-trials x | --max-time soon | --max-time 0 | --keep 0 | --keep x
+        --max-devices 0 | --max-devices x | --quota x | --quota 0
+        --group left | --group left=gpu | --group left= | --group a=2 --group a=3
+        --group a=2 --devices 2 | --group 'a b=2' | --group =2
+        --webhook nonsense | --webhook ftp://host | --webhook http:// | --webhook ''
+        --verbose --port x | -v --port x
+        tokens bogus | tokens --bogus | tokens --storage nonsense | tokens add
+        tokens --storage sqlite:///missing.db | tokens list --storage sqlite:///missing.db
+        tokens add 'a b' IN_REAL | tokens add '' IN_REAL | tokens add owner --read-only IN_REAL
+        tokens add é IN_REAL | tokens add a --storage nonsense | tokens list surplus
+        tokens list --storage nonsense | tokens list --bogus
+        tokens remove | tokens remove nobody --storage sqlite:///missing.db
+        tokens remove a --storage nonsense
+    """,
+    "submit": r"""
+        --max-mem 8GiB | --server nonsense | --server '' --max-mem 8GiB | --bogus | surplus
+        --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
+        --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a
+        --no-streaming
+        --server http://host --space garbage.toml | --server http://host --model garbage.toml
+        --server http://host --model typo.json | --server http://host --space folder
+    """
+    + _OF_A_SEARCH,
+    "queue": r"""
+        --state nonsense --server http://host | --limit 0 --server http://host | --limit x
+        --server nonsense | --json | surplus | --bogus
+    """,
+    "watch": r"""
+        3 | 3 --server nonsense | --server http://host | 3 4 --server http://host
+        3 --server http://host --prefer speed | 3 --server http://host --tolerance x
+        3 --server http://host --max-perplexity-increase -1 | 3 --json | 3 --quiet | 3 -q
+        3 --verbose | 3 -v
+    """,
+    "cancel": "3 | x --server http://host | --server http://host | 3 --server nonsense",
     "doctor": "--device gpu | --device '' | --device cuda:x | --device | surplus | --ray head"
     " | --ray '' | --ray auto --device cpu",
 }

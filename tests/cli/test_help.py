@@ -99,5 +99,6 @@ def test_the_help_of_every_command_has_examples(words, tmp_path):
 def test_an_example_is_a_command_line_that_can_be_parsed(line):
     words = shlex.split(line.partition(">")[0])
     assert words[0] == "autotune"
-    path = tuple(words[1:3]) if tuple(words[1:3]) in COMMANDS else tuple(words[1:2])
+    paths = [tuple(words[1 : 1 + length]) for length in (3, 2, 1)]
+    path = next(path for path in paths if path in COMMANDS)
     assert COMMANDS[path].make_context(path[-1], words[1 + len(path) :]).args == []

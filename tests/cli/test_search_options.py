@@ -66,7 +66,7 @@ def parsed(command):
 def test_every_option_of_the_command_is_a_setting_in_python():
     options = {option.parameter for option in SEARCH_OPTIONS.values()}
     options |= {option.parameter for option in WORKLOAD_OPTIONS.values()}
-    others = {"dry_run", "time_trials", "script_arguments"}
+    others = {"dry_run", "time_trials", "script_arguments", "server"}
     assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | others
     assert callable(autotune.dry_run)
 
@@ -75,6 +75,14 @@ def test_every_setting_in_python_is_an_option_of_the_command():
     keywords = [option.keyword for option in SEARCH_OPTIONS.values()]
     assert set(IN_PYTHON) - ONLY_IN_PYTHON == set(keywords)
     assert len(keywords) == len(set(keywords))
+
+
+def test_a_submission_has_every_option_of_a_search_but_its_database():
+    submit = typer.main.get_group(app).commands["submit"]
+    assert isinstance(submit, LazyCommand)
+    submitted = {parameter.name for parameter in submit.load().params}
+    only_of_search = {"storage", "dry_run", "time_trials", "verbose"}
+    assert submitted == set(TYPED) - only_of_search | {"priority", "group"}
 
 
 def test_every_option_of_the_workload_is_a_field_of_it():

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
         ("studies export by_hand", "'by-hand'"),
         ("studies list", "autotune studies?"),
         ("studies chekc", "autotune studies check?"),
-        ("serch", "autotune search?"),
+        ("serch", "autotune search or autotune serve?"),
         ("list", "autotune studies?"),
         ("--vresion", "--version"),
     ],

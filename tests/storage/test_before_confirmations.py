@@ -77,7 +77,7 @@ def test_an_earlier_release_rejects_the_upgraded_database_and_its_studies(url):
         of_studies = connection.scalars(
             sqlalchemy.text("SELECT schema_version FROM autotune_studies")
         )
-        assert (version, list(of_studies)) == ("0004", [4])
+        assert (version, list(of_studies)) == (REVISION, [4])
 
 
 def test_the_copy_from_before_the_upgrade_lacks_the_new_table(url, tmp_path):
@@ -104,7 +104,7 @@ def test_the_copy_of_a_server_database_has_every_row(old_postgres, tmp_path):
 def test_checking_an_old_database_finds_its_age_and_no_fault(url):
     checked = check_studies(url)
     assert (checked.trials, checked.faults) == (5, 0)
-    assert "is of an older autotune (schema 0003, now 0004)" in checked.findings[0].what
+    assert f"is of an older autotune (schema 0003, now {REVISION})" in checked.findings[0].what
 
 
 def test_a_database_that_an_older_search_is_using_is_not_upgraded(url):

@@ -1,0 +1,274 @@
+"""Follows a search of a server as if it ran here: the same display, summary and exit codes."""
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import typer
+
+from autotune.analysis.pick import Preferences
+from autotune.cli.live import Display, make_display
+from autotune.cli.search_run import Place, print_summary
+from autotune.cli.server import command_on_server
+from autotune.cli.tables import make_console
+from autotune.client.client import Client
+from autotune.client.events import ServerEvent
+from autotune.client.remote_result import RemoteResult
+from autotune.client.searches import RemoteSearch
+from autotune.client.study_json import record_of, result_of
+from autotune.errors import AutotuneError, InvalidInput, Stopped, UnknownStudy
+from autotune.reporting.report.commands import preference_arguments
+from autotune.spec.config import TrainingConfig
+from autotune.spec.search_space import LegalSpace, SearchSpace
+from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
+from autotune.study.events import Confirming, StudyOpened, TrialBegan, TrialEnded, TrialPhase
+from autotune.study.request import SEARCH_OPTIONS
+
+_CLASS_OF: dict[int, type[AutotuneError]] = {2: InvalidInput, 75: Stopped}
+
+
+class Interrupted(BaseException):
+    """SIGINT or SIGTERM has come."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise Interrupted at the first SIGINT or SIGTERM; the second ends the process at once."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise Interrupted(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Followed:
+    """Shows the events of a server in a display that was made for those of a search here."""
+
+    def __init__(self, client: Client, search: RemoteSearch, display: Display) -> None:
+        self._client = client
+        self._search = search
+        self._display = display
+        self._shown: set[int] | None = None
+        """Numbers of the trials that the display has; None before the study is opened."""
+        self._state = ""
+
+    def __call__(self, event: ServerEvent) -> None:
+        data = event.data
+        match event.kind:
+            case "search":
+                self._note_state(data)
+            case "opened":
+                for line in data.get("lines") or ():
+                    self._display.say(line)
+                self._open(trials_wanted=data.get("trials_wanted"), places=data.get("places") or ())
+            case "reset":
+                self._open_again()
+            case "notice":
+                for line in str(data.get("message", "")).splitlines():
+                    self._display.say(line)
+            case "trial_began" if self._is_open():
+                config = TrainingConfig(**data["config"])
+                self._display(
+                    TrialBegan(
+                        number=data["number"],
+                        config=config,
+                        name=data.get("name"),
+                        device=data.get("device") or "",
+                    )
+                )
+            case "step" if self._is_open():
+                steps = data.get("steps")
+                self._display(
+                    TrialPhase(
+                        doing=data["doing"],
+                        steps=None if steps is None else (steps[0], steps[1]),
+                        device=data.get("device") or "",
+                    )
+                )
+            case "confirming" if self._is_open():
+                self._display(Confirming(doing=data["doing"], device=data.get("device") or ""))
+            case "trial_ended" if self._is_open():
+                self._end_trial(data["trial"])
+
+    def _note_state(self, data: Any) -> None:
+        state = data.get("state", "")
+        if state == "queued" and self._state != "queued":
+            now = self._client.search(self._search.id)
+            if now.state == "queued":
+                place = "" if now.position is None else f", at place {now.position}"
+                self._display.say(f"Search {now.id} waits in the queue{place} ...")
+        elif state == "running" and self._state != "running":
+            self._display.say(f"Search {self._search.id} runs on {self._client.url}.")
+        self._state = state
+
+    def _end_trial(self, values: Any) -> None:
+        record = record_of(values)
+        assert self._shown is not None
+        if record.number not in self._shown:
+            self._shown.add(record.number)
+            self._display(TrialEnded(record=record))
+
+    def _is_open(self) -> bool:
+        if self._shown is None:
+            self._open(trials_wanted=self._search.trials_wanted, places=())
+        return self._shown is not None
+
+    def _open(self, *, trials_wanted: int | None, places: Any) -> None:
+        """Tell the display of the study, once it has been begun."""
+        if self._shown is not None:
+            return
+        try:
+            values = self._client.study_json(self._study())
+        except UnknownStudy:
+            return
+        result = result_of(values)
+        finished = tuple(record for record in result.trials if record.is_finished)
+        definition = StudyDefinition(
+            name=result.study,
+            workload=result.workload,
+            # The JSON of a study does not have its space. The display needs only the baseline.
+            space=SearchSpace(name="", techniques={}),
+            device=result.device,
+            unavailable={},
+            cap_bytes=result.cap_bytes,
+            seed=result.workload.seed,
+            sampler=DEFAULT_SAMPLER,
+        )
+        self._shown = {record.number for record in finished}
+        self._display.note(
+            StudyOpened(
+                definition=definition,
+                legal=LegalSpace(
+                    values={},
+                    conditions=(),
+                    at=result.workload.legality_context,
+                    named={},
+                    excluded=(),
+                ),
+                trials_wanted=trials_wanted or len(finished),
+                records=finished,
+                is_new=False,
+                places=dict.fromkeys(places),
+            )
+        )
+
+    def _study(self) -> str:
+        if not self._search.study:
+            self._search = self._client.search(self._search.id)
+        return self._search.study
+
+    def _open_again(self) -> None:
+        """Take in what the study has by now: events of trials are gone."""
+        if not self._is_open():
+            return
+        for record in self._client.show(self._study()).trials:
+            if record.is_finished and self._shown is not None and record.number not in self._shown:
+                self._shown.add(record.number)
+                self._display(TrialEnded(record=record))
+
+
+def follow(
+    client: Client,
+    search: RemoteSearch,
+    *,
+    quiet: bool,
+    preferences: Preferences,
+    until_converged: bool = False,
+) -> RemoteSearch:
+    """Show what a search does until it has ended, and return it as it ended."""
+    display = make_display(quiet=quiet, preferences=preferences, until_converged=until_converged)
+    followed = _Followed(client, search, display)
+    with display:
+        for event in client.watch(search.id, on_wait=lambda why: _say_waiting(display, why)):
+            followed(event)
+    return client.search(search.id)
+
+
+def _say_waiting(display: Display, why: str) -> None:
+    display.say(f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on.")
+
+
+def print_ended(
+    client: Client,
+    search: RemoteSearch,
+    *,
+    preferences: Preferences,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Print the result of a search that has ended, as a search here does, and exit as it would."""
+    go_on = command_on_server(["search", "--name", search.study], client)
+    if search.state == "failed":
+        error = _CLASS_OF.get(search.exit_code or 0, AutotuneError)
+        raise error(search.reason or "the search failed", hint=search.hint)
+    if search.state == "cancelled":
+        by = f": {search.reason}" if search.reason else ""
+        raise Stopped(
+            f"search {search.id} was cancelled{by}; every finished trial is stored",
+            hint=f"continue with: {go_on}",
+        )
+    if as_json:
+        values = client.study_json(search.study, preferences=preferences)
+        print(json.dumps(values, indent=2, allow_nan=False))
+        has_front = bool(values["front"])
+    else:
+        result = client.show(search.study, preferences=preferences)
+        _print_result(result, search, client, verbose=verbose)
+        has_front = bool(result.front)
+    if not has_front:
+        raise typer.Exit(1)
+
+
+def _print_result(
+    result: RemoteResult, search: RemoteSearch, client: Client, *, verbose: bool
+) -> None:
+    print_summary(
+        result,
+        make_console(),
+        place=Place(
+            name=f"{client.url}/studies/{result.study}",
+            arguments=("--server", client.url),
+            continue_command=lambda trials: _continue_command(client, search, trials, result),
+        ),
+        wanted=search.trials_wanted or len(result.trials),
+        verbose=verbose,
+    )
+
+
+def _continue_command(
+    client: Client, search: RemoteSearch, trials: int, result: RemoteResult
+) -> str:
+    """Return the command that continues the study on the server, with what it does not store."""
+    given = {**search.request, "name": result.study, "trials": trials}
+    arguments = ["autotune", "search", "--server", client.url]
+    for option in SEARCH_OPTIONS.values():
+        if option.is_repeated and given.get(option.keyword) is not None:
+            arguments += option.arguments(option.read(given[option.keyword]))
+    return shlex.join([*arguments, *preference_arguments(result.preferences)])
+
+
+def print_left(client: Client, search: RemoteSearch) -> None:
+    """Say that a search goes on although nobody watches it here."""
+    again = command_on_server(["watch", str(search.id)], client)
+    cancel = command_on_server(["cancel", str(search.id)], client)
+    print(
+        f"Search {search.id} goes on without this display. Watch it again with:\n  {again}\n"
+        f"Cancel it with:\n  {cancel}",
+        file=sys.stderr,
+    )

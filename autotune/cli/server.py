@@ -1,0 +1,75 @@
+"""The option `--server`, and the client of the server that it names."""
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.client.address import SERVER_VARIABLE, server_address
+from autotune.errors import InvalidInput
+from autotune.spec.option import RESULTS
+
+if TYPE_CHECKING:
+    from autotune.client.client import Client
+
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        rich_help_panel=RESULTS,
+        metavar="URL",
+        help="URL of a server that autotune serve has started, instead of --storage.",
+    ),
+]
+NeededServerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        rich_help_panel=RESULTS,
+        metavar="URL",
+        help=f"URL that autotune serve prints. [default: the variable {SERVER_VARIABLE}]",
+    ),
+]
+
+
+def check_one_place(server: str, storage: str) -> None:
+    """Raise InvalidInput where both a server and a database are named."""
+    if storage != options.STORAGE:
+        raise InvalidInput(
+            f"--server {server_address(server).url} and --storage both say where the study is",
+            hint="leave one of them out",
+        )
+
+
+@contextmanager
+def open_client(server: str | None) -> Iterator["Client"]:
+    """Yield the client of a server; without one, of that of the environment.
+
+    Raises InvalidInput where there is none.
+    """
+    # httpx takes 0.2 s to import, which the help of a command does without.
+    from autotune.client.client import Client  # noqa: PLC0415
+
+    with Client(server or server_of_environment()) as client:
+        yield client
+
+
+def server_of_environment() -> str:
+    """Return the URL of AUTOTUNE_SERVER. Raises InvalidInput where it is not set."""
+    server = os.environ.get(SERVER_VARIABLE)
+    if not server:
+        raise InvalidInput(
+            "there is no server",
+            hint=f"give --server URL, or set {SERVER_VARIABLE}; autotune serve starts one and "
+            "prints its URL",
+        )
+    return server
+
+
+def command_on_server(words: list[str], client: "Client") -> str:
+    """Return a command to copy, with the server that it asks."""
+    return shlex.join(["autotune", *words, "--server", client.url])

@@ -1,0 +1,123 @@
+"""The events of a server, read from its event stream, which is opened again wherever it breaks.
+
+The server numbers events; after a break the client names the last number that it has, so that none
+is lost, and leaves out what it has seen, so that none is doubled.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.client.connection import Connection
+from autotune.errors import InvalidInput, ServerUnreachable, StorageUnreachable
+
+_SILENCE_SECONDS = 45.0
+"""The server sends something every 15 seconds."""
+_LONGEST_WAIT_SECONDS = 10.0
+GIVE_UP_SECONDS = 300.0
+"""For how long a server that was reached once may be away."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEvent:
+    """Something that happened on the server."""
+
+    id: int
+    """Its number, which grows; 0 for one that the client made itself."""
+    kind: str
+    """search, trial_began, step, trial_ended, front, notice or reset."""
+    data: Mapping[str, Any]
+
+    @property
+    def search(self) -> int | None:
+        """The number of the search that it is about."""
+        number = self.data.get("id") if self.kind == "search" else None
+        found = self.data.get("search", number)
+        return found if isinstance(found, int) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breath:
+    """The stream is alive and has nothing to say."""
+
+
+def lines_to_events(lines: Iterable[str]) -> Iterator[ServerEvent | Breath]:
+    """Yield the events in the lines of an event stream, and a Breath for each comment.
+
+    An event without its empty line at the end is cut off, and is left out.
+    """
+    number, kind, data = 0, "message", []
+    for line in lines:
+        if line.startswith(":"):
+            yield Breath()
+        elif line:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "id" and value.isdecimal():
+                number = int(value)
+            elif name == "event":
+                kind = value
+            elif name == "data":
+                data.append(value)
+        else:
+            if data:
+                yield ServerEvent(id=number, kind=kind, data=_data(data))
+            kind, data = "message", []
+
+
+def _data(lines: list[str]) -> Mapping[str, Any]:
+    try:
+        found = json.loads("\n".join(lines))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidInput(
+            "the server sends events that this version of autotune cannot read",
+            hint="install the version of the server: autotune --version, and /api/v1/health",
+        )
+    return found
+
+
+def events_of(
+    connection: Connection,
+    *,
+    parameters: Mapping[str, Any],
+    after: int | None,
+    on_wait: Callable[[str], None] = lambda message: None,
+) -> Iterator[ServerEvent | Breath]:
+    """Yield events for ever, those after the number `after`; None: those from now on.
+
+    `on_wait` is told, once each time, that the server is away. Raises ServerUnreachable once it has
+    been away for GIVE_UP_SECONDS, or at once where it was never reached.
+    """
+    was_reached = False
+    away_since: float | None = None
+    wait_seconds = 0.2
+    while True:
+        headers = {} if after is None else {"Last-Event-ID": str(after)}
+        try:
+            with connection.stream(
+                "/events", parameters=parameters, headers=headers, read_seconds=_SILENCE_SECONDS
+            ) as response:
+                was_reached, away_since, wait_seconds = True, None, 0.2
+                for event in lines_to_events(response.iter_lines()):
+                    if isinstance(event, Breath):
+                        yield event
+                    elif event.kind == "reset":
+                        after = event.id or after
+                        yield event
+                    elif after is None or event.id > after:
+                        after = event.id
+                        yield event
+        except (ServerUnreachable, StorageUnreachable) as error:
+            now = time.monotonic()
+            if away_since is None:
+                away_since = now
+                if was_reached:
+                    on_wait(error.message)
+            if not was_reached or now - away_since > GIVE_UP_SECONDS:
+                raise
+        time.sleep(wait_seconds)
+        wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)

@@ -1,0 +1,180 @@
+"""A search of a server, and the request that submits one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
+from autotune.errors import InvalidInput
+from autotune.spec.model_choice import MODEL_NAMES, with_model_config
+from autotune.spec.option import NO_LIMIT, Option
+from autotune.spec.space_content import named_spaces
+from autotune.spec.space_file import load_space
+from autotune.spec.space_text import space_text
+from autotune.spec.user_code import is_function_reference
+from autotune.spec.user_paths import path_exists
+from autotune.study.request import SEARCH_OPTIONS
+
+State = Literal["queued", "running", "finished", "cancelled", "failed"]
+ENDED: tuple[State, ...] = ("finished", "cancelled", "failed")
+
+_OF_THIS_PROCESS = ("listener", "should_stop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteSearch:
+    """A search as the server had it when it was asked."""
+
+    id: int
+    state: State
+    study: str
+    """Name of its study; empty before the search has one."""
+    reason: str = ""
+    """Why it failed, or was cancelled."""
+    hint: str = ""
+    url: str = ""
+    """Its page."""
+    priority: int = 0
+    group: str = ""
+    """The group of devices that it runs on."""
+    position: int | None = None
+    """Its place in the queue, from 1; None once it has left the queue."""
+    submitted_by: str = ""
+    submitted_at: str = ""
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    trials: int = 0
+    """Number of trials with a result."""
+    trials_wanted: int | None = None
+    version: str = ""
+    """The version of autotune that runs it."""
+    is_stopping: bool = False
+    """Whether it is being cancelled."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Its settings, as they were submitted."""
+    progress: Mapping[str, Any] | None = None
+    answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """All that the server said of it."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
+    """Return the search of a server's answer; what only a later version says is in `answer`."""
+    names = RemoteSearch.__dataclass_fields__.keys() - {"url", "answer"}
+    known = {name: answer[name] for name in names if answer.get(name) is not None}
+    for name in ("study", "reason", "hint", "group", "submitted_by", "version"):
+        known[name] = known.get(name) or ""
+    return RemoteSearch(**known, url=f"{server}/searches/{answer['id']}", answer=answer)
+
+
+def submission(
+    settings: Mapping[str, Any], *, preferences: Preferences = DEFAULT_PREFERENCES
+) -> dict[str, Any]:
+    """Return the body that submits a search with these settings of `autotune.search`.
+
+    A search space and a model's config that are files of this machine are sent as their content.
+    Whatever else names a file, such as a dataset or code, is sent as it is: the server looks for it
+    in its own folders. Raises InvalidInput.
+    """
+    check_preferences(preferences)
+    for name in _OF_THIS_PROCESS:
+        if settings.get(name) is not None:
+            raise InvalidInput(
+                f"a search of a server has no {name}", hint="watch it: client.watch(search.id)"
+            )
+    if settings.get("storage") is not None:
+        raise InvalidInput(
+            "a server has one studies database, and a search of it names none",
+            hint="leave storage out",
+        )
+    body = {name: _plain(value) for name, value in settings.items() if value is not None}
+    body |= _preferences(preferences)
+    # What is at its default is the server's to decide.
+    for option in SEARCH_OPTIONS.values():
+        if option.keyword in body and _is_default(option, body[option.keyword]):
+            del body[option.keyword]
+    return with_model_content(_with_space(body))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, float) and value == math.inf:
+        return NO_LIMIT
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def _is_default(option: Option, value: Any) -> bool:
+    try:
+        return bool(option.read(value) == option.read(option.default))
+    except InvalidInput:
+        return False
+
+
+def _preferences(preferences: Preferences) -> dict[str, Any]:
+    """Return the fields of a submission for what differs from the defaults."""
+    fields: dict[str, Any] = {}
+    for name in ("prefer", "max_perplexity_increase"):
+        value = getattr(preferences, name)
+        if value != getattr(DEFAULT_PREFERENCES, name):
+            fields[name] = value
+    if preferences.tolerance != DEFAULT_PREFERENCES.tolerance:
+        tolerance = preferences.tolerance
+        fields["tolerance"] = {"speed": tolerance.speed, "perplexity": tolerance.perplexity}
+    return fields
+
+
+def preference_parameters(preferences: Preferences) -> dict[str, Any]:
+    """Return the parameters by which a server chooses the front and the pick of a study."""
+    check_preferences(preferences)
+    return {
+        "prefer": preferences.prefer,
+        "max_perplexity_increase": preferences.max_perplexity_increase,
+        "speed_tolerance": preferences.tolerance.speed,
+        "perplexity_tolerance": preferences.tolerance.perplexity,
+    }
+
+
+def _with_space(body: dict[str, Any]) -> dict[str, Any]:
+    """Replace the file of a search space by its content, with all that it extends."""
+    space = body.get("space")
+    if not isinstance(space, str) or space in named_spaces() or not path_exists(space):
+        return body
+    loaded = load_space(space)
+    named = loaded.workload.get("model")
+    if isinstance(named, str) and _is_file_of_model(named):
+        # The content of this file is sent, too, unless another model is named.
+        loaded = replace(
+            loaded, workload={k: v for k, v in loaded.workload.items() if k != "model"}
+        )
+        if body.get("script") is None:
+            body = {"model": named, **body}
+    return {**body, "space": loaded.name, "space_content": space_text(loaded)}
+
+
+def with_model_content(body: dict[str, Any]) -> dict[str, Any]:
+    """Replace the file of a model's config by its content.
+
+    Pretrained weights stay where they are, so that the folder of those is only named.
+    """
+    model = body.get("model")
+    is_resolved = body.get("model_config") is not None or body.get("script") is not None
+    if is_resolved or body.get("pretrained") or not _is_file_of_model(model):
+        return body
+    resolved = with_model_config({"model": model})
+    return {**body, "model": resolved["model"], "model_config": resolved["model_config"]}
+
+
+def _is_file_of_model(model: object) -> bool:
+    if not isinstance(model, str) or model in MODEL_NAMES or is_function_reference(model):
+        return False
+    return path_exists(model)
