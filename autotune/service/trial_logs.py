@@ -4,17 +4,18 @@ import os
 import stat
 from pathlib import Path
 
+from autotune.printable import printable
 from autotune.service.problems import Problem
-from autotune.storage.database import work_folder_path
 
 
-def end_of_log(storage: str, study: str, number: int, *, most_bytes: int) -> str:
+def end_of_log(work_folder: Path, study: str, number: int, *, most_bytes: int) -> str:
     """Returns the end of the log of a trial's last attempt. Raises Problem where there is none.
 
-    `study` must be the name of a stored study. Links among its files are not followed: only
-    somebody with access to the machine can have put them there.
+    `work_folder` is that of the database, and `study` must be the name of a stored study. Links
+    among its files are not followed: only somebody with access to the machine can have put them
+    there.
     """
-    folder = work_folder_path(storage).resolve() / study / "logs"
+    folder = work_folder.resolve() / study / "logs"
     candidates = [folder / f"trial-{number}.log", *folder.glob(f"trial-{number}-attempt-*.log")]
     files = [(state.st_mtime_ns, file) for file in candidates if (state := _state(file))]
     if not files or folder.resolve() != folder:
@@ -31,7 +32,10 @@ def end_of_log(storage: str, study: str, number: int, *, most_bytes: int) -> str
 
 
 def end_of_file(file: Path, *, most_bytes: int) -> str | None:
-    """Returns the end of a text file; None for a link, and for what is missing or unreadable."""
+    """Returns the end of a text file; None for a link, and for what is missing or unreadable.
+
+    Scripts write into logs what they like: control characters are shown as escapes.
+    """
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -41,7 +45,9 @@ def end_of_file(file: Path, *, most_bytes: int) -> str | None:
         if not stat.S_ISREG(state.st_mode):
             return None
         opened.seek(max(0, state.st_size - most_bytes))
-        return opened.read(most_bytes).decode("utf-8", errors="replace")
+        text = opened.read(most_bytes).decode("utf-8", errors="replace")
+    # What a progress bar has written over itself becomes lines.
+    return printable(text.replace("\r\n", "\n").replace("\r", "\n"), keep_lines=True)
 
 
 def _state(file: Path) -> os.stat_result | None:

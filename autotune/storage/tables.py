@@ -24,12 +24,16 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
+from autotune.storage.stored_columns import StoredDate
+
 METADATA = MetaData()
+
+MOMENT = DateTime(timezone=True).with_variant(StoredDate, "sqlite")
 
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0005"
+REVISION = "0006"
 """The last revision in `migrations/versions`."""
 
 VERSION_TABLE = "autotune_alembic_version"
@@ -41,7 +45,7 @@ STUDIES = Table(
     Column("id", Integer, primary_key=True),
     Column("schema_version", Integer, nullable=False),
     Column("name", String(100), nullable=False, unique=True),
-    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("created_at", MOMENT, server_default=func.now(), nullable=False),
     Column("workload", JSON, nullable=False),
     Column("space", JSON, nullable=False),
     Column("device", JSON, nullable=False),
@@ -66,8 +70,8 @@ TRIALS = Table(
     Column("config", JSON, nullable=False),
     Column("measurement", JSON(none_as_null=True)),  # null while the trial has no result
     Column("seconds", Float),
-    Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
-    Column("finished_at", DateTime(timezone=True)),
+    Column("started_at", MOMENT, server_default=func.now(), nullable=False),
+    Column("finished_at", MOMENT),
     # The study's revision at the trial's last change.
     Column("revision", Integer, nullable=False, server_default=text("0")),
     UniqueConstraint("study_id", "number"),
@@ -86,8 +90,8 @@ ATTEMPTS = Table(
     Column("state", String(12), nullable=False),
     Column("lease_until", Float, nullable=False),  # seconds since 1970 by the database's clock
     Column("renewals", Integer, nullable=False),
-    Column("started_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
-    Column("ended_at", DateTime(timezone=True)),
+    Column("started_at", MOMENT, server_default=func.now(), nullable=False),
+    Column("ended_at", MOMENT),
     Column("cause", String(500), nullable=False),
     Column("measurement", JSON(none_as_null=True)),  # a late result, which does not count
     Column("seconds", Float),
@@ -124,7 +128,7 @@ CONFIRMATIONS = Table(
     # Of the configuration in the result, by which damage is noticed.
     Column("fingerprint", String(12), nullable=False),
     Column("result", JSON, nullable=False),
-    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("created_at", MOMENT, server_default=func.now(), nullable=False),
     UniqueConstraint("study_id", "ordinal"),
 )
 
@@ -200,20 +204,28 @@ TOKENS = Table(
     # The SHA-256 of the token in hexadecimal digits. The token itself is stored nowhere.
     Column("digest", String(64), nullable=False, unique=True),
     Column("read_only", Boolean, nullable=False),
-    Column("created_at", DateTime(timezone=True), server_default=func.now(), nullable=False),
-    Column("revoked_at", DateTime(timezone=True)),
+    Column("created_at", MOMENT, server_default=func.now(), nullable=False),
+    Column("revoked_at", MOMENT),
 )
 
 ACTIONS = Table(
     "autotune_actions",
     METADATA,
     Column("id", Integer, primary_key=True),
-    Column("at", DateTime(timezone=True), server_default=func.now(), nullable=False),
+    Column("at", MOMENT, server_default=func.now(), nullable=False),
     # The name of a token, or `owner`.
     Column("who", String(100), nullable=False),
     Column("action", String(40), nullable=False),
     Column("target", String(200), nullable=False),
     Column("detail", String(1000), nullable=False),
+)
+
+IDENTITY = Table(
+    "autotune_identity",
+    METADATA,
+    Column("id", Integer, primary_key=True),  # 1, of the only row
+    # 32 hexadecimal digits, drawn when the table is created.
+    Column("identity", String(32), nullable=False),
 )
 
 FIRST_REVISIONS: Mapping[str, str] = {
@@ -224,6 +236,7 @@ FIRST_REVISIONS: Mapping[str, str] = {
     SERVER.name: "0005",
     TOKENS.name: "0005",
     ACTIONS.name: "0005",
+    IDENTITY.name: "0006",
 }
 """The revision that added a table, for the tables that databases of before it lack."""
 

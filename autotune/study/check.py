@@ -7,7 +7,8 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.study import check_study_name
-from autotune.storage.database import Database, work_folder_path
+from autotune.storage.database import Database
+from autotune.storage.identity import earlier_work_folder_path, find_work_folder
 from autotune.storage.integrity.check import check_database
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
 from autotune.study.workers.coordinator import WORKERS
@@ -21,8 +22,10 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
     Raises UnknownStudy and StorageUnavailable.
     """
     checked = _check_database(storage, studies)
-    work = work_folder_path(storage)
-    folders = {name: work / name for name in checked.studies if _is_study_name(name)}
+    work = _work_folder(storage)
+    folders = {}
+    if work is not None:
+        folders = {name: work / name for name in checked.studies if _is_study_name(name)}
     findings = list(checked.findings)
     for trial in checked.running:
         if trial.study in folders:
@@ -30,6 +33,21 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
     for name, folder in folders.items():
         findings.extend(_check_outbox(name, folder))
     return replace(checked, findings=tuple(findings))
+
+
+def _work_folder(storage: str) -> Path | None:
+    """Return the work folder, also of a database that was not brought up to date yet.
+
+    None for one that has lost its identity, which the check of the database reports.
+    """
+    try:
+        folder = find_work_folder(storage)
+    except StorageUnavailable:
+        return None
+    earlier = earlier_work_folder_path(storage)
+    if earlier is not None and not folder.exists():
+        return earlier
+    return folder
 
 
 def _is_study_name(study: str) -> bool:

@@ -8,18 +8,28 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.execution.compile_cache import CACHE
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import earlier_work_folder_path, find_work_folder
+from autotune.storage.retry import RetryPolicy
 
 
 @contextmanager
-def work_folder(storage: str) -> Iterator[Path]:
+def work_folder(storage: str, retry: RetryPolicy | None = None) -> Iterator[Path]:
     """Make the work folder and yield it. Raises StorageUnavailable if it cannot be written to.
+
+    With `retry`, first waits for a database that cannot be reached at the moment.
 
     If the folder is new and the request turns out to be invalid (InvalidInput), its logs and
     compiler cache are removed, and then the new folders that are empty.
     """
-    folder = work_folder_path(storage)
+    if retry is None:
+        folder = find_work_folder(storage)
+    else:
+        folder = retry.repeat(lambda: find_work_folder(storage))
+    earlier = earlier_work_folder_path(storage)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
+    if earlier is not None and not folder.exists():
+        with suppress(OSError):  # there is none, or another search is doing the same
+            earlier.rename(folder)
     _make(folder)
     try:
         yield folder

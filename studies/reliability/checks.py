@@ -11,7 +11,8 @@ from pathlib import Path
 from sqlalchemy import select
 
 from autotune.spec.result import Measurement, TrialRecord
-from autotune.storage.database import Database, sqlite_file, work_folder_path
+from autotune.storage.database import Database, sqlite_file
+from autotune.storage.identity import find_work_folder
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from studies.reliability.stand_in import measurement_of
@@ -75,7 +76,7 @@ def _of_attempts(storage: str, study: str) -> Iterator[str]:
 
 
 def _of_spool(storage: str, study: str) -> Iterator[str]:
-    for file in sorted((work_folder_path(storage) / study / OUTBOX_FOLDER).glob("*")):
+    for file in sorted((find_work_folder(storage) / study / OUTBOX_FOLDER).glob("*")):
         yield f"the spool still has {file.name}"
 
 

@@ -15,7 +15,8 @@ from sqlalchemy.engine import make_url
 
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.config import TrainingConfig
-from autotune.storage.database import Database, sqlite_file, work_folder_path
+from autotune.storage.database import Database, sqlite_file
+from autotune.storage.identity import find_work_folder
 from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, STUDIES, TRIALS
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
@@ -200,7 +201,7 @@ def violations_at_the_end(url: str, study: str, *, trials_wanted: int) -> list[s
         found.append(f"{len(now.trials)} trials, {now.finished} with a result, of {trials_wanted}")
     if now.states["running"]:
         found.append(f"{now.states['running']} attempts run for ever")
-    work = work_folder_path(url)
+    work = find_work_folder(url)
     left = [
         *(work / study / OUTBOX_FOLDER).glob("*"),
         *(work / study / WORKERS).glob("*"),

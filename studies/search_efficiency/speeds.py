@@ -32,7 +32,7 @@ from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import find_work_folder
 from autotune.study.sampler.ehvi import not_dominated
 from autotune.training.trainer import Trainer
 from studies.compressed import append_row, read_rows, write_rows
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--only", type=Only.read, metavar="FIELD=VALUE", help="measure these again")
     arguments = parser.parse_args()
     files = TableFiles(arguments.table)
-    study = work_folder_path(files.storage) / "record"
+    study = find_work_folder(files.storage) / "record"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((study / "inductor").absolute())
     if arguments.only is not None:
         others = [row for row in read_rows(files.speeds) if not arguments.only.holds(row)]

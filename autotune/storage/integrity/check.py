@@ -14,10 +14,11 @@ from sqlalchemy import Connection, Select, Table, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import AutotuneError, StorageUnavailable, UnknownStudy, suggestion
-from autotune.storage.database import Database
+from autotune.storage.database import Database, is_identity
 from autotune.storage.error_translation import COPY
 from autotune.storage.integrity.check_attempts import attempt_findings, running_trials
 from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
+from autotune.storage.integrity.sqlite_file import reject_stored_programs
 from autotune.storage.rows import (
     confirmation_from_row,
     definition_from_row,
@@ -28,6 +29,7 @@ from autotune.storage.schema import check_tables, has_attempts, revision_of, tab
 from autotune.storage.tables import (
     ATTEMPTS,
     CONFIRMATIONS,
+    IDENTITY,
     METADATA,
     PREDICTIONS,
     REVISION,
@@ -65,6 +67,7 @@ class _Check:
 
     def run(self, wanted: Sequence[str]) -> Checked:
         revision = self._check_schema()
+        self._check_identity()
         if self._connection.dialect.name == "sqlite":
             self._check_integrity()
             self._check_foreign_keys()
@@ -101,8 +104,11 @@ class _Check:
     def _check_schema(self) -> str | None:
         """Returns the schema revision; an older one, or missing tables, become findings.
 
-        Raises StorageUnavailable for a later revision, whose rows this autotune cannot interpret.
+        Raises StorageUnavailable for a later revision, whose rows this autotune cannot interpret,
+        and for a view or a trigger, which could run without end.
         """
+        if self._connection.dialect.name == "sqlite":
+            reject_stored_programs(self._connection, self._url)
         revision = revision_of(self._connection)
         if not self._tables & set(METADATA.tables):
             raise UnknownStudy(
@@ -124,6 +130,15 @@ class _Check:
                 what = f"is of an older autotune (schema {found}, now {REVISION})"
                 self._add_finding("the database", what, _OLDER, is_fault=False)
         return revision
+
+    def _check_identity(self) -> None:
+        """Looks at what names the work folder of a database on a server."""
+        if IDENTITY.name not in self._tables:
+            return
+        found = self._connection.execute(select(IDENTITY.c.identity)).scalars().all()
+        if len(found) != 1 or not is_identity(found[0]):
+            what = f"has lost its identity: the table {IDENTITY.name} has {found!r:.100}"
+            self._add_finding("the database", what, SAVE)
 
     def _check_integrity(self) -> None:
         for (found,) in self._connection.execute(text("PRAGMA integrity_check(20)")):
