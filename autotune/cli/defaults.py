@@ -11,12 +11,12 @@ code, and must not say which files are written: such keys are rejected.
 
 import os
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.lines import on_one_line, print_line
 from autotune.errors import InvalidInput, near_misses, suggestion
 from autotune.spec.user_code import SET_BY_SCRIPT, is_function_reference
 from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
@@ -58,7 +58,7 @@ _EXCLUDED = {
 """{option: defaults that do not apply where it is given}, because they belong to another model,
 dataset or space, or because the command does not take both."""
 _OF_PATHS = ("space", "dataset", "model", "tokenizer")
-_REJECTED = {
+REJECTED_IN_FILES = {
     "script": "would run code",
     "allow_code": "would run code",
     "storage": "would choose where studies are stored",
@@ -68,6 +68,8 @@ _REJECTED = {
     "allow_host": "would choose who can connect",
     "tls_certificate": "would choose who can connect",
     "tls_key": "would choose who can connect",
+    "ray": "would choose which cluster gets your code and data",
+    "to_optuna": "would choose where studies are written",
     "data_root": "would choose which files are read",
     "keep": "would choose which files are deleted",
     "quota": "would choose which files are deleted",
@@ -145,14 +147,12 @@ def _without_token(server: str) -> str:
 
 def _print(applied: Iterable[Default]) -> None:
     """Print one line on stderr for each source, with the arguments that would set the same."""
-    from autotune.cli import on_one_line  # noqa: PLC0415  # that module imports this one
-
     by_source: dict[str, list[str]] = {}
     for default in applied:
         by_source.setdefault(default.source, []).extend(default.arguments)
     for source, arguments in by_source.items():
         line = f"defaults from {source}: {shlex.join(arguments)}"
-        print(on_one_line(line), file=sys.stderr)
+        print_line(on_one_line(line), to_stderr=True)
 
 
 def _is_given(context: Any, parameter: str) -> bool:
@@ -266,9 +266,9 @@ def _key(name: str) -> str:
 
 def _check_harmless(name: str, value: Any, what: str) -> None:
     """Raise InvalidInput for what a file that only lies in a folder may not decide."""
-    why = _REJECTED.get(name)
+    why = REJECTED_IN_FILES.get(name)
     if name == "model" and is_function_reference(value):
-        why = _REJECTED["script"]
+        why = REJECTED_IN_FILES["script"]
     if why is not None:
         raise InvalidInput(
             f"{what} {why}, which a file that is found in a folder may not do",
@@ -343,14 +343,6 @@ def _named(file: Path, here: Path) -> Path:
 
 
 def _content(file: Path) -> dict[str, Any]:
-    import tomllib  # noqa: PLC0415  # only where there is a file
+    from autotune.spec.user_files import read_toml  # noqa: PLC0415  # only where there is a file
 
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise InvalidInput(f"{file} cannot be read: {reason}", hint=WITHOUT) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"{file} is not valid TOML: {error}", hint=f"correct it, or {WITHOUT}"
-        ) from None
+    return read_toml(file, hint=f"correct it, or {WITHOUT}")

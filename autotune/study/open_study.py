@@ -27,6 +27,7 @@ from autotune.study.resume import (
 )
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.staging import sweep
+from autotune.study.trusted_code import check_trusted, names_code, trust
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,8 @@ def open_study(
 ) -> OpenedStudy:
     """Create the study, or check that the stored one can be resumed on this device.
 
-    Raises StudyMismatch for a stored study that was made with other options or elsewhere.
+    Raises StudyMismatch for a stored study that was made with other options or elsewhere, and
+    InvalidInput for one whose code was not named on this machine.
     """
     sweep(work)
     if new is not None and not store.has_study(name):
@@ -97,6 +99,10 @@ def open_study(
             return created
     stored, stored_wanted = store.definition(name)
     check_same_study(request, stored)
+    if names_code(request.specified_workload(), stored.workload):
+        trust(stored.workload, folder=work / name)
+    else:
+        check_trusted(stored.workload, study=name, storage=store.url, folder=work / name)
     reused = sum(record.reused_from is not None for record in store.trials(name))
     check_fresh(request, stored, reused=reused)
     device, _ = executor.probe(request.device or stored.device.device, {})
@@ -121,6 +127,7 @@ def _create(
     Another process, on any machine, was faster, or the reply to this one's commit was lost.
     """
     new.settle(folder)
+    trust(new.definition.workload, folder=folder)  # its code was named by this request
     failpoint("files settled")
     reused = reuse(store, new.definition, request)
     wanted = new.definition.possible_trials(request.new_trials + len(reused.records))

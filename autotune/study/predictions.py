@@ -15,6 +15,7 @@ from autotune.spec.prediction import Forecast, Prediction, check_release, parse_
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
+from autotune.study.trusted_code import check_trusted
 
 
 @dataclass(kw_only=True)
@@ -112,8 +113,9 @@ def forecaster_of(
     """Return a forecaster for the study's device, or for a GPU of another compute capability.
 
     Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
-    has the defaults of a CPU.
+    has the defaults of a CPU, or if its code was not named on this machine.
     """
+    check_trusted(result.workload, study=result.study, storage=result.storage, folder=result.folder)
     device = result.device
     if compute_capability is not None:
         if device.type == "cpu":

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,7 @@ def completed(line, *, folder, shell="bash"):
     ("line", "expected"),
     [
         ("autotune sh", ["show"]),
-        ("autotune studies ", ["check", "export", "import"]),
+        ("autotune studies ", ["check", "export", "import", "trust"]),
         ("autotune search --max-m", ["--max-mem"]),
         ("autotune search --no-", ["--no-predict", "--no-confirm", "--no-streaming"]),
         ("autotune search --space ", list(named_spaces())),
@@ -163,3 +165,11 @@ def test_an_unknown_shell_is_rejected_in_a_sentence(option, tmp_path, monkeypatc
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "there is no completion for the shell 'tcsh'" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_a_terminal_cannot_show_completes_nothing(tmp_path):
+    write_study(f"sqlite:///{tmp_path}/studies/autotune.db", [measured()], name="shown")
+    write_study(f"sqlite:///{tmp_path}/studies/autotune.db", [measured()], name="hidden")
+    with closing(sqlite3.connect(tmp_path / "studies" / "autotune.db")) as database, database:
+        database.execute("UPDATE autotune_studies SET name = char(27) WHERE name = 'hidden'")
+    assert completed("autotune show ", folder=tmp_path) == ["shown"]

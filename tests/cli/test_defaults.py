@@ -1,9 +1,12 @@
 """Defaults from autotune.toml, pyproject.toml and the environment: what applies, and what may."""
 
+from pathlib import Path
+
 import pytest
 import typer.main
 
 from autotune.cli import app, options
+from autotune.cli.defaults import REJECTED_IN_FILES
 from autotune.cli.search_run import continue_command
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS, request_of
@@ -245,6 +248,7 @@ def test_a_study_that_differs_by_a_default_is_answered_with_the_way_to_leave_it_
         ('model = "package.module:build"', "would run code"),
         ('storage = "sqlite:///x.db"', "would choose where studies are stored"),
         ('[search]\nstorage = "sqlite:///x.db"', "search.storage = 'sqlite:///x.db' would choose"),
+        ('ray = "ray://elsewhere:10001"', "would choose which cluster gets your code and data"),
     ],
 )
 def test_a_file_may_name_neither_code_nor_storage(content, expected, project):
@@ -252,6 +256,36 @@ def test_a_file_may_name_neither_code_nor_storage(content, expected, project):
     text = rejected("search", folder=project)
     assert expected in text
     assert "a file that is found in a folder may not" in text
+
+
+HARMLESS_TEXTS = """
+    activation_offload allocator attention checkpointing compile compile_time_limit
+    compute_capability context database_wait dataset dataset_config dataset_split device devices
+    group held_out_split loss max_mem max_time model name optimizer optimizer_fusion packing
+    pick precision prefer sampler scale schedule space state step_time_limit study
+    target_version text_column time_budget to tokenizer torch_version trial_time_limit trials
+    vary x y
+"""
+"""Options that take any text, and that a file may set: none names code, a place to write to, or
+somebody who is sent something. `model` is looked at."""
+
+
+def options_of(command):
+    """Return the options of a command and of its subcommands."""
+    command = command.load() if hasattr(command, "load") else command
+    found = [each for each in command.params if each.param_type_name == "option"]
+    for inner in getattr(command, "commands", {}).values():
+        found += options_of(inner)
+    return found
+
+
+def test_every_option_that_takes_any_text_is_rejected_in_a_file_or_known_to_be_harmless():
+    texts = {
+        option.name
+        for option in options_of(typer.main.get_command(app))
+        if not option.is_flag and option.type_descriptor.annotation in (str, Path)
+    }
+    assert texts - set(REJECTED_IN_FILES) == set(HARMLESS_TEXTS.split())
 
 
 @pytest.mark.parametrize("command", ["report mine", "plot mine", "export mine --to pytorch"])

@@ -9,9 +9,11 @@ from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
+from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
 from autotune.study.explain.explain import explain_configuration
 from autotune.study.predictions import Forecaster
+from autotune.study.trusted_code import check_trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +46,17 @@ class Question:
 def question_of_trial(
     executor: LocalExecutor, study: str, trial: int, *, storage: str, torch_version: str | None
 ) -> Question:
-    """Load a trial to explain. Raises UnknownStudy, and InvalidInput for an unknown trial."""
+    """Load a trial to explain. Raises UnknownStudy.
+
+    Raises InvalidInput for an unknown trial, and where the code of the study was not named on this
+    machine.
+    """
     with closing(StudyStore(storage)) as store:
         definition, _ = store.definition(study)
         records = tuple(store.trials(study))
+        folder = work_folder_path(store.database) / study
+        shown_url = store.url
+    check_trusted(definition.workload, study=study, storage=shown_url, folder=folder)
     record = next((record for record in records if record.number == trial), None)
     if record is None:
         known = f"its trials are 0 to {len(records) - 1}" if records else "it has none yet"
