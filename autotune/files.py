@@ -1,16 +1,37 @@
-"""Writes files atomically, and locks them.
+"""Reads and writes files that several processes share, and locks them.
 
 A lock is one of `flock`: the kernel releases it with the last copy of its descriptor, however the
 process ends, so that no lock outlives a killed process. The locks of devices that need no file are
 `execution/server/socket_lock.py`.
 """
 
+import errno
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_plain_file(file: Path, *, most_bytes: int) -> bytes:
+    """Returns the content of a file that other processes have left in a folder.
+
+    Raises OSError, also where it is a link, no regular file (a pipe would block), or larger than
+    `most_bytes`.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with open(os.open(file, flags), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(file))
+        content = opened.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, "is too large", str(file))
+    return content
+
 
 # -- writing ---------------------------------------------------------------------------------------
 
@@ -82,11 +103,18 @@ def create_locked(file: Path) -> int:
 
 
 def is_free(file: Path) -> bool:
-    """Whether no living process holds the lock; also where the file does not exist."""
+    """Whether no living process holds the lock; also where the file does not exist.
+
+    A link is no lock file, and is never free: what it leads to belongs to nobody here.
+    """
     try:
-        descriptor = os.open(file, os.O_RDWR)
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return True
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
     try:
         return try_acquire(descriptor)
     finally:

@@ -13,6 +13,7 @@ from autotune.files import (
     hold_lock,
     is_free,
     open_lock_file,
+    read_plain_file,
     try_acquire,
 )
 from autotune.study.open_study import opening_lock
@@ -145,3 +146,17 @@ def test_a_stop_ends_the_waiting_for_the_lock_of_a_study_that_another_search_ope
         opening_lock(tmp_path / ".quick.opening", check_stop),
     ):
         pass
+
+
+def test_a_link_is_no_lock_that_is_free(tmp_path):
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "linked.lock").symlink_to(tmp_path / "elsewhere")
+    assert is_free(tmp_path / "elsewhere")
+    assert not is_free(tmp_path / "linked.lock")
+
+
+def test_a_file_that_is_larger_than_expected_is_not_read(tmp_path):
+    (tmp_path / "large").write_bytes(b"12345")
+    assert read_plain_file(tmp_path / "large", most_bytes=5) == b"12345"
+    with pytest.raises(OSError, match="too large"):
+        read_plain_file(tmp_path / "large", most_bytes=4)

@@ -10,12 +10,12 @@ server, of the URL in `AUTOTUNE_SERVER` or of a file that only its owner can rea
 
 import os
 import stat
-import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from autotune.errors import InvalidInput
+from autotune.spec.user_files import LARGEST_TEXT_BYTES, parse_toml
 
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"
 SERVER_VARIABLE = "AUTOTUNE_SERVER"
@@ -115,13 +115,15 @@ def _token_in(file: Path, url: str) -> str | None:
                     f"{file} has tokens, and others than its owner may use it",
                     hint=f"chmod 600 {file}",
                 )
-            content = tomllib.load(opened)
+            text = opened.read(LARGEST_TEXT_BYTES)
     except OSError as error:
         raise InvalidInput(
             f"{file} cannot be read: {error.strerror or error}",
             hint=f"correct that, or set {TOKEN_VARIABLE}",
         ) from None
-    except ValueError:  # the error would show a part of the file
+    try:
+        content = parse_toml(text, source=str(file))
+    except InvalidInput:  # its message could show a part of the file
         raise InvalidInput(
             f"{file} is not valid TOML", hint=f'write lines such as "{_EXAMPLE}" = "the token"'
         ) from None

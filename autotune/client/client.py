@@ -12,7 +12,7 @@ from urllib.parse import quote
 import autotune
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
 from autotune.client.address import server_address, token_for
-from autotune.client.connection import Connection
+from autotune.client.connection import Connection, reading_answer
 from autotune.client.events import ServerEvent, events_of
 from autotune.client.remote_result import RemoteResult
 from autotune.client.searches import (
@@ -26,9 +26,11 @@ from autotune.client.study_json import record_of, result_of
 from autotune.errors import InvalidInput
 from autotune.exporters.export import Export, Unsupported
 from autotune.exporters.written import WrittenExport, version_of, write_files
+from autotune.printable import printable_values
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
+from autotune.storage.typed import check_prediction, check_types
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -116,7 +118,7 @@ class Client:
         """Return the searches: those in the queue in its order, then the others, newest first."""
         parameters = {"state": state, "study": study, "limit": limit, "offset": offset}
         answer = self._connection.json("GET", "/searches", parameters=parameters)
-        return [self._search(each) for each in answer["searches"]]
+        return [self._search(each) for each in _objects(answer, "searches")]
 
     def cancel(self, id: int) -> RemoteSearch:
         """End a search that is queued or runs; its trials are kept, and it can be continued."""
@@ -203,10 +205,8 @@ class Client:
     ) -> list[Mapping[str, Any]]:
         """Return the studies, each as the server describes it: name, created_at, trials, state."""
         parameters = {"query": query, "sort": sort, "limit": limit, "offset": offset}
-        found: list[Mapping[str, Any]] = self._connection.json(
-            "GET", "/studies", parameters=parameters
-        )["studies"]
-        return found
+        answer = self._connection.json("GET", "/studies", parameters=parameters)
+        return _objects(answer, "studies")
 
     def show(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> RemoteResult:
         """Return the records of a study with its front and pick. Raises UnknownStudy."""
@@ -261,14 +261,17 @@ class Client:
             "trial": trial,
         }
         path = f"{_path(study)}/figures/{quote(kind, safe='')}"
-        return go.Figure(self._connection.json("GET", path, parameters=parameters))
+        answer = self._connection.json("GET", path, parameters=parameters)
+        with reading_answer():
+            return go.Figure(printable_values(answer))
 
     def compare(self, *studies: str) -> "go.Figure":
         """Return a figure with the fronts of several studies."""
         import plotly.graph_objects as go  # noqa: PLC0415  # as above
 
         answer = self._connection.json("GET", "/compare", parameters={"study": list(studies)})
-        return go.Figure(answer)
+        with reading_answer():
+            return go.Figure(printable_values(answer))
 
     def export(
         self,
@@ -299,15 +302,19 @@ class Client:
             "GET", f"{_path(study)}/exports/{quote(to, safe='')}", parameters=parameters
         )
         folder = Path(out) if out is not None else RESULTS_FOLDER / f"{study}-{to}-{record.number}"
-        content = Export(
-            files={_checked_name(file["name"]): file["text"] for file in answer["files"]},
-            command=answer["command"],
-            unsupported=tuple(
-                Unsupported(**{name: refusal[name] for name in _OF_REFUSAL})
-                for refusal in answer["refusals"]
-            ),
-            notes=tuple(answer["notes"]),
-        )
+        with reading_answer():
+            content = Export(
+                files={_checked_name(file["name"]): file["text"] for file in answer["files"]},
+                command=answer["command"],
+                unsupported=tuple(
+                    Unsupported(**{name: refusal[name] for name in _OF_REFUSAL})
+                    for refusal in answer["refusals"]
+                ),
+                notes=tuple(answer["notes"]),
+            )
+            check_types(content)
+            for refusal in content.unsupported:
+                check_types(refusal)
         write_files(content, folder, overwrite=out is None or overwrite)
         return WrittenExport(
             target=to,
@@ -331,7 +338,8 @@ class Client:
         answer = self._connection.send(
             "DELETE", _path(study), parameters={"confirm": confirm}, expected=(409,)
         )
-        content: Mapping[str, Any] = answer.json()
+        with reading_answer():
+            content: Mapping[str, Any] = dict(answer.json())
         if answer.status_code == 409 and (confirm is not None or "confirm" not in content):
             self._connection.check(answer)
         return content
@@ -346,7 +354,10 @@ class Client:
         body = _question({**settings, "study": study})
         answer = self._connection.json("POST", "/predict", body=body)
         known = {field.name for field in dataclasses.fields(Prediction)}
-        return Prediction.from_dict({k: v for k, v in answer.items() if k in known})
+        with reading_answer():
+            prediction = Prediction.from_dict({k: v for k, v in answer.items() if k in known})
+            check_prediction(prediction)
+        return prediction
 
     def fit(self, study: str | None = None, **settings: Any) -> Mapping[str, Any]:
         """Find what fits under a memory cap, with the parameters of `autotune.fit`.
@@ -370,18 +381,15 @@ class Client:
 
     def devices(self) -> list[Mapping[str, Any]]:
         """Return the devices of the server, with the memory in use and the searches on them."""
-        found: list[Mapping[str, Any]] = self._connection.json("GET", "/devices")["devices"]
-        return found
+        return _objects(self._connection.json("GET", "/devices"), "devices")
 
     def actions(
         self, *, limit: int | None = None, offset: int | None = None
     ) -> list[Mapping[str, Any]]:
         """Return who did what, newest first."""
         parameters = {"limit": limit, "offset": offset}
-        found: list[Mapping[str, Any]] = self._connection.json(
-            "GET", "/actions", parameters=parameters
-        )["actions"]
-        return found
+        answer = self._connection.json("GET", "/actions", parameters=parameters)
+        return _objects(answer, "actions")
 
     def health(self) -> Mapping[str, Any]:
         """Return version, role and whether the server reaches its database; needs no token."""
@@ -390,6 +398,12 @@ class Client:
 
 
 _OF_REFUSAL = ("setting", "value", "instead", "why")
+
+
+def _objects(answer: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the list of objects of that name in an answer. Raises InvalidInput for another."""
+    with reading_answer():
+        return [dict(each) for each in answer[name]]
 
 
 def _path(study: str) -> str:
@@ -426,7 +440,13 @@ def _checked_name(name: str) -> str:
 
     All files of an export lie in its folder itself.
     """
-    if not name or name in (".", "..") or any(letter in name for letter in "/\\\0:"):
+    if (
+        not isinstance(name, str)
+        or not name
+        or name in (".", "..")
+        or any(letter in name for letter in "/\\\0:")
+        or not name.isprintable()
+    ):
         raise InvalidInput(
             f"the server has sent a file named {name!r}, which would lie outside the folder",
             hint="nothing was written; make sure that this is the server that you mean",

@@ -7,6 +7,7 @@ class, as `/problems/unknown-study` for UnknownStudy.
 """
 
 import ssl
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from autotune.errors import (
     StorageUnreachable,
     problem_name,
 )
+from autotune.units import format_size
 
 API = "/api/v1"
 _WAITS_SECONDS = (0.2, 0.6, 1.5)
@@ -30,6 +32,15 @@ _WAITS_SECONDS = (0.2, 0.6, 1.5)
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
 """Predictions and figures of large studies take this long at most."""
+_LONGEST_ANSWER_SECONDS = 600.0
+"""From a request to the last byte of its answer."""
+_LARGEST_ANSWER_BYTES = 2**28
+"""Of an answer as it is unpacked; ten thousand trials are a tenth of it."""
+_LARGEST_PROBLEM_BYTES = 2**20
+"""Of a stream that the server rejects: a few sentences."""
+_VERSION_ANSWER_SECONDS = 10.0
+_VERSION_ANSWER_BYTES = 2**16
+"""Of the answer that says which version a server has: three short values."""
 _AWAY = (502, 503, 504)
 """The database is away, or a proxy does not reach the server."""
 _ON_THIS_MACHINE = ("all://localhost", "all://127.0.0.1", "all://[::1]")
@@ -47,9 +58,13 @@ class Connection:
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         self._has_token = token is not None
-        self._http = httpx.Client(
-            base_url=url,
-            headers=headers,
+        self._headers = headers
+        self._http = self._opened()
+
+    def _opened(self) -> httpx.Client:
+        return httpx.Client(
+            base_url=self.url,
+            headers=self._headers,
             timeout=httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS),
             # A redirect could carry the token to another server.
             follow_redirects=False,
@@ -82,7 +97,7 @@ class Connection:
             return None
         try:
             return response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._no_server_of_autotune(response) from None
 
     def send(
@@ -111,7 +126,11 @@ class Connection:
         while True:
             try:
                 with self._failures():
-                    response = self._http.send(request)
+                    response = self._received(
+                        request,
+                        most_bytes=_LARGEST_ANSWER_BYTES,
+                        most_seconds=_LONGEST_ANSWER_SECONDS,
+                    )
                     if response.status_code not in expected:
                         self.check(response)
                 return response
@@ -119,6 +138,62 @@ class Connection:
                 if not waits:
                     raise
                 time.sleep(waits.pop(0))
+
+    def _received(
+        self, request: httpx.Request, *, most_bytes: int, most_seconds: float
+    ) -> httpx.Response:
+        """Return a whole answer. Raises InvalidInput for one without end."""
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            self._http.close()
+
+        # The library does not return from headers without end, nor from content that unpacks to
+        # nothing. Closing its sockets ends both.
+        watch = threading.Timer(most_seconds, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            response = self._http.send(request, stream=True)
+            try:
+                return self._read(response, most_bytes=most_bytes, most_seconds=most_seconds)
+            finally:
+                response.close()
+        except (httpx.HTTPError, RuntimeError):
+            if not is_late.is_set():
+                raise
+            self._http = self._opened()
+            raise InvalidInput(
+                f"the answer of {self.url} has not ended after {most_seconds:g} s",
+                hint="check that this is the URL of an autotune server",
+            ) from None
+        finally:
+            watch.cancel()
+
+    def _read(
+        self, response: httpx.Response, *, most_bytes: int, most_seconds: float
+    ) -> httpx.Response:
+        """Return an answer with its content, which only began to arrive.
+
+        Raises InvalidInput for one without end.
+        """
+        end = time.monotonic() + most_seconds
+        content = bytearray()
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > most_bytes or time.monotonic() > end:
+                raise InvalidInput(
+                    f"the answer of {self.url} does not end: {format_size(len(content))} have "
+                    "arrived",
+                    hint="check that this is the URL of an autotune server",
+                )
+        headers = httpx.Headers(response.headers)
+        for name in ("content-encoding", "content-length", "transfer-encoding"):
+            headers.pop(name, None)  # it is unpacked
+        return httpx.Response(
+            response.status_code, headers=headers, content=bytes(content), request=response.request
+        )
 
     @contextmanager
     def stream(
@@ -136,8 +211,12 @@ class Connection:
             ) as response,
         ):
             if not response.is_success:
-                response.read()
-            self.check(response)
+                problem = self._read(
+                    response,
+                    most_bytes=_LARGEST_PROBLEM_BYTES,
+                    most_seconds=_LONGEST_ANSWER_SECONDS,
+                )
+                self.check(problem)
             yield response
 
     def check(self, response: httpx.Response) -> None:
@@ -156,7 +235,8 @@ class Connection:
         raise self._error_of(problem, response.status_code)
 
     def _error_of(self, problem: Mapping[str, Any], status: int) -> AutotuneError:
-        message = str(problem.get("detail") or problem.get("title") or f"status {status}")
+        texts = (str(problem.get(part) or "").strip() for part in ("detail", "title"))
+        message = next(filter(None, texts), f"the server answers with status {status}")
         hint = str(problem.get("hint") or "")
         if status == 401:
             what = "does not accept the token" if self._has_token else "asks for a token"
@@ -228,9 +308,12 @@ class Connection:
     def _other_version(self) -> str:
         """Return what to do about a server of another version; empty if it has the same one."""
         try:
-            answer = self._http.get(f"{API}/health", timeout=_CONNECT_SECONDS).json()
-            theirs = str(answer["version"])
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            request = self._http.build_request("GET", f"{API}/health", timeout=_CONNECT_SECONDS)
+            answer = self._received(
+                request, most_bytes=_VERSION_ANSWER_BYTES, most_seconds=_VERSION_ANSWER_SECONDS
+            )
+            theirs = str(answer.json()["version"])
+        except (httpx.HTTPError, InvalidInput, ValueError, LookupError, TypeError, RecursionError):
             return ""
         if theirs == self._version:
             return ""
@@ -238,6 +321,29 @@ class Connection:
             f"the server runs autotune {theirs} and this program is {self._version}: install the "
             "same version"
         )
+
+
+@contextmanager
+def reading_answer() -> Iterator[None]:
+    """Translates what goes wrong while an answer is read, as one of another version may be.
+
+    Raises InvalidInput.
+    """
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise _unreadable_answer(f"{error!r:.300}") from error
+    except RecursionError as error:
+        raise _unreadable_answer("it is nested too deeply") from error
+
+
+def _unreadable_answer(why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the server's answer is not one that this version of autotune can read: {why}",
+        hint="install the version of the server; autotune --version says that of this program",
+    )
 
 
 def _given(parameters: Parameters | None) -> dict[str, Any]:
@@ -250,7 +356,7 @@ def _problem_of(response: httpx.Response) -> Mapping[str, Any] | None:
         return None
     try:
         problem = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return problem if isinstance(problem, dict) else None
 

@@ -15,6 +15,10 @@ from autotune.errors import InvalidInput, ServerUnreachable, StorageUnreachable
 
 _SILENCE_SECONDS = 45.0
 """The server sends something every 15 seconds."""
+_LONGEST_NUMBER = 18
+"""Digits of an event's number."""
+_LARGEST_EVENT_BYTES = 2**24
+"""The largest that a server sends, the list of trials at a reset, is a hundredth of it."""
 _LONGEST_WAIT_SECONDS = 10.0
 GIVE_UP_SECONDS = 300.0
 """For how long a server that was reached once may be away."""
@@ -43,6 +47,25 @@ class Breath:
     """The stream is alive and has nothing to say."""
 
 
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of a stream that arrives in pieces, without a last line that is cut off.
+
+    Raises InvalidInput for an event without end.
+    """
+    rest, event_bytes = b"", 0
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            text = line.removesuffix(b"\r")
+            event_bytes = event_bytes + len(text) if text else 0
+            yield text.decode(errors="replace")
+        if event_bytes + len(rest) > _LARGEST_EVENT_BYTES:
+            raise InvalidInput(
+                "the server sends an event that does not end",
+                hint="check that the URL is that of an autotune server",
+            )
+
+
 def lines_to_events(lines: Iterable[str]) -> Iterator[ServerEvent | Breath]:
     """Yield the events in the lines of an event stream, and a Breath for each comment.
 
@@ -55,7 +78,7 @@ def lines_to_events(lines: Iterable[str]) -> Iterator[ServerEvent | Breath]:
         elif line:
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
-            if name == "id" and value.isdecimal():
+            if name == "id" and value.isdecimal() and len(value) <= _LONGEST_NUMBER:
                 number = int(value)
             elif name == "event":
                 kind = value
@@ -70,7 +93,7 @@ def lines_to_events(lines: Iterable[str]) -> Iterator[ServerEvent | Breath]:
 def _data(lines: list[str]) -> Mapping[str, Any]:
     try:
         found = json.loads("\n".join(lines))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InvalidInput(
@@ -102,7 +125,7 @@ def events_of(
                 "/events", parameters=parameters, headers=headers, read_seconds=_SILENCE_SECONDS
             ) as response:
                 was_reached, away_since, wait_seconds = True, None, 0.2
-                for event in lines_to_events(response.iter_lines()):
+                for event in lines_to_events(lines_of(response.iter_bytes())):
                     if isinstance(event, Breath):
                         yield event
                     elif event.kind == "reset":

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
+from autotune.client.connection import reading_answer
 from autotune.errors import InvalidInput
+from autotune.spec.limits import Number
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.option import NO_LIMIT, Option
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text
+from autotune.spec.study import check_study_name
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.user_paths import path_exists
+from autotune.storage.typed import check_types
 from autotune.study.request import SEARCH_OPTIONS
 
 State = Literal["queued", "running", "finished", "cancelled", "failed"]
@@ -27,7 +31,7 @@ _OF_THIS_PROCESS = ("listener", "should_stop")
 class RemoteSearch:
     """A search as the server had it when it was asked."""
 
-    id: int
+    id: Number
     state: State
     study: str
     """Name of its study; empty before the search has one."""
@@ -65,12 +69,20 @@ class RemoteSearch:
 
 
 def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
-    """Return the search of a server's answer; what only a later version says is in `answer`."""
+    """Return the search of a server's answer; what only a later version says is in `answer`.
+
+    Raises InvalidInput for an answer that is no search.
+    """
     names = RemoteSearch.__dataclass_fields__.keys() - {"url", "answer"}
-    known = {name: answer[name] for name in names if answer.get(name) is not None}
-    for name in ("study", "reason", "hint", "group", "submitted_by", "version"):
-        known[name] = known.get(name) or ""
-    return RemoteSearch(**known, url=f"{server}/searches/{answer['id']}", answer=answer)
+    with reading_answer():
+        known = {name: answer[name] for name in names if answer.get(name) is not None}
+        for name in ("study", "reason", "hint", "group", "submitted_by", "version"):
+            known[name] = known.get(name) or ""
+        search = RemoteSearch(**known, url=f"{server}/searches/{answer['id']}", answer=answer)
+        check_types(search)
+    if search.study:
+        check_study_name(search.study)  # reports and exports are files of that name
+    return search
 
 
 def submission(

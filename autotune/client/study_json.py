@@ -9,24 +9,27 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.client.connection import reading_answer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo, Measurement, Pick, StudyResult, TrialRecord
+from autotune.spec.study import check_study_name
 from autotune.spec.workload import Workload
 from autotune.storage.old_measurements import upgraded_measurement
+from autotune.storage.typed import check_measurement, check_types
 
 _PROVENANCE = ("perplexity_source", "reused_from")
 
 
 def result_of(values: Any) -> StudyResult:
     """Return the result of a study from its JSON. Raises InvalidInput for other JSON."""
-    try:
+    with reading_answer():
+        check_study_name(values["study"])  # reports and exports are files of that name
         number = values["pick"]
         pick = None
         if number is not None:
             # The parts of the reason are one sentence in JSON.
             pick = Pick(number=number, criterion=values.get("pick_reason") or "")
-        return StudyResult(
+        result = StudyResult(
             study=values["study"],
             storage=values["storage"],
             workload=Workload(**_known(values["workload"], Workload)),
@@ -37,13 +40,16 @@ def result_of(values: Any) -> StudyResult:
             pick=pick,
             baseline=values["baseline"],
         )
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidInput) as error:
-        raise _unreadable(error) from error
+        check_types(result)
+        check_types(result.device)
+        if result.pick is not None:
+            check_types(result.pick)
+        return result
 
 
 def record_of(values: Mapping[str, Any]) -> TrialRecord:
     """Return the record of a trial from its JSON. Raises InvalidInput for other JSON."""
-    try:
+    with reading_answer():
         fields = {k: v for k, v in _known(values, TrialRecord).items() if k not in _PROVENANCE}
         fields["config"] = TrainingConfig(**_known(values["config"], TrainingConfig))
         if (interval := fields.get("tokens_per_second_interval")) is not None:
@@ -54,9 +60,9 @@ def record_of(values: Mapping[str, Any]) -> TrialRecord:
         )
         for name in _PROVENANCE:
             fields[name] = getattr(measurement, name)
-        return TrialRecord(**fields)
-    except (KeyError, TypeError, ValueError, AttributeError, InvalidInput) as error:
-        raise _unreadable(error) from error
+        record = TrialRecord(**fields)
+        check_measurement(record)
+        return record
 
 
 def _is_fact(value: Any) -> bool:
@@ -66,10 +72,3 @@ def _is_fact(value: Any) -> bool:
 def _known(values: Mapping[str, Any], kind: type[Any]) -> dict[str, Any]:
     fields = {field.name for field in dataclasses.fields(kind) if field.init}
     return {name: value for name, value in values.items() if name in fields}
-
-
-def _unreadable(error: Exception) -> InvalidInput:
-    return InvalidInput(
-        f"the server's answer is not a study that this version of autotune can read: {error!r}",
-        hint="install the version of the server; autotune --version says that of this program",
-    )

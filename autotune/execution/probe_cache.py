@@ -44,7 +44,7 @@ def read_working(device: DeviceInfo) -> dict[str, list[Any]]:
         if stored["device"] != key:
             return {}
         return {str(technique): list(values) for technique, values in stored["working"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}  # there is none, or nobody can read it: the device is probed
 
 

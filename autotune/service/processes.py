@@ -75,9 +75,29 @@ def find_process(process: SearchProcess) -> psutil.Process | None:
     return found
 
 
+def _find_search(process: SearchProcess) -> psutil.Process | None:
+    """Return a process of this machine that may be ended; None where it may not be, or has ended.
+
+    Who may write to the database may write any pid into it. So it must also be what `start_process`
+    starts: `python -m` as the leader of a session, of this user.
+    """
+    found = find_process(process)
+    if found is None:
+        return None
+    try:
+        is_search = (
+            found.uids().real == os.getuid()
+            and os.getsid(found.pid) == found.pid
+            and found.cmdline()[1:2] == ["-m"]
+        )
+    except (psutil.Error, OSError):
+        return None
+    return found if is_search else None
+
+
 def stop_process(process: SearchProcess) -> None:
     """Ask a search of this machine to stop, if it is still there."""
-    found = find_process(process)
+    found = _find_search(process)
     if found is not None:
         with suppress(psutil.Error):
             found.terminate()
@@ -85,7 +105,7 @@ def stop_process(process: SearchProcess) -> None:
 
 def kill_process(process: SearchProcess) -> None:
     """Kill a search of this machine; its trials end with it."""
-    found = find_process(process)
+    found = _find_search(process)
     if found is None:
         return
     with suppress(psutil.Error, ProcessLookupError, PermissionError):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.spec.limits import Count, Number, Seconds
 from autotune.spec.result import Measurement
 
 AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "given_back", "late"]
@@ -39,9 +40,9 @@ class Attempt:
 
     id: str
     study: str
-    number: int
+    number: Number
     name: str | None
-    ordinal: int
+    ordinal: Number
     """1 for the first attempt of the trial."""
 
     @property
@@ -57,7 +58,7 @@ class FinishedTrial:
     """What a trial has measured, as the executor returns it and an attempt stores it."""
 
     measurement: Measurement
-    seconds: float
+    seconds: Seconds
     """Wall-clock time of the trial."""
     script_files: Mapping[str, str] = field(default_factory=dict)
     """{path: SHA-256} of files that a script has first read after `autotune.apply`. They are stored
@@ -69,8 +70,8 @@ class RunningAttempt:
     """An attempt that has not ended, as stored in the database."""
 
     id: str
-    number: int
+    number: Number
     worker: str
-    renewals: int
+    renewals: Count
     is_expired: bool
     """Whether its lease has expired, by the clock of the database."""

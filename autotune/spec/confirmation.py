@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.limits import Count, Perplexity, Ratio, Seconds, Seed, Speed
 from autotune.spec.result import Measurement, Outcome
 
 Schedule = Literal["in turn", "in blocks"]
@@ -51,15 +52,15 @@ class PairedSpeed:
     config: TrainingConfig
     partner: TrainingConfig
     schedule: Schedule
-    rounds: int
+    rounds: Count
     """Number of blocks of each."""
-    speed_ratio: float | None
+    speed_ratio: Ratio | None
     """The speed of the configuration divided by that of the partner; None if either failed."""
-    partner_tokens_per_second: float | None
+    partner_tokens_per_second: Speed | None
     """Median over the blocks, as for a trial over its steps."""
     failure: str = ""
     """Why there is no speed; empty where there is one."""
-    seconds: float
+    seconds: Seconds
     """Wall-clock time of the run, as a share of a run of several configurations."""
 
 
@@ -69,9 +70,9 @@ class RepeatedSpeed:
 
     kind: ClassVar[str] = "repeated_speed"
     config: TrainingConfig
-    tokens_per_second: float | None
+    tokens_per_second: Speed | None
     failure: str = ""
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,10 @@ class SeedPerplexity:
 
     kind: ClassVar[str] = "seed_perplexity"
     config: TrainingConfig
-    seed: int
-    perplexity: float | None
+    seed: Seed
+    perplexity: Perplexity | None
     failure: str = ""
-    seconds: float
+    seconds: Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class VariantMeasurement:
     kind: ClassVar[str] = "variant"
     config: TrainingConfig
     measurement: Measurement
-    seconds: float
+    seconds: Seconds
 
 
 Confirmation: TypeAlias = PairedSpeed | RepeatedSpeed | SeedPerplexity | VariantMeasurement

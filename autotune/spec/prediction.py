@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, SizeBytes
 
 Category = Literal[
     "parameters",
@@ -38,8 +39,8 @@ class Holder:
     """Path of the module, with `*` for the numbers of blocks; empty if no module was running."""
     operator: str
     """The operator that allocated them, such as `aten.mm`, or the name of a parameter or buffer."""
-    count: int
-    size_bytes: int
+    count: Count
+    size_bytes: SizeBytes
     """Size of all the blocks together."""
 
 
@@ -50,12 +51,13 @@ class Timeline:
     A long step is subsampled; the peak is always included.
     """
 
-    events: tuple[int, ...]
-    """Numbers of the allocations and frees after which the bytes were read."""
-    bytes_by_category: Mapping[Category, tuple[int, ...]]
-    phases: tuple[tuple[str, int, int], ...]
+    events: tuple[EventNumber, ...]
+    """Numbers of the allocations and frees after which the bytes were read; the first is -1, before
+    any of them."""
+    bytes_by_category: Mapping[Category, tuple[SizeBytes, ...]]
+    phases: tuple[tuple[str, Count, Count], ...]
     """(name, first event, last event) of each forward, backward and step, in order."""
-    peak_event: int
+    peak_event: EventNumber
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +69,19 @@ class Prediction:
     fake_device: str
     """The device of the fake tensors: cpu. Predictions for CUDA that older releases stored may have
     cuda."""
-    peak_memory_bytes: int
-    upper_bound_bytes: int
+    peak_memory_bytes: NeededBytes
+    upper_bound_bytes: SizeBytes
     """No measured peak of the accuracy study exceeded this bound, relative to its prediction
     (`predictor/accuracy.py`)."""
-    lower_bound_bytes: int
+    lower_bound_bytes: SizeBytes
     phase: str
     """Phase in which the peak occurs: forward, backward or step."""
     module: str
     operator: str
     """The operator whose result is the last allocation before the peak."""
-    bytes_by_category: Mapping[Category, int]
+    bytes_by_category: Mapping[Category, SizeBytes]
     """Bytes at the peak; their sum is the peak."""
-    parameters: int
+    parameters: Count
     """Number of trained parameters; their bytes are in `bytes_by_category`."""
     holders: tuple[Holder, ...]
     """The largest ones at the peak, in descending order of size."""
@@ -89,7 +91,7 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """Time that the prediction took."""
 
     def to_dict(self) -> dict[str, Any]:

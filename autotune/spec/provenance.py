@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from autotune.spec.limits import Count, Number, Seed
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialReference:
     """A trial of this study or, where `study` is given, of the study of that name."""
 
-    number: int
+    number: Number
     study: str | None = None
 
     def __str__(self) -> str:
@@ -26,7 +28,7 @@ class TrialReference:
 class FailedSeed:
     """A repetition with another seed that gave no perplexity."""
 
-    seed: int
+    seed: Seed
     reason: str
 
     def __str__(self) -> str:
@@ -63,15 +65,15 @@ class PerplexitySource:
     """
 
     kind: PerplexityKind
-    seeds: int = 1
+    seeds: Count = 1
     """Of how many trainings of the trial, each with another seed, the perplexity is the mean."""
     failed_seeds: tuple[FailedSeed, ...] = ()
     """The repetitions that the mean lacks."""
     trial: TrialReference | None = None
     """Of `shared`: the trial that measured it."""
-    step: int | None = None
+    step: Count | None = None
     """Of `evaluation` and `unchecked_evaluation`: the step that the loss was reported with."""
-    last_steps: int | None = None
+    last_steps: Count | None = None
     """Of `training_loss`: of how many steps it is the mean."""
     unused_evaluation: UnusedEvaluation | None = None
     """Of `training_loss`: why the script's evaluation was not used; None: it has none."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from autotune.spec.limits import Count, Moment, Number
+
 SearchState = Literal["queued", "running", "finished", "cancelled", "failed"]
 SEARCH_STATES: tuple[SearchState, ...] = get_args(SearchState)
 ENDED: tuple[SearchState, ...] = ("finished", "cancelled", "failed")
@@ -21,8 +23,8 @@ class SearchProcess:
     """The process that runs a search. A pid is used again; with its start it is one process."""
 
     host: str
-    pid: int
-    started_at: float
+    pid: Number
+    started_at: Moment
     """Seconds since its machine was started; since 1970 where that is not known."""
 
 
@@ -30,7 +32,7 @@ class SearchProcess:
 class QueuedSearch:
     """One search of the queue; moments are seconds since 1970 by the clock of the database."""
 
-    id: int
+    id: Number
     study: str
     state: SearchState
     request: Mapping[str, Any]
@@ -40,22 +42,22 @@ class QueuedSearch:
     group: str
     """The group of devices that it runs on, or wants; empty: any."""
     submitted_by: str
-    submitted_at: float
-    started_at: float | None = None
-    ended_at: float | None = None
+    submitted_at: Moment
+    started_at: Moment | None = None
+    ended_at: Moment | None = None
     reason: str = ""
     """Why it failed or was cancelled, in a sentence without its full stop."""
     hint: str = ""
     exit_code: int | None = None
     """That of `autotune search`; None while it has not ended."""
-    run: int = 0
+    run: Number = 0
     """How often a process was started for it. What an earlier one writes does not count."""
-    losses: int = 0
+    losses: Number = 0
     """How many processes in a row ended without a word."""
     is_stopping: bool = False
     """Whether it is to be cancelled; its process ends within seconds."""
     process: SearchProcess | None = None
-    lease_until: float = 0.0
+    lease_until: Moment = 0.0
     progress: Mapping[str, Any] | None = None
     """What its process last said of itself."""
     version: str = ""
@@ -71,10 +73,10 @@ class QueuedSearch:
 class ServiceEvent:
     """Something that happened to a search; numbers grow in the order of the commits."""
 
-    number: int
-    search: int
+    number: Count
+    search: Number
     study: str
     kind: str
     data: Mapping[str, Any]
-    at: float
+    at: Moment
     """Seconds since 1970 by the clock of the database."""

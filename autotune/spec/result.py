@@ -4,10 +4,21 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from autotune.spec.limits import (
+    Count,
+    Number,
+    Perplexity,
+    PerplexitySpread,
+    Seconds,
+    SizeBytes,
+    Speed,
+    Spread,
+)
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.workload import Workload
 
@@ -49,7 +60,7 @@ class DeviceInfo:
     """Name in torch, such as `cpu` or `cuda:1`."""
     name: str
     """The vendor's name."""
-    total_memory_bytes: int
+    total_memory_bytes: SizeBytes
     """Memory of the device; for a CPU, of the host."""
     versions: Mapping[str, str]
     """Versions that a measurement depends on: python, torch, autotune and, for a CUDA device, CUDA
@@ -66,7 +77,7 @@ class DeviceInfo:
     compute_mode: str | None = None
     """How many processes may use a CUDA device at a time: `default`, `exclusive-process` or
     `prohibited`; None: unknown."""
-    context_bytes: int | None = None
+    context_bytes: SizeBytes | None = None
     """Device memory of a new CUDA context; None: not measured, or it could not be measured."""
     others: str = ""
     """Text on what else used the device when the study was created; empty if nothing did."""
@@ -88,29 +99,29 @@ class Measurement:
 
     outcome: Outcome
     message: str = ""
-    peak_memory_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    device_bytes: int | None = None
-    context_bytes: int | None = None
-    alloc_retries: int | None = None
+    peak_memory_bytes: SizeBytes | None = None
+    peak_reserved_bytes: SizeBytes | None = None
+    device_bytes: SizeBytes | None = None
+    context_bytes: SizeBytes | None = None
+    alloc_retries: Count | None = None
     peak_phase: str | None = None
     """Phase in which the peak occurs: forward, backward, step or evaluation."""
-    bytes_by_kind: Mapping[str, int] | None = None
+    bytes_by_kind: Mapping[str, SizeBytes] | None = None
     """Bytes of parameters, buffers and optimizer state between two steps; the rest of the peak is
     allocated within a step. With activation offload on CUDA also PINNED_ON_HOST, which is host
     memory."""
-    peak_bytes_by_category: Mapping[str, int] | None = None
+    peak_bytes_by_category: Mapping[str, SizeBytes] | None = None
     """Bytes at the peak by category, read from the allocator's history if that was requested (CUDA
     only)."""
-    requested_bytes: int | None = None
+    requested_bytes: SizeBytes | None = None
     """For out_of_memory: bytes of the allocation that failed, if the error message gives them."""
-    tokens_per_second: float | None = None
-    tokens_per_second_spread: float | None = None
+    tokens_per_second: Speed | None = None
+    tokens_per_second_spread: Spread | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second; of a confirmed
     trial half the width of its interval."""
-    perplexity: float | None = None
+    perplexity: Perplexity | None = None
     """For several seeds, the mean."""
-    perplexity_spread: float | None = None
+    perplexity_spread: PerplexitySpread | None = None
     """Standard deviation over the seeds; None for a single seed."""
     perplexity_source: PerplexitySource | None = None
     parity: Literal["same", "failed", "not compared"] | None = None
@@ -121,13 +132,13 @@ class Measurement:
     bits_per_byte: float | None = None
     final_loss: float | None = None
     """Mean token loss of the workload's last step, in nats; None if the perplexity is shared."""
-    compile_seconds: float | None = None
+    compile_seconds: Seconds | None = None
     compile_cache: Literal["miss", "partial", "hit"] | None = None
-    startup_seconds: float | None = None
+    startup_seconds: Seconds | None = None
     """From the request to the start of the first optimizer step."""
-    device_startup_seconds: float | None = None
+    device_startup_seconds: Seconds | None = None
     """The part of `startup_seconds` that creating a CUDA context took."""
-    seconds_by_part: Mapping[str, float] | None = None
+    seconds_by_part: Mapping[str, Seconds] | None = None
     """Wall-clock time of startup, compilation, training (with warm-up) and evaluation. The rest of
     `seconds` went into prediction, the parity check, and starting and ending the process. None for
     a script."""
@@ -206,20 +217,20 @@ def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
 class TrialRecord(Measurement):
     """One configuration with everything that was measured of it."""
 
-    number: int
+    number: Number
     config: TrainingConfig
     name: str | None = None
     feasible: bool = False
     """Whether it is a solution (`analysis/feasibility.py`); stored, as a record has no cap."""
-    predicted_peak_memory_bytes: int | None = None
-    seconds: float | None = None
+    predicted_peak_memory_bytes: SizeBytes | None = None
+    seconds: Seconds | None = None
     """Wall-clock time of the whole trial, including the start of its process. None for a trial that
     is reused from an earlier study."""
-    confirmations: int = 0
+    confirmations: Count = 0
     """Measurements in turn with a partner behind `tokens_per_second`; 0: measured once, alone."""
-    tokens_per_second_interval: tuple[float, float] | None = None
+    tokens_per_second_interval: tuple[Spread, Spread] | None = None
     """Where the speed of a confirmed trial is with a probability of 95 %, over further runs."""
-    speed_error: float | None = None
+    speed_error: Spread | None = None
     """Relative standard error of the speed within the study, over runs; None: not known."""
     is_running: bool = False
     """Whether a process works on it now; its outcome is `interrupted` until it has one. It holds
@@ -283,13 +294,16 @@ class StudyResult:
     storage: str
     workload: Workload
     device: DeviceInfo
-    cap_bytes: int
+    cap_bytes: SizeBytes
     trials: tuple[TrialRecord, ...]
     front: tuple[int, ...]
     pick: Pick | None
     baseline: int | None
     variants: tuple[TrialRecord, ...] = ()
     """The pick without single techniques, as far as that was measured after the trials."""
+    folder: Path | None = None
+    """The study's work folder, with the logs of trials that ran on this machine, if there are any;
+    None for a study of a server."""
 
     def trial(self, number: int) -> TrialRecord:
         """Return the record of a trial by its number. Raises InvalidInput if there is none."""

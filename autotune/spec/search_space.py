@@ -6,6 +6,7 @@ a workload and a device, a LegalSpace. Combinations that are illegal everywhere
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,6 +21,7 @@ from autotune.spec.config import (
     Rule,
     TrainingConfig,
     baseline_of,
+    check_value,
     rule_violations,
 )
 from autotune.spec.published_table import Reference
@@ -250,6 +252,34 @@ class LegalSpace:
 _CACHED_PREFIXES = 50_000
 
 
+def check_space(space: SearchSpace) -> None:
+    """Raise InvalidInput unless all values of a stored space are values of their techniques.
+
+    `space_file.py` checks them, and more, in a file; a database or an export may have any.
+    """
+    for field, values in space.techniques.items():
+        if not (values == DIVISORS and field == "micro_batch_size"):
+            _check_values(field, values)
+    for condition in space.conditions:
+        for field, values in (*condition.when.items(), *condition.then.items()):
+            _check_values(field, values)
+    for field, value in space.defaults.items():
+        check_value(field, value)
+    for configuration in space.configurations:
+        if not isinstance(configuration.get("name"), str):
+            raise InvalidSpace(f"a configuration of search space {space.name!r} has no name")
+        for field, value in configuration.items():
+            if field != "name":
+                check_value(field, value)
+
+
+def _check_values(field: str, values: object) -> None:
+    if not isinstance(values, tuple) or not values:
+        raise InvalidSpace(f"{field} = {values!r:.60} is not a list of values")
+    for value in values:
+        check_value(field, value)
+
+
 def _to_tuple(values: Any) -> tuple[Any, ...] | str:
     return values if isinstance(values, str) else tuple(values)
 
@@ -295,7 +325,7 @@ def _available_values(
         default = space.defaults.get(field, _default(field, global_batch))
         listed = space.techniques.get(field, (default,))
         if listed == DIVISORS:
-            listed = tuple(size for size in range(global_batch, 0, -1) if global_batch % size == 0)
+            listed = _divisors(global_batch)
         available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))
@@ -307,6 +337,16 @@ def _available_values(
                 excluded.append(f"{field} {value}: {reason}")
         values[field] = tuple(available)
     return values
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a whole number, the largest first.
+
+    Each one up to the root has its partner above it, so that even the largest batch takes
+    milliseconds.
+    """
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*small, *(number // size for size in small)}, reverse=True))
 
 
 def _legal_configurations(

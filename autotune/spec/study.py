@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
+from autotune.spec.limits import Seed, SizeBytes
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
@@ -31,8 +32,8 @@ class StudyDefinition:
     device: DeviceInfo
     unavailable: Mapping[str, Mapping[str, str]]
     """Choices that a probe found not to work on the device: {technique: {value: reason}}."""
-    cap_bytes: int
-    seed: int
+    cap_bytes: SizeBytes
+    seed: Seed
     sampler: Sampler
 
     def legal_space(self) -> LegalSpace:
@@ -90,8 +91,11 @@ def check_device(name: str | None) -> None:
 
 def check_study_name(name: str) -> None:
     """Raise InvalidInput unless `name` is valid as a file name on every system."""
-    allowed = all(character.isalnum() or character in "._-" for character in name)
-    if not name or not allowed or not name.isascii() or name[0] in ".-" or len(name) > 100:
+    # A database or a server may say anything.
+    allowed = isinstance(name, str) and all(
+        character.isalnum() or character in "._-" for character in name
+    )
+    if not allowed or not name or not name.isascii() or name[0] in ".-" or len(name) > 100:
         raise InvalidInput(
             f"{name!r} cannot be a study's name",
             hint="use up to 100 letters, digits, '.', '_' and '-', "

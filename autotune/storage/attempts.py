@@ -23,6 +23,7 @@ from autotune.storage.rows import (
     DamagedRow,
     finite_seconds,
     measurement_values,
+    running_attempt_from_row,
     storable_name,
     storable_text,
 )
@@ -215,16 +216,7 @@ class Attempts:
             .order_by(TRIALS.c.number)
         )
         with self._database.reading() as connection:
-            return [
-                RunningAttempt(
-                    id=row.id,
-                    number=row.number,
-                    worker=row.worker,
-                    renewals=row.renewals,
-                    is_expired=bool(row.expired),
-                )
-                for row in connection.execute(query)
-            ]
+            return [running_attempt_from_row(row) for row in connection.execute(query)]
 
     @retried
     def losses(self, study: str, numbers: Collection[int]) -> Mapping[int, tuple[int, str]]:

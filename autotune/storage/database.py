@@ -1,29 +1,39 @@
 """Opens the database behind a URL and hands out its connections."""
 
-import hashlib
+import errno
 import os
+import re
 import sqlite3
+import stat
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+import sqlalchemy
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, select
 from sqlalchemy.engine import make_url
 
 from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
-from autotune.spec.study import RESULTS_FOLDER
-from autotune.storage.error_translation import StorageBusy, parse_url, redacted_url, storage_errors
+from autotune.storage.error_translation import (
+    StorageBusy,
+    damage_hint,
+    parse_url,
+    redacted_url,
+    storage_errors,
+)
 from autotune.storage.file_systems import check_journal_mode, reject_network_file_system
 from autotune.storage.integrity.sqlite_file import (
     check_sqlite_file,
     create_empty_database,
     reject_orphaned_log,
 )
+from autotune.storage.stored_columns import decode
+from autotune.storage.tables import IDENTITY
 
 BUSY_TIMEOUT_SECONDS = 60.0
 """How long SQLite waits for another process's lock."""
@@ -77,6 +87,8 @@ class Database:
         """The URL without its password, for messages."""
         self.is_read_only = read_only
         self._was_reached = was_reached
+        self._written_file: tuple[int, int] | None = None
+        """Device and inode of the file at the first write."""
         self.file = sqlite_file(url)
         """The SQLite file; None for another database or one in memory."""
         self._resolved_file = None if self.file is None else self.file.resolve()
@@ -93,7 +105,9 @@ class Database:
                     self.file, busy_timeout_seconds, is_frozen=self._is_frozen
                 )
             else:
-                self.engine = create_engine(url, connect_args={"timeout": busy_timeout_seconds})
+                self.engine = create_engine(
+                    url, connect_args={"timeout": busy_timeout_seconds}, json_deserializer=decode
+                )
                 event.listen(self.engine, "connect", partial(_configure_sqlite, self.file))
 
     def close(self) -> None:
@@ -101,6 +115,25 @@ class Database:
         if self._resolved_file is not None:
             with _opening:
                 _open_files[self._resolved_file] -= 1
+
+    @cached_property
+    def identity(self) -> str | None:
+        """32 hexadecimal digits, drawn for each new database; None where it has no table for them.
+
+        Raises StorageUnavailable where the table holds anything else: this becomes the name of a
+        folder.
+        """
+        with self.reading() as connection:
+            if not sqlalchemy.inspect(connection).has_table(IDENTITY.name):
+                return None
+            found = connection.scalars(select(IDENTITY.c.identity)).all()
+        if len(found) != 1 or not is_identity(found[0]):
+            raise StorageUnavailable(
+                f"the studies database {self.url} has lost its identity: the table "
+                f"{IDENTITY.name} has {found!r:.100}",
+                hint=damage_hint(self.url),
+            )
+        return str(found[0])
 
     @property
     def has_been_opened_meanwhile(self) -> bool:
@@ -154,7 +187,33 @@ class Database:
         Where the block raises, it is rolled back.
         """
         with storage_errors(self.url), self.engine.begin() as connection:
+            self._check_not_removed()
             yield connection
+
+    def _check_not_removed(self) -> None:
+        """Raises StorageUnreachable where the file of the open connection is not there any more.
+
+        SQLite itself would go on, and write into a file that ends with this process.
+        """
+        if self.file is None:
+            return
+        try:
+            status = self.file.stat()
+        except OSError:
+            found = None
+        else:
+            found = (status.st_dev, status.st_ino)
+        if self._written_file is None:
+            self._written_file = found
+        if found is None or found != self._written_file:
+            raise StorageUnreachable(
+                f"the database {self.url} was removed or replaced while it was in use",
+                hint="put it back where it was",
+            )
+
+
+def is_identity(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -168,21 +227,46 @@ def sqlite_file(url: str) -> Path | None:
     if name in ("", ":memory:"):
         return None
     file = Path(name)
+    _check_path(file)
     if os.path.islink(file):
         return file.resolve()  # SQLite's log is next to the file that the link points to
     return file
 
 
-def work_folder_path(storage: str) -> Path:
-    """Return the path of the work folder: next to a SQLite database, else in `studies/`.
+def _check_path(file: Path) -> None:
+    """Raises StorageUnavailable for a path that no file can have, such as a link to itself."""
+    if file.parts and file.parts[0].startswith("~"):
+        raise StorageUnavailable(
+            f"the database {str(file)!r} would be in a folder named {file.parts[0]!r}",
+            hint="write the home directory out: sqlite:////home/me/studies.db, with four slashes",
+        )
+    if reason := _reason_against(file):
+        raise StorageUnavailable(
+            f"the database {str(file)!r:.200} cannot be used: {reason}",
+            hint="name another file, such as sqlite:///studies/autotune.db",
+        )
 
-    Each database has a folder of its own, because studies of the same name in two databases are
-    different studies.
-    """
-    file = sqlite_file(storage)
-    if file is None:
-        return RESULTS_FOLDER / "work" / hashlib.sha256(storage.encode()).hexdigest()[:12]
-    return file.parent / "work" / file.name.removesuffix(".db")
+
+def _reason_against(file: Path) -> str:
+    """Returns why SQLite must not open a file, or make one of that name; empty where it may."""
+    try:
+        if file.is_symlink() and not file.exists():
+            return "it is a link to a file that is not there"
+        if file.exists() and not file.is_file() and not file.is_dir():
+            return "it is not a regular file"  # that it is a folder, `_check_file` says
+        real = file.resolve()
+        for suffix in ("-wal", "-shm", "-journal"):  # SQLite would follow a link, and write there
+            path = real.with_name(real.name + suffix)
+            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+                return f"{path.name} is not a regular file"
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES):
+            return str(error.strerror)
+    except RuntimeError:  # a link to itself
+        return os.strerror(errno.ELOOP)
+    except ValueError:  # a null byte
+        return "no file has such a name"
+    return ""
 
 
 def _check_file(file: Path, url: str, *, create: bool) -> None:
@@ -240,6 +324,7 @@ def _read_only_engine(file: Path, busy_timeout_seconds: float, *, is_frozen: boo
         "sqlite://",
         creator=lambda: sqlite3.connect(uri, uri=True, timeout=busy_timeout_seconds),
         poolclass=NullPool,
+        json_deserializer=decode,
     )
 
 
@@ -250,7 +335,10 @@ def _server_engine(url: URL) -> Engine:
             hint="name a file: sqlite:///studies/autotune.db",
         )
     url = with_driver(url)
-    engine = create_engine(url, pool_pre_ping=True, connect_args=connection_options(url))
+    options: dict[str, Any] = {}
+    if url.get_backend_name() == "postgresql":
+        options["json_deserializer"] = decode  # other databases' dialects may not know it
+    engine = create_engine(url, pool_pre_ping=True, connect_args=connection_options(url), **options)
     if url.drivername == PSYCOPG:
         event.listen(engine, "connect", _configure_postgresql)
     return engine

@@ -244,6 +244,10 @@ def redacted_url(url: str) -> str:
 def parse_url(url: str) -> URL:
     """Parses a database URL. Raises SQLAlchemy's ArgumentError."""
     try:
+        url.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("it is not UTF-8 text") from None
+    try:
         parsed = make_url(url)
     except ValueError:
         raise ArgumentError("its port is not a number") from None

@@ -1,15 +1,15 @@
 """Converts dataclasses to rows of the tables and back; an unreadable row raises DamagedRow."""
 
 import math
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 from autotune.analysis.feasibility import is_feasible
 from autotune.errors import InvalidInput
+from autotune.spec.attempt import AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import (
     Confirmation,
@@ -17,14 +17,23 @@ from autotune.spec.confirmation import (
     confirmation_from_dict,
     confirmation_to_dict,
 )
+from autotune.spec.limits import Moment, Number, Seconds
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
-from autotune.spec.search_space import SearchSpace
-from autotune.spec.study import StudyDefinition, check_study_name
+from autotune.spec.search_space import SearchSpace, check_space
+from autotune.spec.study import StudyDefinition, check_device, check_study_name
 from autotune.spec.workload import Workload
 from autotune.storage.old_measurements import upgraded_measurement
+from autotune.storage.stored_columns import check_decoded, check_depth
 from autotune.storage.tables import SCHEMA_VERSION
-from autotune.storage.typed import check_types
+from autotune.storage.typed import (
+    check_measurement,
+    check_prediction,
+    check_types,
+    field_fits,
+    is_of_type_check,
+    shown,
+)
 
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
 _ALWAYS_STORED = (
@@ -55,7 +64,9 @@ def _reading(what: str) -> Iterator[None]:
         raise DamagedRow(f"{what} cannot be read: {error.message}") from None
     except KeyError as error:
         raise DamagedRow(f"{what} cannot be read: it has no {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except RecursionError:
+        raise DamagedRow(f"{what} cannot be read: it is nested too deeply") from None
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise DamagedRow(f"{what} cannot be read: {error}") from None
 
 
@@ -74,8 +85,24 @@ def storable_text(text: str, *, longest: int) -> str:
 
 
 def measurement_values(measurement: Measurement) -> dict[str, Any]:
-    """Returns the fields as JSON; infinities and NaN, which JSON lacks, become null."""
-    return {name: _plain(getattr(measurement, name)) for name in _MEASUREMENT_FIELDS}
+    """Returns the fields as JSON; what is not finite or not possible becomes null.
+
+    JSON has neither infinities nor NaN, and a number out of its range could not be read again.
+    """
+    values = {}
+    for name in _MEASUREMENT_FIELDS:
+        value = getattr(measurement, name)
+        if not field_fits(Measurement, name, value):
+            value = _possible_items(name, value)
+        values[name] = _plain(value)
+    return values
+
+
+def _possible_items(name: str, value: Any) -> Any:
+    """Returns the items of a mapping that its field may have; None for everything else."""
+    if not isinstance(value, Mapping):
+        return None
+    return {key: item for key, item in value.items() if field_fits(Measurement, name, {key: item})}
 
 
 def measurement_from_values(stored: Any) -> Measurement:
@@ -84,34 +111,31 @@ def measurement_from_values(stored: Any) -> Measurement:
     Raises ValueError or TypeError where it is not a measurement.
     """
     measurement = _parse_measurement(stored)
-    _check_measurement(measurement)
+    check_measurement(measurement)
     return measurement
 
 
 def _parse_measurement(stored: Any) -> Measurement:
+    """Returns the measurement; infinities and NaN, which older databases contain, become None."""
     if not isinstance(stored, dict):
-        raise ValueError(f"measurement is {stored!r:.60}")
+        raise ValueError(f"measurement is {shown(stored)}")
     for name in _ALWAYS_STORED:
         if name not in stored:
             raise ValueError(f"it has no {name!r}")
-    return Measurement.from_dict(upgraded_measurement(stored))
+    return Measurement.from_dict(upgraded_measurement(finite_values(stored)))
 
 
-def _check_measurement(measurement: Measurement) -> None:
-    """Raises ValueError for a field of another type, also of those within its provenance."""
-    check_types(measurement)
-    source = measurement.perplexity_source
-    if source is not None:
-        check_types(source)
-        for failed in source.failed_seeds:
-            check_types(failed)
-    for trial in (measurement.reused_from, None if source is None else source.trial):
-        if trial is not None:
-            check_types(trial)
+def finite_values(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a JSON object with null in place of infinities and NaN."""
+    for value in stored.values():
+        if value.__class__ is float and not math.isfinite(value):
+            return {name: _plain(item) for name, item in stored.items()}
+    return stored
 
 
 def finite_seconds(seconds: float | None) -> float | None:
-    if seconds is None or not math.isfinite(seconds):
+    """Returns None for infinities and NaN."""
+    if isinstance(seconds, float) and not math.isfinite(seconds):
         return None
     return seconds
 
@@ -146,8 +170,10 @@ def definition_row(definition: StudyDefinition, *, trials_wanted: int) -> dict[s
 
 def definition_from_row(row: Any) -> StudyDefinition:
     """Returns the definition in a row of the studies table. Raises DamagedRow."""
-    with _reading(f"study {row.name!r}"):
+    with _reading(f"study {shown(row.name)}"):
+        check_decoded(row, "workload", "space", "device", "unavailable", "created_at")
         check_study_name(row.name)  # it becomes the name of a folder and of files
+        check_depth(row.workload, row.space)
         definition = StudyDefinition(
             name=row.name,
             workload=Workload(**row.workload),
@@ -161,9 +187,16 @@ def definition_from_row(row: Any) -> StudyDefinition:
         check_types(definition)
         check_types(definition.device)
         check_types(definition.space)
-        if type(row.trials_wanted) is not int:
-            raise ValueError(f"trials_wanted is {row.trials_wanted!r}")
+        check_space(definition.space)
+        check_device(definition.device.device)
+        _check_number("trials_wanted", row.trials_wanted)
         return definition
+
+
+def _check_number(name: str, value: object) -> None:
+    """Raises ValueError unless the value of a column is a number of trials or the like."""
+    if not is_of_type_check(Number)(value):
+        raise ValueError(f"{name} is {shown(value)}")
 
 
 # -- trials ----------------------------------------------------------------------------------------
@@ -199,7 +232,8 @@ def record_from_row(
     `cap_bytes` decides whether it is feasible. `losses` is how many of its attempts the machine
     ended, and `cause` what ended the last one.
     """
-    with _reading(f"trial {row.number}"):
+    with _reading(f"trial {shown(row.number)}"):
+        check_decoded(row, "config", "measurement", "started_at", "finished_at")
         if row.measurement is None:
             message = _message_without_result(losses, cause)
             measurement = Measurement(outcome="interrupted", message=message)
@@ -212,9 +246,9 @@ def record_from_row(
             name=row.name,
             feasible=is_feasible(measurement, cap_bytes=cap_bytes),
             predicted_peak_memory_bytes=None if predicted_bytes is None else int(predicted_bytes),
-            seconds=row.seconds,
+            seconds=finite_seconds(row.seconds),
         )
-        _check_measurement(record)
+        check_measurement(record)
         return record
 
 
@@ -223,6 +257,11 @@ def _message_without_result(losses: int, cause: str) -> str:
         return "has no result yet"
     times = "1 time" if losses == 1 else f"{losses} times"
     return f"lost {times}, not by its own fault: {cause}"
+
+
+def _text(value: object) -> str:
+    """Returns a text that identifies a row as it is, and anything else as a message shows it."""
+    return value if isinstance(value, str) and len(value) <= LONGEST_NAME else shown(value)
 
 
 def _config_from_row(row: Any) -> TrainingConfig:
@@ -234,7 +273,7 @@ def _config_from_row(row: Any) -> TrainingConfig:
 def _check_fingerprint(config: TrainingConfig, row: Any) -> None:
     if config.fingerprint != row.fingerprint:
         raise ValueError(
-            f"its configuration has fingerprint {config.fingerprint}, not {row.fingerprint}"
+            f"its configuration has fingerprint {config.fingerprint}, not {_text(row.fingerprint)}"
         )
 
 
@@ -252,22 +291,18 @@ def forecast_row(forecast: Forecast) -> dict[str, Any]:
 
 def forecast_from_row(row: Any) -> Forecast:
     """Returns the prediction in a row of the predictions table. Raises DamagedRow."""
-    with _reading(f"prediction {row.fingerprint}"):
+    with _reading(f"prediction {_text(row.fingerprint)}"):
+        check_decoded(row, "config", "prediction")
         config = _config_from_row(row)
         prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
         forecast = Forecast(config=config, prediction=prediction, error=row.refusal)
         check_types(forecast)
         if prediction:
-            check_types(prediction)
-            for holder in prediction.holders:
-                check_types(holder)
+            check_prediction(prediction)
         return forecast
 
 
 # -- confirmations ---------------------------------------------------------------------------------
-
-_POSITIVE = ("tokens_per_second", "speed_ratio", "partner_tokens_per_second", "perplexity")
-"""Fields of confirmations that are above zero where they are known."""
 
 
 def confirmation_row(confirmation: Confirmation) -> dict[str, Any]:
@@ -296,26 +331,55 @@ def confirmation_from_values(stored: Any) -> Confirmation:
     Raises ValueError, TypeError or InvalidInput where it is not a confirmation.
     """
     if not isinstance(stored, dict):
-        raise ValueError(f"confirmation is {stored!r:.60}")
+        raise ValueError(f"confirmation is {shown(stored)}")
     if "measurement" in stored:
         measurement_from_values(stored["measurement"])  # raises where it is not a measurement
     confirmation = confirmation_from_dict(stored)
     check_types(confirmation)
-    for name in _POSITIVE:
-        value = getattr(confirmation, name, None)
-        # Finite, too; a comparison takes integers of any size, which JSON may have.
-        if value is not None and not 0 < value <= sys.float_info.max:
-            raise ValueError(f"{name} is {value!r:.60}")
-    if not 0 <= confirmation.seconds <= sys.float_info.max:
-        raise ValueError(f"seconds is {confirmation.seconds!r:.60}")
     return confirmation
 
 
 def confirmation_from_row(row: Any) -> Confirmation:
     """Returns the confirmation in a row of the confirmations table. Raises DamagedRow."""
-    with _reading(f"confirmation {row.ordinal!r:.20}"):
-        if type(row.ordinal) is not int:
-            raise ValueError(f"ordinal is {row.ordinal!r:.60}")
+    with _reading(f"confirmation {shown(row.ordinal)}"):
+        check_decoded(row, "result", "created_at")
+        _check_number("ordinal", row.ordinal)
         confirmation = confirmation_from_values(row.result)
         _check_fingerprint(confirmation.config, row)
         return confirmation
+
+
+# -- attempts --------------------------------------------------------------------------------------
+
+
+def running_attempt_from_row(row: Any) -> RunningAttempt:
+    """Returns the attempt in a row with its trial's number. Raises DamagedRow."""
+    with _reading(f"a running attempt at trial {shown(row.number)}"):
+        attempt = RunningAttempt(
+            id=row.id,
+            number=row.number,
+            worker=row.worker,
+            renewals=row.renewals,
+            is_expired=bool(row.expired),
+        )
+        check_types(attempt)
+        return attempt
+
+
+def check_attempt_row(row: Any) -> None:
+    """Raises DamagedRow for a row of the attempts table that no release has written."""
+    with _reading(f"attempt {shown(row.ordinal)}"):
+        check_decoded(row, "measurement", "started_at", "ended_at")
+        if row.state not in get_args(AttemptState):
+            raise ValueError(f"there is no state {shown(row.state)}")
+        _check_number("ordinal", row.ordinal)
+        _check_number("renewals", row.renewals)
+        if not is_of_type_check(Moment)(row.lease_until):
+            raise ValueError(f"lease_until is {shown(row.lease_until)}")
+        if row.seconds is not None and not is_of_type_check(Seconds)(row.seconds):
+            raise ValueError(f"seconds is {shown(row.seconds)}")
+        for name in ("id", "worker", "cause"):
+            if not isinstance(getattr(row, name), str):
+                raise ValueError(f"{name} is {shown(getattr(row, name))}")
+        if row.measurement is not None:
+            measurement_from_values(row.measurement)

@@ -12,10 +12,15 @@ from sqlalchemy import Connection, select
 
 from autotune.errors import StorageUnavailable, UnknownStudy
 from autotune.failpoints import failpoint
+from autotune.printable import printable
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint
 from autotune.storage.integrity.backup import back_up
-from autotune.storage.integrity.sqlite_file import reject_foreign_tables, reject_orphaned_rows
+from autotune.storage.integrity.sqlite_file import (
+    reject_foreign_tables,
+    reject_orphaned_rows,
+    reject_stored_programs,
+)
 from autotune.storage.tables import (
     ATTEMPTS,
     FIRST_REVISIONS,
@@ -42,6 +47,8 @@ def open_studies(database: Database, *, create: bool) -> None:
     anything that is not a complete database of this autotune or an earlier one.
     """
     with database.engine.connect() as connection:
+        if connection.dialect.name == "sqlite":
+            reject_stored_programs(connection, database.url)
         # The revision is read first: another process may be creating all tables at this moment.
         revision = revision_of(connection)
         there = tables_of(connection)
@@ -137,8 +144,8 @@ def _bring_up_to_date(database: Database) -> None:
                 copy = back_up(connection, database)
                 _LOG.warning(
                     "%s is of an earlier autotune and brought up to date; as it was: %s",
-                    database.url,
-                    copy,
+                    printable(str(database.url)),
+                    printable(str(copy)),
                 )
                 failpoint("schema backed up")
             _upgrade(connection)

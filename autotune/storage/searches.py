@@ -45,7 +45,9 @@ from autotune.spec.queued_search import (
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
 from autotune.storage.rows import storable_text
+from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
+from autotune.storage.typed import check_types
 
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
@@ -407,10 +409,19 @@ class Searches:
                 version=version,
             )
             search = _read(connection, number)
+            if search.state != "running":  # its row cannot be read: no process could run it
+                _end(
+                    connection,
+                    number,
+                    "failed",
+                    reason=search.reason,
+                    hint=search.hint,
+                    exit_code=search.exit_code,
+                )
             _add_events(connection, [_state_event(search)])
             failpoint("search claimed, not committed")
         failpoint("search claimed")
-        return search
+        return search if search.state == "running" else None
 
     def give_up_run(self, epoch: int, number: int, run: int, *, reason: str) -> QueuedSearch | None:
         """Notes that the process of a search ended without a word, and queues the search again.
@@ -626,7 +637,7 @@ class Searches:
                     search=row.search_id,
                     study=row.study,
                     kind=row.kind,
-                    data=row.data,
+                    data=row.data if isinstance(row.data, dict) else {},
                     at=row.at,
                 )
                 for row in connection.execute(query)
@@ -681,6 +692,34 @@ def _read(connection: Connection, number: int) -> QueuedSearch:
 
 
 def _search(row: Row[Any]) -> QueuedSearch:
+    """Return the search of a row; a failed one without settings where the row cannot be read.
+
+    Lists of searches, and the server that works them off, must not end with one such row.
+    """
+    try:
+        check_decoded(row, "request", "progress")
+        search = _readable_search(row)
+        check_types(search)
+        if search.process is not None:
+            check_types(search.process)
+    except (ValueError, TypeError) as error:
+        return QueuedSearch(
+            id=row.id,
+            study=row.study if isinstance(row.study, str) else "",
+            state="failed",
+            request={},
+            priority=0,
+            group="",
+            submitted_by="",
+            submitted_at=0.0,
+            reason=storable_text(f"its row cannot be read: {error}", longest=_LONGEST_REASON),
+            hint="remove it from the list, and submit it again",
+            exit_code=70,
+        )
+    return search
+
+
+def _readable_search(row: Row[Any]) -> QueuedSearch:
     process = None
     if row.pid is not None:
         process = SearchProcess(

@@ -4,6 +4,7 @@ The database is the only state of a study. Optuna's samplers keep none: each pro
 feeds it the stored trials.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,9 +13,16 @@ from typing import Any, BinaryIO
 import sqlalchemy
 from sqlalchemy import Column, ColumnElement, Connection, Select, and_, insert, select, update
 
-from autotune.errors import StorageUnavailable, StudyMismatch, UnknownStudy, suggestion
+from autotune.errors import (
+    StorageUnavailable,
+    StorageUnreachable,
+    StudyMismatch,
+    UnknownStudy,
+    suggestion,
+)
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Confirmation
+from autotune.spec.limits import SizeBytes
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import with_files_of_trial
@@ -29,6 +37,7 @@ from autotune.storage.error_translation import (
 )
 from autotune.storage.retry import RetryPolicy, retried
 from autotune.storage.rows import (
+    DamagedRow,
     confirmation_from_row,
     confirmation_row,
     definition_from_row,
@@ -39,6 +48,7 @@ from autotune.storage.rows import (
     trial_row,
 )
 from autotune.storage.schema import open_studies
+from autotune.storage.stored_columns import Unreadable
 from autotune.storage.tables import (
     ATTEMPTS,
     CONFIRMATIONS,
@@ -48,6 +58,7 @@ from autotune.storage.tables import (
     DatabaseNow,
 )
 from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
+from autotune.storage.typed import is_of_type_check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,8 +311,20 @@ class StudyStore:
             .where(TRIALS.c.finished_at.is_not(None))
             .group_by(outcome)
         )
+        try:
+            with self._database.reading() as connection:
+                return {str(name): number for name, number in connection.execute(query)}
+        except StorageUnreachable:
+            raise
+        except StorageUnavailable:  # the database itself cannot decode one of them
+            return self._readable_outcomes()
+
+    def _readable_outcomes(self) -> dict[str, int]:
+        """Does what `outcomes` does, without the trials that cannot be decoded."""
+        query = select(TRIALS.c.measurement).where(TRIALS.c.finished_at.is_not(None))
         with self._database.reading() as connection:
-            return {str(name): number for name, number in connection.execute(query)}
+            stored = connection.scalars(query).all()
+        return dict(Counter(str(one.get("outcome")) for one in stored if isinstance(one, dict)))
 
     @retried
     def dates(self, study: str) -> tuple[str, str]:
@@ -404,8 +427,15 @@ class StudyStore:
         return Changes(revision=revision, records=records)
 
     def _records(self, study: str, query: Select[Any]) -> list[TrialRecord]:
-        with self._database.reading() as connection:
-            rows = connection.execute(query).all()
+        try:
+            with self._database.reading() as connection:
+                rows = connection.execute(query).all()
+        except StorageUnreachable:
+            raise
+        except StorageUnavailable:
+            # The database has to decode predictions; this names one that cannot be.
+            self.forecasts(study)
+            raise
         unfinished = [row.number for row in rows if row.measurement is None]
         losses = read_losses(self._database, study, unfinished)
         with storage_errors(self.url):  # translates DamagedRow
@@ -555,8 +585,13 @@ _ENTRIES = _select_entries()
 """Made once: a server asks for it with every request."""
 
 
+_NO_DATE = datetime(1970, 1, 1)
+
+
 def _entry(row: Any) -> StudyEntry:
-    created_at = _in_utc(row.created_at).replace(tzinfo=UTC)
+    # One row that cannot be read must not end the list; its own page says what it is.
+    moment = _NO_DATE if isinstance(row.created_at, Unreadable) else row.created_at
+    created_at = _in_utc(moment).replace(tzinfo=UTC)
     return StudyEntry(
         version=StudyVersion(
             study_id=row.id,
@@ -569,8 +604,8 @@ def _entry(row: Any) -> StudyEntry:
         ),
         name=row.name,
         created_at=created_at,
-        device=str(row.device.get("name", "")),
-        cap_bytes=row.cap_bytes,
+        device=str(row.device.get("name", "")) if isinstance(row.device, dict) else "",
+        cap_bytes=row.cap_bytes if is_of_type_check(SizeBytes)(row.cap_bytes) else 0,
     )
 
 
@@ -603,11 +638,18 @@ def _select_finished(study: str, *columns: Column[Any]) -> Select[Any]:
     )
 
 
-def _minute(moment: datetime | None) -> str:
-    """Formats a moment in UTC; None is empty."""
-    return "" if moment is None else f"{_in_utc(moment):%Y-%m-%d %H:%M}"
+def _minute(moment: datetime | Unreadable | None) -> str:
+    """Formats a moment in UTC; None is empty, and so is what is not a date."""
+    if moment is None or isinstance(moment, Unreadable):
+        return ""
+    return f"{_in_utc(moment):%Y-%m-%d %H:%M}"
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """Returns a moment in UTC, which is what a database without time zones stores."""
+def _in_utc(moment: datetime | Unreadable) -> datetime:
+    """Returns a moment in UTC, which is what a database without time zones stores.
+
+    Raises DamagedRow for one that is not a date.
+    """
+    if isinstance(moment, Unreadable):
+        raise DamagedRow(f"a date of the study {moment.why}")
     return moment if moment.tzinfo is None else moment.astimezone(UTC)

@@ -17,6 +17,8 @@ from sqlalchemy import insert, select, update
 from autotune.errors import InvalidInput, suggestion
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
+from autotune.storage.rows import DamagedRow
+from autotune.storage.stored_columns import Unreadable
 from autotune.storage.tables import ACTIONS, TOKENS
 
 OWNER = "owner"
@@ -195,6 +197,11 @@ def _without_nul(values: Mapping[str, str]) -> dict[str, Any]:
     return {name: text.replace("\0", "\ufffd") for name, text in values.items()}
 
 
-def _in_utc(moment: datetime) -> datetime:
-    """Returns a moment with UTC as its zone, which is what a database without zones stores."""
+def _in_utc(moment: datetime | Unreadable) -> datetime:
+    """Returns a moment with UTC as its zone, which is what a database without zones stores.
+
+    Raises DamagedRow for one that is not a date.
+    """
+    if isinstance(moment, Unreadable):
+        raise DamagedRow(f"a date of a token or an action {moment.why}")
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

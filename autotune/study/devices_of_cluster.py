@@ -35,7 +35,7 @@ from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
-from autotune.storage.database import sqlite_file, work_folder_path
+from autotune.storage.database import sqlite_file
 from autotune.study.devices import is_of_model, model_of, parse_devices
 from autotune.study.events import Notice, Preparing, WaitingForDevice
 from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
@@ -357,7 +357,7 @@ class DevicesOfCluster:
         slot.lost_at = None
 
     def _excluded(self) -> list[Path]:
-        excluded = [work_folder_path(self._request.storage).absolute()]
+        excluded = [self._work.absolute()]
         database = sqlite_file(self._request.storage)
         if database is not None:
             for suffix in ("", "-wal", "-shm"):

@@ -117,6 +117,12 @@ def test_what_only_a_search_here_can_have_is_rejected(settings):
     assert error.value.hint
 
 
+def test_a_search_whose_study_is_a_path_is_rejected():
+    answer = {"id": 3, "state": "running", "study": "../../x"}
+    with pytest.raises(InvalidInput, match=r"'\.\./\.\./x'"):
+        search_of(answer, server="http://host")
+
+
 def test_a_search_of_a_later_version_is_read_with_what_is_known():
     answer = {"id": 3, "state": "running", "study": None, "later": 1, "position": None}
     search = search_of(answer, server="http://host")
@@ -173,5 +179,5 @@ def test_a_field_that_a_later_version_adds_is_left_out():
 
 @pytest.mark.parametrize("values", [None, [], {}, {"trials": 3}, {"study": "a", "pick": 0}])
 def test_other_json_is_an_error_in_a_sentence(values):
-    with pytest.raises(InvalidInput, match="not a study that this version of autotune can read"):
+    with pytest.raises(InvalidInput, match="not one that this version of autotune can read"):
         result_of(values)

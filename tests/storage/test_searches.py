@@ -1,5 +1,6 @@
 """The queue of a service, on both kinds of databases."""
 
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -378,3 +379,33 @@ def test_the_searches_of_a_study_follow_its_name(queue, store_url):
     assert queue.get(search.id).study == "new"
     assert queue.latest_of_studies() == {"new": queue.get(search.id)}
     assert queue.events_after(0)[-1].data == {"action": "renamed", "name": "new"}
+
+
+# -- rows that nobody has written ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"request": [1]}, {"progress": "fast"}, {"submitted_at": 1e308}, {"losses": -1}],
+)
+def test_a_search_that_cannot_be_read_fails_and_the_next_one_runs(queue, database, epoch, values):
+    damaged, whole = submit(queue), submit(queue)
+    changed(database, damaged.id, **values)
+    (listed,) = [search for search in queue.find()[0] if search.id == damaged.id]
+    assert listed.state == "failed"
+    assert listed.reason.startswith("its row cannot be read: ")
+    claimed = [claim(queue, epoch), claim(queue, epoch)]
+    assert [search.id for search in claimed if search is not None] == [whole.id]
+    queue.remove(damaged.id)
+
+
+def test_a_request_that_is_nested_too_deeply_is_one_failed_search(tmp_path):
+    file = tmp_path / "autotune.db"
+    with closing(StudyStore(f"sqlite:///{file}", create=True)) as store:
+        queue = Searches(store.database)
+        damaged, whole = submit(queue), submit(queue)
+        with closing(sqlite3.connect(file)) as connection, connection:
+            statement = "UPDATE autotune_searches SET request = ? WHERE id = ?"
+            connection.execute(statement, ["[" * 10**5, damaged.id])
+        states = {search.id: search.state for search in queue.find()[0]}
+    assert states == {damaged.id: "failed", whole.id: "queued"}

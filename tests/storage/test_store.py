@@ -8,7 +8,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autotune.errors import StorageUnavailable, UnknownStudy
+from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from tests.building.studies import (
     CAP_BYTES,
@@ -233,3 +233,14 @@ def test_the_error_for_a_database_that_disappears_while_open_names_it(store, fil
     with pytest.raises(StorageUnavailable) as raised:
         keep(store, config(0))
     assert url in raised.value.message
+
+
+def test_a_file_that_is_moved_away_while_in_use_takes_nothing_until_it_is_back(store, file):
+    folder = file.parent
+    store.create_study(definition("before"), trials_wanted=1)
+    folder.rename(folder.with_name("away"))
+    with pytest.raises(StorageUnreachable, match="was removed or replaced while it was in use"):
+        store.create_study(definition("lost"), trials_wanted=1)
+    folder.with_name("away").rename(folder)
+    store.create_study(definition("after"), trials_wanted=1)
+    assert {"before", "after"} < {study.name for study in store.studies()}

@@ -6,7 +6,7 @@ pytest.importorskip("ray", reason="Ray is not installed: autotune[ray]")
 
 from autotune.execution.cluster.executor import ClusterExecutor
 from autotune.execution.private_folder import cache_bases
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import find_work_folder
 from autotune.study.events import StudyOpened, TrialBegan
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
@@ -101,7 +101,7 @@ def test_a_trial_gives_the_same_record_on_ray_as_without_it(tmp_path, monkeypatc
     for here, on_ray in zip(found[None].trials, found["local"].trials, strict=True):
         for name in SAME_ON_EVERY_NODE:
             assert getattr(here, name) == getattr(on_ray, name), (here.number, name)
-        logs = work_folder_path(request.storage) / "a-study" / "logs"
+        logs = find_work_folder(request.storage) / "a-study" / "logs"
         assert list(logs.glob(f"trial-{on_ray.number}*.log")), "logs come back to the driver"
     assert found[None].device == found["local"].device
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -120,8 +121,11 @@ def connected(address: str) -> Iterator[Connection]:
 def _own_folder() -> Iterator[str]:
     """Yields a temporary folder for a cluster; removes those that killed searches have left."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_LOCK}"):
-        with suppress(OSError):  # another user's
-            if files.is_free(lock):
+        with suppress(OSError):
+            # The name is known to all users of the machine: only a folder of this one is removed.
+            status = lock.parent.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if is_own and files.is_free(lock):
                 shutil.rmtree(lock.parent, ignore_errors=True)
     folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
     held = files.create_locked(Path(folder) / _LOCK)

@@ -305,14 +305,14 @@ class ClusterExecutor(LocalExecutor):
 
         def finish(done: "Future[Any]") -> None:
             self._requests.pop(finished, None)
-            error = done.exception()
-            if error is not None:
+            try:
+                answer = done.result()
+                _write(study_folder / "logs" / f"{log_name}.log", answer["log"])
+                _write(study_folder / "snapshots" / f"{log_name}.pickle", answer["snapshot"])
+            except Exception as error:  # whatever it is, the search waits for this future
                 finished.set_exception(error)
-                return
-            answer = done.result()
-            _write(study_folder / "logs" / f"{log_name}.log", answer["log"])
-            _write(study_folder / "snapshots" / f"{log_name}.pickle", answer["snapshot"])
-            finished.set_result(answer["finished"])
+            else:
+                finished.set_result(answer["finished"])
 
         request.add_done_callback(finish)
         return finished

@@ -10,15 +10,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
+from dataclasses import replace
 from typing import Any
 
 import ray
 import ray.exceptions
 
-from autotune import errors
-from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.errors import AutotuneError, PreparationFailed, Stopped, TrialLost, error_class
 from autotune.execution.cluster.worker import Answer, WorkerState
 from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.storage.rows import measurement_from_values, measurement_values
+from autotune.storage.typed import check_types, shown
 
 _ANSWERS = ThreadPoolExecutor(8, thread_name_prefix="ray answers")
 """Handles what workers answer: Ray calls back in a thread of its own, in which its functions may
@@ -120,7 +122,15 @@ class RemoteWorker:
         if error is not None:
             self._lose(error)
             return
-        answer: Answer = done.result()
+        answer = done.result()
+        if not isinstance(answer, Answer):  # of a worker that a trial has changed
+            self._lose(TrialLost(f"{self.place} gave an answer that is none"))
+            return
+        try:
+            value = checked_value(answer, method)
+        except (ValueError, TypeError, AttributeError, LookupError) as unreadable:
+            self._fail(number, f"{self.place} sends what cannot be read: {unreadable}")
+            return
         for sentence in answer.notes:
             self._note(f"{self.place}: {sentence}")
         with self._lock:
@@ -129,10 +139,10 @@ class RemoteWorker:
             return
         if answer.error is None:
             self.has_worked |= method in _TRAININGS
-            future.set_result(answer.value)
+            future.set_result(value)
             return
         name, message, hint = answer.error
-        kind: type[AutotuneError] = getattr(errors, name)
+        kind = error_class(name) or PreparationFailed
         future.set_exception(kind(message, hint=hint))
 
     def cancel(self, future: "Future[Any]") -> None:
@@ -246,6 +256,26 @@ class RemoteWorker:
                 pass  # then it is killed, and another worker of the node removes its files
         self._is_lost = True
         self._kill()
+
+
+def checked_value(answer: Answer, method: str) -> Any:
+    """Returns what a request was answered with, as this process can use and store it.
+
+    A measurement is as the database will have it: what is not possible is None. Raises ValueError,
+    TypeError, LookupError or AttributeError for what is no answer: a failure where it is used would
+    leave its request without an end.
+    """
+    check_types(answer)
+    if answer.error is not None or method != "train":
+        return answer.value
+    trained = answer.value
+    finished = trained["finished"]
+    check_types(finished)
+    for name in ("log", "snapshot"):
+        if not isinstance(trained[name], bytes | None):
+            raise ValueError(f"{name} is {shown(trained[name])}")
+    measurement = measurement_from_values(measurement_values(finished.measurement))
+    return {**trained, "finished": replace(finished, measurement=measurement)}
 
 
 def _then(reference: Any, handle: "Callable[[Future[Any]], None]") -> None:

@@ -23,14 +23,12 @@ from autotune.execution.cluster.node_folder import NodeFolder
 from autotune.execution.cpu_shares import cpu_share, sharing_of_cpus
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Doing, Reply
+from autotune.execution.server.trial_log import LARGEST_LOG_BYTES
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.memory.nvml import open_device
 from autotune.spec.result import DeviceInfo
 
 _SECONDS_TO_END_A_TRIAL = 5.0
-_LARGEST_LOG_BYTES = 4 * 1024**2
-"""The end of a trial's log that is sent to the driver."""
-
 FORWARDED = frozenset({"identify", "probe", "examine", "rehearse", "check_device", "devices"})
 """Methods of `LocalExecutor` that are called as they are."""
 
@@ -243,8 +241,8 @@ class NodeWorker:
         log = folder / "logs" / f"{log_name}.log"
         with suppress(OSError):
             with log.open("rb") as opened:
-                opened.seek(max(0, log.stat().st_size - _LARGEST_LOG_BYTES))
-                text = opened.read()
+                opened.seek(max(0, log.stat().st_size - LARGEST_LOG_BYTES))
+                text = opened.read(LARGEST_LOG_BYTES)
             log.unlink()
             return text
         return b""

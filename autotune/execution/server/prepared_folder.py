@@ -12,7 +12,7 @@ def is_made_of(folder: Path, workload: Workload) -> bool:
     """Whether the prepared files exist and are those of the workload's text and model."""
     try:
         content = json.loads((folder / _MADE_OF).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return bool(
         content == {"text_sha256": workload.text_sha256, "model_sha256": workload.model_sha256}

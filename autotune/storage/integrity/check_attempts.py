@@ -2,32 +2,42 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any
 
 from sqlalchemy import Connection, case, select
 
-from autotune.spec.attempt import AttemptState
 from autotune.storage.integrity.findings import Finding, RunningTrial
-from autotune.storage.rows import measurement_from_values
+from autotune.storage.rows import DamagedRow, check_attempt_row, running_attempt_from_row
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
 
 
 def running_trials(connection: Connection, study_id: int) -> list[RunningTrial]:
-    """Returns the study's running attempts, ordered by trial number."""
+    """Returns the study's running attempts, ordered by trial number.
+
+    Those that cannot be read are among the `attempt_findings`.
+    """
     expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
     query = (
-        select(STUDIES.c.name, TRIALS.c.number, ATTEMPTS.c.worker, expired)
+        select(STUDIES.c.name, TRIALS.c.number, ATTEMPTS, expired)
         .select_from(ATTEMPTS.join(TRIALS).join(STUDIES))
         .where(STUDIES.c.id == study_id, ATTEMPTS.c.state == "running")
         .order_by(TRIALS.c.number)
     )
-    return [
-        RunningTrial(
-            study=row.name, number=row.number, worker=row.worker, is_expired=bool(row.expired)
-        )
-        for row in connection.execute(query)
-    ]
+    running = []
+    for row in connection.execute(query):
+        with suppress(DamagedRow):
+            attempt = running_attempt_from_row(row)
+            running.append(
+                RunningTrial(
+                    study=row.name,
+                    number=attempt.number,
+                    worker=attempt.worker,
+                    is_expired=attempt.is_expired,
+                )
+            )
+    return running
 
 
 def attempt_findings(
@@ -65,9 +75,11 @@ def attempt_findings(
 def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
     """Yields what is wrong with the attempts at one trial, each as the end of a sentence."""
     states = Counter(attempt.state for attempt in attempts)
-    unknown_states = sorted(set(states) - set(get_args(AttemptState)))
-    if unknown_states:
-        yield f"has an attempt that is {', '.join(unknown_states)}"
+    for attempt in attempts:
+        try:
+            check_attempt_row(attempt)
+        except DamagedRow as error:
+            yield str(error)
     ordinals = [attempt.ordinal for attempt in attempts]
     if ordinals != list(range(1, len(attempts) + 1)):
         yield f"has attempts {', '.join(map(str, ordinals))}, but not those in between"
@@ -75,14 +87,3 @@ def _faults(attempts: Sequence[Any], *, has_result: bool) -> Iterator[str]:
         yield f"has {states['running']} running attempts{' and a result' if has_result else ''}"
     if states["finished"] != has_result:
         yield f"has {states['finished']} finished attempts and {'a' if has_result else 'no'} result"
-    for attempt in attempts:
-        if attempt.state == "late" and not _is_measurement(attempt.measurement):
-            yield f"the late result of attempt {attempt.ordinal} cannot be read"
-
-
-def _is_measurement(stored: Any) -> bool:
-    try:
-        measurement_from_values(stored)
-    except (ValueError, TypeError):
-        return False
-    return True

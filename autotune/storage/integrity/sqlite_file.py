@@ -141,6 +141,25 @@ def reject_foreign_tables(connection: Connection, url: str) -> None:
         )
 
 
+def reject_stored_programs(connection: Connection, url: str) -> None:
+    """Raises StorageUnavailable for a view in the place of a table, and a trigger of a table.
+
+    SQLite runs the statements of a view when it is read, and those of a trigger with a change; they
+    can be without end, or delete what was stored. autotune creates none.
+    """
+    listed = connection.exec_driver_sql(
+        "SELECT type, name, tbl_name FROM sqlite_master WHERE type IN ('view', 'trigger')"
+    )
+    for kind, name, table in listed:
+        # The names of SQLite have no case.
+        if str(table).lower() in {*METADATA.tables, VERSION_TABLE}:
+            raise StorageUnavailable(
+                f"the studies database {url} has a {kind} {str(name)[:100]!r}, which autotune has "
+                "not created",
+                hint=f"remove it with SQLite's own shell, or {COPY_OF_FILE}",
+            )
+
+
 def reject_orphaned_rows(connection: Connection, url: str) -> None:
     """Raises StorageUnavailable for rows of a study or a trial that was deleted.
 

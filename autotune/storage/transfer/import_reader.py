@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, BinaryIO, get_args
+from typing import Any, BinaryIO
 
 from autotune.errors import InvalidInput
-from autotune.spec.attempt import AttemptState
 from autotune.spec.study import check_study_name
 from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.rows import (
     DamagedRow,
+    check_attempt_row,
     confirmation_from_row,
     definition_from_row,
+    finite_values,
     forecast_from_row,
     record_from_row,
 )
@@ -55,7 +56,10 @@ class Line:
         except ValueError as error:
             raise self.error(str(error)) from None
         if "measurement" in values:
-            values["measurement"] = upgraded_measurement(values["measurement"])
+            measurement = values["measurement"]
+            if isinstance(measurement, dict):
+                measurement = finite_values(measurement)
+            values["measurement"] = upgraded_measurement(measurement)
         return values
 
     def studies(self) -> list[str]:
@@ -81,13 +85,13 @@ class Line:
 def read_lines(file: BinaryIO, *, source: str) -> Iterator[Line]:
     """Yields all lines but the last, and checks the last one. Raises InvalidInput."""
     digest, count = hashlib.sha256(), 0
-    while text := file.readline(LONGEST_LINE_BYTES):
+    while text := _read_line(file, source=source):
         line = _parse_line(text, source=source, number=count + 1)
         if count == 0:
             _check_header(line)
         if line.kind == "end":
             _check_end(line, count=count, sha256=digest.hexdigest())
-            if file.read(1):
+            if _read_line(file, source=source):
                 raise InvalidInput(
                     f"{source} was changed: something follows its last line", hint=_COPY_AGAIN
                 )
@@ -100,9 +104,20 @@ def read_lines(file: BinaryIO, *, source: str) -> Iterator[Line]:
     raise _truncated(source, count)
 
 
+def _read_line(file: BinaryIO, *, source: str) -> bytes:
+    """Returns the next line, empty at the end. Raises InvalidInput where a disk fails."""
+    try:
+        return file.readline(LONGEST_LINE_BYTES)
+    except OSError as error:
+        raise InvalidInput(
+            f"{source} cannot be read: {error.strerror or error}",
+            hint="copy the file to another disk, or export the studies again",
+        ) from None
+
+
 def _parse_line(text: bytes, *, source: str, number: int) -> Line:
     try:
-        content = json.loads(text.decode())
+        content = json.loads(text.decode(), parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         if number == 1:
             raise _not_an_export(source) from None
@@ -117,6 +132,11 @@ def _parse_line(text: bytes, *, source: str, number: int) -> Line:
             raise _not_an_export(source)
         raise InvalidInput(f"line {number} of {source} is no JSON object", hint=_COPY_AGAIN)
     return Line(source=source, number=number, content=content)
+
+
+def _reject_constant(name: str) -> Any:
+    """Raises ValueError: Python reads NaN and Infinity, and other databases do not store them."""
+    raise ValueError(f"{name} is not a number")
 
 
 def _check_header(line: Line) -> None:
@@ -160,6 +180,7 @@ class ImportReader:
 
     def __init__(self, line: Line, lines: "_Lookahead") -> None:
         self._lines = lines
+        self.trials_read = 0
         self.row = line.values
         check_study_name(self.row["name"])
         with _damage_as_invalid_input(line):
@@ -196,6 +217,7 @@ class ImportReader:
             with _damage_as_invalid_input(line):
                 record_from_row(SimpleNamespace(**values), cap_bytes=self._definition.cap_bytes)
             number += 1
+            self.trials_read = number
             yield line
 
     def predictions(self) -> Iterator[Line]:
@@ -206,8 +228,10 @@ class ImportReader:
 
     def attempts(self) -> Iterator[Line]:
         while line := self._lines.take("attempt"):
-            if line.content.get("state") not in get_args(AttemptState):
-                raise line.error(f"there is no state {line.content.get('state')!r:.60}")
+            with _damage_as_invalid_input(line):
+                check_attempt_row(SimpleNamespace(**line.values))
+            if not 0 <= line.content["trial"] < self.trials_read:
+                raise line.error(f"there is no trial {line.content['trial']}")
             yield line
 
     def confirmations(self) -> Iterator[Line]:
@@ -220,6 +244,16 @@ class ImportReader:
                 confirmation_from_row(SimpleNamespace(**values))
             ordinal += 1
             yield line
+
+
+def check_export(file: BinaryIO, *, source: str) -> None:
+    """Reads a file to its end as an import does, and stores nothing. Raises InvalidInput."""
+    lines = read_lines(file, source=source)
+    names = next(lines).studies()
+    for study in ImportReader.read_studies(lines, names=names, source=source):
+        for section in (study.trials, study.predictions, study.attempts, study.confirmations):
+            for _ in section():
+                pass
 
 
 class _Lookahead:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
-from sqlalchemy import BigInteger, Column, DateTime, Float, Table
+from sqlalchemy import JSON, BigInteger, Column, DateTime, Float, Table
 
 from autotune.storage.rows import storable_text
 from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
+from autotune.storage.typed import is_of_type_check, shown
 
 FORMAT = 3
 """Format 2 has no confirmations, and format 1 has sentences in measurements where later ones have
@@ -33,6 +34,9 @@ TABLES: Mapping[Kind, Table] = {
 
 KINDS_WITH_ID: tuple[Kind, ...] = ("attempt", "confirmation")
 """Their rows have an id that is unique in all databases."""
+
+_FIRST_YEAR, _LAST_YEAR = 1970, 9998
+"""Of a date: half a day more or less, in another time zone, is still a date."""
 
 _NOT_CARRIED = ("schema_version", "study_id", "trial_id")
 """Columns that mean something in one database only; an attempt's line has its trial's number."""
@@ -87,7 +91,7 @@ def column_values(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
         problem = "it has no" if mismatched[0] in expected else "there is no"
         raise ValueError(f"{problem} {mismatched[0]!r:.60} in a {kind}")
     if kind == "attempt" and type(content["trial"]) is not int:
-        raise ValueError(f"trial is {content['trial']!r:.60}")
+        raise ValueError(f"trial is {shown(content['trial'])}")
     return {name: _value(TABLES[kind].columns[name], content[name]) for name in column_names(kind)}
 
 
@@ -96,21 +100,36 @@ def _value(column: Column[Any], value: Any) -> Any:
     if value is None and column.nullable:
         return None
     if isinstance(column.type, DateTime) and isinstance(value, str):
-        return datetime.strptime(value, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+        return _date(column.name, value)
     types: Any = column.type.python_type
-    if types is float:
+    if isinstance(column.type, JSON):
+        types = dict  # its own type is any object; every such column has a table or null
+    elif types is float:
         types = (int, float)
     is_of_type = isinstance(value, types) and not isinstance(value, bool)
     if not is_of_type or _is_too_large(column, value):
-        raise ValueError(f"{column.name} is {value!r:.60}")
+        raise ValueError(f"{column.name} is {shown(value)}")
     return value
+
+
+def _date(name: str, text: str) -> datetime:
+    """Returns a moment in UTC. Raises ValueError for one that no time zone could show."""
+    try:
+        moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise ValueError(f"{name} is {shown(text)}") from None
+    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
+        raise ValueError(f"{name} is {shown(text)}")
+    return moment
 
 
 def _is_too_large(column: Column[Any], value: Any) -> bool:
     if isinstance(value, str):
         longest = column.type.length  # type: ignore[attr-defined]  # of a String
         return storable_text(value, longest=longest) != value
-    if not isinstance(value, int) or isinstance(column.type, Float):
+    if isinstance(column.type, Float):
+        return not is_of_type_check(float)(value)
+    if not isinstance(value, int):
         return False
     limit = 2**63 if isinstance(column.type, BigInteger) else 2**31
     return not -limit <= value < limit

@@ -28,7 +28,7 @@ from autotune.storage.tables import (
     STUDIES,
     TRIALS,
 )
-from autotune.storage.transfer.import_reader import ImportReader, Line, read_lines
+from autotune.storage.transfer.import_reader import ImportReader, Line, check_export, read_lines
 from autotune.storage.transfer.json_lines import (
     FORMAT,
     Kind,
@@ -141,16 +141,11 @@ class Imported:
 def check_file(file: BinaryIO, *, source: str) -> None:
     """Reads a seekable file to its end, and returns to its beginning; a pipe is left as it is.
 
-    Raises InvalidInput for a line that cannot be read.
+    Raises InvalidInput for a line that cannot be imported.
     """
-    if not file.seekable():
-        return
-    for line in read_lines(file, source=source):
-        if line.number == 1:
-            line.studies()
-        else:
-            _ = line.values  # raises for an invalid line
-    file.seek(0)
+    if file.seekable():
+        check_export(file, source=source)
+        file.seek(0)
 
 
 def import_studies(
@@ -249,8 +244,6 @@ class _StudyWriter:
         import under a new name gives the attempts new ids: they are copies.
         """
         values = line.values
-        if line.content["trial"] not in ids:
-            raise line.error(f"there is no trial {line.content['trial']}")
         values = {**values, "trial_id": ids[line.content["trial"]]}
         if values["state"] == "running":
             values |= {"state": "given_up", "cause": "was running when the study was exported"}

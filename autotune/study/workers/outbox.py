@@ -6,6 +6,7 @@ id; the file is removed after the delivery.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,9 +15,10 @@ from typing import Any, TypeAlias
 
 from autotune.errors import InvalidInput
 from autotune.failpoints import failpoint
-from autotune.files import durable_file
+from autotune.files import durable_file, read_plain_file
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.confirmation import Confirmation
+from autotune.spec.limits import Number
 from autotune.storage.attempts import Delivery
 from autotune.storage.rows import (
     confirmation_from_values,
@@ -28,6 +30,9 @@ from autotune.storage.typed import check_types
 OUTBOX_FOLDER = "spool"
 """Name of the outbox in a study's work folder."""
 
+_ID = re.compile(r"[\w-]{1,32}", re.ASCII)
+_MOST_BYTES = 64 * 1024**2
+"""Far more than a result has, even with the history of a script's files."""
 _UNFINISHED, _UNREADABLE, _UNKNOWN = ".unfinished", ".unreadable", ".unknown"
 
 
@@ -36,7 +41,7 @@ class OutboxResult:
     """The result of an attempt at trial `number`."""
 
     attempt_id: str
-    number: int
+    number: Number
     finished: FinishedTrial
 
     @property
@@ -147,19 +152,36 @@ def _modified_at(file: Path) -> int:
 
 
 def read_result(file: Path) -> OutboxEntry | None:
-    """Returns the result in a file; None where it is not a complete result."""
+    """Returns the result in a file; None where it is not a complete result.
+
+    Raises FileNotFoundError.
+    """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_plain_file(file, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a link, a folder, a pipe, or one that this user may not read
+        return None
+    return parse_result(content, result_id=file.stem)
+
+
+def parse_result(content: bytes, *, result_id: str) -> OutboxEntry | None:
+    """Returns the result in the content of a file; None where it is not that of `result_id`."""
+    try:
+        values = json.loads(content)
         result: OutboxEntry
-        if "confirmation" in content:
-            result = _confirmation_from_json(**content)
+        if "confirmation" in values:
+            result = _confirmation_from_json(**values)
         else:
-            result = _result_from_json(**content)
+            result = _result_from_json(**values)
             check_types(result.finished)
         check_types(result)
-    except (ValueError, TypeError, KeyError, RecursionError, InvalidInput):
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
         return None
-    if result.id != file.stem:
+    except (RecursionError, InvalidInput):
+        return None
+    # The id becomes a part of a path, and the key of a row.
+    if result.id != result_id or not _ID.fullmatch(result.id):
         return None
     return result
 

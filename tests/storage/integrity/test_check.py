@@ -183,7 +183,7 @@ RESULTS = [
         ),
         (
             "UPDATE autotune_attempts SET state = 'idle' WHERE trial_id = 5",
-            "trial 4: has an attempt that is idle",
+            "trial 4: attempt 1 cannot be read: there is no state 'idle'",
         ),
         (
             "UPDATE autotune_attempts SET trial_id = 1, ordinal = 2 WHERE state = 'running'",
@@ -191,7 +191,7 @@ RESULTS = [
         ),
         (
             "UPDATE autotune_attempts SET measurement = '[]' WHERE state = 'late'",
-            "late result of attempt 1 cannot",
+            "trial 2: attempt 1 cannot be read: measurement is []",
         ),
         (
             "UPDATE autotune_trials SET finished_at = NULL WHERE number = 0",
@@ -205,7 +205,10 @@ RESULTS = [
             "UPDATE autotune_trials SET fingerprint = 'abcdefabcdef' WHERE number = 0",
             "not abcdefabcdef",
         ),
-        ("UPDATE autotune_trials SET config = '{\"a\"' WHERE number = 0", "autotune_trials, row 1"),
+        (
+            "UPDATE autotune_trials SET config = '{\"a\"' WHERE number = 0",
+            "study 'by-hand': trial 0 cannot be read: its config is not JSON",
+        ),
         ("UPDATE autotune_trials SET config = '[]' WHERE number = 0", "trial 0"),
         (
             "UPDATE autotune_trials SET measurement = '{}' WHERE number = 0",
@@ -213,7 +216,7 @@ RESULTS = [
         ),
         (
             "UPDATE autotune_trials SET started_at = 'noon' WHERE number = 0",
-            "autotune_trials, row 1",
+            "study 'by-hand': trial 0 cannot be read: its started_at is not a date",
         ),
         (
             "UPDATE autotune_predictions SET prediction = '{}' WHERE id = 1",
@@ -239,11 +242,11 @@ RESULTS = [
         ),
         (
             "UPDATE autotune_confirmations SET result = '{' WHERE ordinal = 1",
-            "autotune_confirmations, row",
+            "study 'by-hand': confirmation 1 cannot be read: its result is not JSON",
         ),
         (
             "UPDATE autotune_confirmations SET created_at = 'noon' WHERE ordinal = 1",
-            "autotune_confirmations, row",
+            "study 'by-hand': confirmation 1 cannot be read: its created_at is not a date",
         ),
         *((f"UPDATE autotune_confirmations SET {change}", found) for change, found in RESULTS),
         (
@@ -272,10 +275,8 @@ def test_what_was_changed_by_hand_is_found(file, statement, found):
 def test_a_row_that_cannot_be_read_hides_no_other(file):
     change(file, "UPDATE autotune_trials SET config = 'x' WHERE number IN (1, 3)")
     said = findings(file)
-    assert [line for line in said if "autotune_trials, row" in line] == [
-        "autotune_trials, row 2: Expecting value: line 1 column 1 (char 0)",
-        "autotune_trials, row 4: Expecting value: line 1 column 1 (char 0)",
-    ]
+    reason = "cannot be read: its config is not JSON: Expecting value: line 1 column 1 (char 0)"
+    assert said == [f"study 'by-hand': trial {number} {reason}" for number in (1, 3)]
 
 
 def test_a_trial_with_two_running_attempts_is_found(file):

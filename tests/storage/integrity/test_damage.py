@@ -4,6 +4,7 @@ What a command prints of a damaged database is what it prints of the whole one: 
 loaded in silence.
 """
 
+import os
 import re
 import shutil
 import sqlite3
@@ -14,8 +15,9 @@ import pytest
 
 import autotune
 from autotune.errors import AutotuneError, StorageUnavailable, StorageUnreachable, UnknownStudy
-from autotune.storage.database import Database, work_folder_path
+from autotune.storage.database import Database
 from autotune.storage.error_translation import StorageBusy
+from autotune.storage.identity import find_work_folder
 from autotune.storage.store import StudyStore
 from autotune.study.check import check_studies
 from tests.building.studies import CAP_BYTES, config, definition, keep, measured, open_store
@@ -136,6 +138,23 @@ CASES = {
         by_hand("UPDATE autotune_studies SET schema_version = 99"),
         ALL,
         "has schema 99",
+    ),
+    "a view without end for the version table": (
+        by_hand(
+            "ALTER TABLE autotune_alembic_version RENAME TO moved",
+            "CREATE VIEW autotune_alembic_version AS WITH RECURSIVE one(n) AS (SELECT 1 UNION ALL"
+            " SELECT n + 1 FROM one LIMIT 1000000) SELECT version_num FROM moved, one ORDER BY n",
+        ),
+        ALL,
+        "has a view 'autotune_alembic_version'",
+    ),
+    "a trigger": (
+        by_hand(
+            "CREATE TRIGGER vanish AFTER INSERT ON Autotune_Trials"
+            " BEGIN DELETE FROM autotune_trials; END"
+        ),
+        ALL,
+        "has a trigger 'vanish'",
     ),
     "no version table": (
         by_hand("DROP TABLE autotune_alembic_version"),
@@ -453,16 +472,39 @@ def test_a_database_behind_a_link_is_the_one_it_leads_to(tmp_path):
     with open_store(f"sqlite:///{tmp_path}/real.db") as store:
         store.create_study(definition(), trials_wanted=3)
         assert check_studies(f"sqlite:///{tmp_path}/link.db").studies == ("by-hand",)
-    assert work_folder_path(f"sqlite:///{tmp_path}/link.db") == work_folder_path(
+    assert find_work_folder(f"sqlite:///{tmp_path}/link.db") == find_work_folder(
         f"sqlite:///{tmp_path}/real.db"
     )
+
+
+def test_no_database_is_made_behind_a_link_that_leads_nowhere(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere.db")
+    with pytest.raises(StorageUnavailable, match="it is a link to a file that is not there"):
+        Database(f"sqlite:///{tmp_path / 'link.db'}")
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+def test_a_database_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.db")
+    with pytest.raises(StorageUnavailable, match="it is not a regular file"):
+        Database(f"sqlite:///{tmp_path / 'pipe.db'}")
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm", "-journal"])
+def test_nothing_is_written_behind_a_link_next_to_a_database(suffix, file):
+    theirs = file.with_name("theirs")
+    theirs.write_bytes(b"theirs" * 1000)
+    Path(f"{file}{suffix}").symlink_to(theirs)
+    with pytest.raises(StorageUnavailable, match=f"autotune.db{suffix} is not a regular file"):
+        Database(f"sqlite:///{file}")
+    assert theirs.read_bytes() == b"theirs" * 1000
 
 
 def test_databases_whose_names_differ_have_different_work_folders():
     assert (
         len(
             {
-                work_folder_path(f"sqlite:///studies/{name}")
+                find_work_folder(f"sqlite:///studies/{name}")
                 for name in ("a", "a.sqlite", "a.sqlite3", "b.db")
             }
         )

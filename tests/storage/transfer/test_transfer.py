@@ -1,5 +1,6 @@
 """Studies as lines of JSON: export is complete, import is atomic, on SQLite and PostgreSQL."""
 
+import errno
 import hashlib
 import io
 import json
@@ -110,6 +111,21 @@ def test_a_number_that_is_not_finite_comes_out_as_null(other):
 
 
 # -- there and back --------------------------------------------------------------------------------
+
+
+class FailingDisk(io.BytesIO):
+    """A file of which the second line cannot be read."""
+
+    def readline(self, *most):
+        if self.tell() > 0:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().readline(*most)
+
+
+def test_a_disk_that_fails_during_an_import_is_one_sentence(other, lines):
+    with pytest.raises(InvalidInput, match=r"^x\.jsonl cannot be read: Input/output error\n"):
+        other.import_studies(FailingDisk(b"".join(lines)), source="x.jsonl")
+    assert other.names() == []
 
 
 def test_what_was_imported_comes_out_as_it_went_in(store_url, lines):
@@ -264,6 +280,7 @@ def test_a_changed_file_is_rejected(other, lines, change, named):
         (2, {"name": "a\0b"}, "name is"),
         (2, {"measurement": {"outcome": "splendid"}}, "line 3"),
         (2, {"measurement": None}, "date without a result"),
+        (2, {"measurement": "text"}, "line 3 of x.jsonl cannot be read: measurement is 'text'"),
         (2, {"revision": 1000}, "has revision 1000"),
         (7, {"prediction": {}}, "line 8"),
         (12, {"trial": 77}, "there is no trial 77"),
@@ -272,7 +289,7 @@ def test_a_changed_file_is_rejected(other, lines, change, named):
         (12, {"kind": "wish"}, "line 13"),
         (18, {"ordinal": 2}, "line 19 of x.jsonl cannot be read: it is confirmation 2, where 1 is"),
         (18, {"id": "x" * 33}, "id is 'xxx"),
-        (18, {"result": [1]}, "confirmation 1 cannot be read: confirmation is [1]"),
+        (18, {"result": [1]}, "result is [1]"),
         (18, {"result": {"kind": "guess"}}, "there is no kind 'guess' of confirmation"),
         (18, {"fingerprint": "abcdefabcdef"}, "has fingerprint"),
         (22, {"created_at": "yesterday"}, "line 23"),

@@ -1,0 +1,147 @@
+"""A trial server whose tasks do what a hostile trial may do.
+
+python tests/building/hostile_server.py    # requests on stdin, replies on stdout
+
+The real server, without torch. Each request names the attack; the process of the trial carries it
+out, and then does nothing until it is ended, unless it leaves.
+"""
+
+import os
+import signal
+import sys
+import time
+import types
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from autotune.execution.server import fork_server
+from autotune.spec.result import Measurement
+
+HOSTILE_COMMAND = (sys.executable, str(Path(__file__)))
+RESULT = asdict(Measurement(outcome="ok"))
+
+
+def result_pipe() -> int:
+    """Return the descriptor of this process's pipe to the server."""
+    pipes = []
+    for name in os.listdir("/proc/self/fd"):
+        link = f"/proc/self/fd/{name}"
+        if os.path.exists(link) and os.readlink(link).startswith("pipe:") and int(name) > 2:
+            pipes.append(int(name))
+    (pipe,) = pipes
+    return pipe
+
+
+def sleep() -> None:
+    time.sleep(3600)
+
+
+def stop_the_server() -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+    sleep()
+
+
+def stop_the_server_again_and_again() -> None:
+    while True:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(0.01)
+
+
+def stop_the_server_once_and_return() -> None:
+    os.kill(os.getppid(), signal.SIGSTOP)
+
+
+def kill_the_server_and_hold_its_pipes(file: str) -> None:
+    """Hold them in a process that neither the signal nor the mark of the server ends.
+
+    Its number is in `file`.
+    """
+    server = os.getppid()
+    for name in os.listdir(f"/proc/{server}/fd"):
+        link = f"/proc/{server}/fd/{name}"
+        if os.readlink(link).startswith("pipe:"):
+            os.set_inheritable(os.open(link, os.O_RDWR | os.O_NONBLOCK), True)
+    if os.fork() == 0:
+        os.setsid()
+        Path(file).write_text(str(os.getpid()))
+        os.execve("/bin/sleep", ["sleep", "600"], {})
+    while not os.path.exists(file):
+        time.sleep(0.01)
+    os.kill(server, signal.SIGKILL)
+
+
+def raise_an_error_of_ours() -> None:
+    raise TypeError("as where a script has replaced what we use")
+
+
+def close_the_pipe() -> None:
+    os.close(result_pipe())
+
+
+def leave_a_child_with_the_pipe() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            os.write(result_pipe(), b'{"phase": "step"}\n' * 1000)
+
+
+def flood_with_progress() -> None:
+    lines = b'{"phase": "step"}\n{"phase": "compile"}\n' * 100
+    while True:
+        os.write(result_pipe(), lines)
+
+
+def write(data: bytes) -> None:
+    os.write(result_pipe(), data)
+    sleep()
+
+
+def write_half_a_line_without_end() -> None:
+    while True:
+        os.write(result_pipe(), b"x" * 65536)
+
+
+def ignore_sigterm_with_the_whole_group() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for _ in range(3):
+        os.fork()
+    sleep()
+
+
+def print_without_end() -> None:
+    for number in range(10**9):
+        os.write(1, b"%099d\n" % number)
+
+
+def print_much(size: int) -> None:
+    os.write(1, b"the first line\n")
+    for number in range(size // 100):
+        os.write(1, b"%099d\n" % number)
+    os.write(1, b"the last line\n")
+
+
+def attack(*, doing: str, progress: Any = None, **arguments: Any) -> Any:
+    if "data" in arguments:
+        arguments["data"] = arguments["data"].encode()
+    globals()[doing](**arguments)
+    return RESULT
+
+
+def main() -> None:
+    tasks = types.ModuleType("autotune.execution.server.tasks")
+    vars(tasks)["TASKS"] = dict.fromkeys(("train", "trace", "rehearse", "devices"), attack)
+    progress = types.ModuleType("autotune.execution.server.progress")
+    vars(progress)["PipeProgress"] = lambda pipe: None
+    for module in (tasks, progress):
+        sys.modules[module.__name__] = module
+        setattr(
+            sys.modules["autotune.execution.server"], module.__name__.rpartition(".")[2], module
+        )
+    fork_server._import_what_trials_need = lambda: None
+    fork_server.main()
+
+
+if __name__ == "__main__":
+    main()

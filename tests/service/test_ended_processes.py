@@ -1,0 +1,46 @@
+"""The server ends only what it could have started, whatever pid the database has."""
+
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from autotune.service.processes import (
+    _start_of,
+    find_process,
+    kill_process,
+    stop_process,
+    this_host,
+)
+from autotune.spec.queued_search import SearchProcess
+
+WAIT = "import sys; sys.stdin.read()"
+
+
+@pytest.mark.parametrize("end", [stop_process, kill_process])
+@pytest.mark.parametrize(
+    ("command", "is_leader"),
+    [([sys.executable, "-c", WAIT], True), (["cat"], True), (["cat", "-"], False)],
+)
+def test_a_process_that_is_no_search_is_not_ended(end, command, is_leader):
+
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=is_leader) as process:
+        start = _start_of(psutil.Process(process.pid))
+        stored = SearchProcess(host=this_host(), pid=process.pid, started_at=start)
+        assert find_process(stored) is not None
+        end(stored)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_search_is_ended():
+
+    command = [sys.executable, "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        start = _start_of(psutil.Process(process.pid))
+        kill_process(SearchProcess(host=this_host(), pid=process.pid, started_at=start))
+        assert process.wait(timeout=30) != 0
