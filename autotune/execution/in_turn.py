@@ -18,11 +18,12 @@ import random
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from autotune.errors import Stopped
 from autotune.execution.server.client import Reply
@@ -32,7 +33,12 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Schedule, TimedBlock, TurnResult
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.workload import Workload
-from autotune.training.turns import Connection
+from autotune.training.turns import (
+    Connection,
+    MalformedMessage,
+    block_of,
+    step_seconds_of,
+)
 
 SHORT_TRAININGS = 4
 """How often each training is started `in blocks`."""
@@ -44,6 +50,9 @@ _POLL_SECONDS = 0.1
 """How often a wait checks whether it should end."""
 _SECONDS_TO_END = 5.0
 """How long to wait for the processes of a stopped run to end."""
+_SECONDS_BEYOND_LIMIT = 60.0
+"""How long a training may not answer after its time limit, by which its server has ended it. One
+that claims to wait for its turn has no limit there, but nobody else has the turn."""
 _LARGEST_SHARE = 0.9
 """Of the free memory, what trainings that are there at once may need."""
 _HOST_BYTES = 512 * 1024**2
@@ -89,6 +98,8 @@ def fit_at_once(device: DeviceInfo, trainings: Sequence[TrainingInTurn]) -> bool
     return free_bytes is not None and needed_bytes <= _LARGEST_SHARE * free_bytes
 
 
+T = TypeVar("T")
+
 Start = Callable[[int, str], "Future[Reply]"]
 """Starts the process of a training, given its number and the address that it connects to."""
 
@@ -100,6 +111,7 @@ def time_in_turn(
     device: DeviceInfo,
     rounds: int,
     seed: int,
+    trial_seconds: float,
     start: Start,
     cancel: Callable[["Future[Reply]"], None],
     should_stop: Callable[[], bool],
@@ -109,6 +121,7 @@ def time_in_turn(
 
     Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has. What
     fails has its outcome, and the others are measured; where the partner fails, nothing is.
+    `trial_seconds` is the time limit of each process.
     `on_progress` is called with the number of blocks that have been timed, and how many are wanted.
 
     Trainings that ran out of memory next to each other are all timed again in blocks.
@@ -124,6 +137,7 @@ def time_in_turn(
             [training.config for training in trainings],
             workload=workload,
             seed=seed,
+            trial_seconds=trial_seconds,
             start=start,
             cancel=cancel,
             should_stop=should_stop,
@@ -171,6 +185,7 @@ class _Run:
         *,
         workload: Workload,
         seed: int,
+        trial_seconds: float,
         start: Start,
         cancel: Callable[["Future[Reply]"], None],
         should_stop: Callable[[], bool],
@@ -181,6 +196,7 @@ class _Run:
         ]
         self._steps_to_time = workload.steps - workload.warmup_steps
         self._draw = random.Random(seed)
+        self._longest_seconds = trial_seconds + _SECONDS_BEYOND_LIMIT
         self._start = start
         self._cancel = cancel
         self._should_stop = should_stop
@@ -260,16 +276,19 @@ class _Run:
         """
         training.process = self._start(training.number, self._address)
         training.blocks.append([])
+        until = self._until()
         while not training.process.done():
             self._check_stop()
             try:
                 connected, _ = self._listener.accept()
             except TimeoutError:
+                if time.monotonic() > until:
+                    self._give_up(training, self._timeout())
+                    return None
                 continue
             connected.settimeout(_POLL_SECONDS)
             training.connection = Connection(connected)
-            message = self._receive(training)
-            return None if message is None else float(message["step_seconds"])
+            return self._receive(training, step_seconds_of)
         self._note_end(training)
         return None
 
@@ -278,11 +297,11 @@ class _Run:
         self._check_stop()
         assert training.connection is not None
         training.connection.send({"steps": steps})
-        message = self._receive(training)
-        if message is None:
+        block = self._receive(training, block_of)
+        if block is None:
             return False
-        block = TimedBlock(seconds=message["seconds"], tokens=message["tokens"])
-        training.blocks[-1].append(block)
+        seconds, tokens = block
+        training.blocks[-1].append(TimedBlock(seconds=seconds, tokens=tokens))
         self._blocks_timed += 1
         self._on_progress(self._blocks_timed, self._blocks_wanted)
         return True
@@ -293,21 +312,33 @@ class _Run:
             training.connection.send({"steps": 0})
             self._note_end(training)
 
-    def _receive(self, training: _Training) -> dict[str, Any] | None:
-        """Waits for the message of a training; returns None where it has ended instead."""
+    def _receive(self, training: _Training, read: Callable[[dict[str, Any]], T]) -> T | None:
+        """Waits for the message of a training and returns what `read` does.
+
+        Returns None where the training has ended instead, or had to be ended.
+        """
         assert training.connection is not None
         assert training.process is not None
+        until = self._until()
         while True:
             try:
                 message = training.connection.receive()
+                if message is None:
+                    break
+                return read(message)
             except TimeoutError:
                 self._check_stop()
-                if not training.process.done():
-                    continue
-                message = None
-            if message is None:
-                self._note_end(training)
-            return message
+                if training.process.done():
+                    break
+                if time.monotonic() > until:
+                    self._give_up(training, self._timeout())
+                    return None
+            except MalformedMessage as error:
+                text = f"its process sent no valid message about its turn: {error}"
+                self._give_up(training, Measurement(outcome="crashed", message=text))
+                return None
+        self._note_end(training)
+        return None
 
     def _note_end(self, training: _Training) -> None:
         """Waits for the end of a training's process and notes how it ended.
@@ -315,13 +346,36 @@ class _Run:
         Raises the error with which it ended.
         """
         assert training.process is not None
+        until = self._until()
         while not training.process.done():
             self._check_stop()
+            if time.monotonic() > until:
+                self._give_up(training, self._timeout())
+                return
             wait([training.process], timeout=_POLL_SECONDS)
         ending = Measurement.from_dict(training.process.result().result)
         if ending.outcome != "ok":
             training.failure = ending
         self._release(training)
+
+    def _give_up(self, training: _Training, ending: Measurement) -> None:
+        """Ends a training that does not take part as it should; raises the error that ends it."""
+        assert training.process is not None
+        self._cancel(training.process)
+        while not training.process.done():
+            self._check_stop()
+            wait([training.process], timeout=_POLL_SECONDS)
+        training.process.result()
+        training.failure = ending
+        self._release(training)
+
+    def _until(self) -> float:
+        """Returns by when a training that is waited for has to answer."""
+        return time.monotonic() + self._longest_seconds
+
+    def _timeout(self) -> Measurement:
+        text = f"did not take its turn within {self._longest_seconds:g} s"
+        return Measurement(outcome="timeout", message=text)
 
     def _check_stop(self) -> None:
         if self._should_stop():

@@ -212,6 +212,7 @@ class LocalExecutor(ServerTasks):
             device=definition.device,
             rounds=rounds,
             seed=seed,
+            trial_seconds=trial_options.trial_time_limit_seconds,
             start=start,
             cancel=self._server.cancel,
             should_stop=self._should_stop,
@@ -289,17 +290,16 @@ class LocalExecutor(ServerTasks):
 
     def _finish(self, reply: "Future[Reply]", finished: "Future[FinishedTrial]") -> None:
         self._replies.pop(finished, None)
-        error = reply.exception()
-        if error:
-            finished.set_exception(error)
-            return
-        result = reply.result()
-        measured = dict(result.result)
-        script_files = measured.pop("script_files", {})
-        finished.set_result(
-            FinishedTrial(
+        try:
+            result = reply.result()
+            measured = dict(result.result)
+            script_files = measured.pop("script_files", {})
+            trial = FinishedTrial(
                 measurement=Measurement.from_dict(measured),
                 seconds=result.seconds,
                 script_files=script_files,
             )
-        )
+        except Exception as error:  # whatever it is, the search waits for this future
+            finished.set_exception(error)
+        else:
+            finished.set_result(trial)

@@ -16,14 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.errors import AutotuneError, InvalidInput, ProcessEnded, Stopped, TrialLost
 from autotune.execution import probe_cache
 from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
 from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.execution.server.limits import time_limits
+from autotune.printable import printable
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
+from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 
 POLL_SECONDS = 0.1
@@ -48,7 +50,7 @@ def prepared_folder(of_study: Workload, workload: Workload) -> str:
 
 def warn(sentence: str) -> None:
     """Shows a note as a Python warning."""
-    warnings.warn(sentence, stacklevel=2)
+    warnings.warn(printable(sentence), stacklevel=2)
 
 
 def _ignore_note(sentence: str) -> None:
@@ -278,7 +280,16 @@ class ServerTasks:
             "choices": {technique: list(values) for technique, values in choices.items()},
             "device": device,
         }
-        found = self._call("examine", payload)
+        try:
+            found = self._call("examine", payload)
+        except ProcessEnded as error:
+            if workload.script is None and not is_function_reference(workload.model):
+                raise
+            code = workload.script or workload.model
+            raise InvalidInput(
+                f"{code} ended its process before its first step: {error.message}",
+                hint="run it without autotune; it must not end the process that it is in",
+            ) from None
         if found.get("missing_variable"):
             self._note(
                 f"{workload.script} needs {found['missing_variable']}, which torchrun sets: every "

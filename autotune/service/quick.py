@@ -112,30 +112,73 @@ class QuickAnswers:
             stderr=subprocess.DEVNULL,
             env=environment,
             start_new_session=True,
-            limit=_LONGEST_ANSWER_BYTES,
         )
+        has_ended = False
         try:
-            output, _ = await asyncio.wait_for(
-                process.communicate(text.encode(errors="replace")), self._seconds
+            output = await asyncio.wait_for(
+                _output_of(process, text.encode(errors="replace")), self._seconds
             )
+            has_ended = True
         except TimeoutError:
             raise PreparationFailed(
                 f"{question} took longer than {self._seconds:.0f} s",
                 hint="ask for a smaller model, or run it on the command line",
             ) from None
         finally:
-            if process.returncode is None:
+            if not has_ended:  # it, or what it has started and left its pipe to
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         try:
-            answer = json.loads(output)
-        except ValueError:
+            return read_answer(output)
+        except MalformedAnswer as error:
             raise PreparationFailed(
-                f"{question} ended without an answer (exit code {process.returncode})",
+                f"{question} ended without an answer (exit code {process.returncode}): {error}",
                 hint="run it on the command line of the server to see why",
             ) from None
-        if "error" in answer:
-            kind = _ERRORS.get(answer["kind"], PreparationFailed)
-            raise kind(answer["error"], hint=answer["hint"])
-        return answer["answer"]
+
+
+class MalformedAnswer(Exception):
+    """What a process wrote is no answer; the text says why, without a full stop."""
+
+
+async def _output_of(process: asyncio.subprocess.Process, text: bytes) -> bytes:
+    """Give a process its question; return what it writes until it ends, or a little too much."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(ConnectionError):  # it ended without reading it
+        process.stdin.write(text)
+        await process.stdin.drain()
+        process.stdin.close()
+    output = bytearray()
+    while part := await process.stdout.read(2**16):
+        if len(output) > _LONGEST_ANSWER_BYTES:
+            continue  # what was still in the pipe
+        output += part
+        if len(output) > _LONGEST_ANSWER_BYTES:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    return bytes(output)
+
+
+def read_answer(output: bytes) -> dict[str, Any]:
+    """Return the answer that a process wrote, what JSON can hold.
+
+    It ran a user's model, which can write anything. Raises MalformedAnswer, and the error that the
+    process ended with.
+    """
+    if len(output) > _LONGEST_ANSWER_BYTES:
+        raise MalformedAnswer(f"it is longer than {_LONGEST_ANSWER_BYTES} bytes")
+    try:
+        answer = json.loads(output)
+        # Also NaN, half a character and what is nested too deeply could not be sent to a browser.
+        json.dumps(answer, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        raise MalformedAnswer("it is not JSON") from None
+    match answer:
+        case {"answer": dict() as found}:
+            return found
+        case {"error": str(message), "hint": str(hint), "kind": str(kind)}:
+            raise _ERRORS.get(kind, PreparationFailed)(message, hint=hint)
+    raise MalformedAnswer("it has neither an answer nor an error")

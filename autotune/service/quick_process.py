@@ -32,13 +32,15 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.nice(_NICENESS)
     question, order = json.load(sys.stdin)
-    # What a library prints must not be taken for the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            answer = {"answer": _ANSWERS[question](order)}
-        except AutotuneError as error:
-            answer = {"error": error.message, "hint": error.hint, "kind": _kind(error)}
-    print(json.dumps(answer, allow_nan=False))
+    # What a library or a user's model prints must not be taken for the answer.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        answer = {"answer": _ANSWERS[question](order)}
+    except AutotuneError as error:
+        answer = {"error": error.message, "hint": error.hint, "kind": _kind(error)}
+    with os.fdopen(answers, "w") as pipe:
+        json.dump(answer, pipe, allow_nan=False)
     return 0
 
 

@@ -564,13 +564,19 @@ class StudySession:
         self._begin(place, lambda: self._forecast(place, config), then=then)
 
     def _forecast(self, place: TrialPlace, config: TrainingConfig) -> Forecast:
+        """Predict a configuration; one whose process is lost each time is trained unpredicted."""
         predict = place.predict or self._prediction_cache.predict
         for _ in range(MAX_RETRIES):
             try:
                 return predict(config)
             except TrialLost:
                 continue  # something outside killed the process of the prediction
-        return predict(config)
+        try:
+            return predict(config)
+        except TrialLost as error:
+            if place.is_lost():
+                raise
+            return Forecast(config=config, error=f"its process was lost each time: {error.message}")
 
     def _is_over(self) -> bool:
         self._check_stop()

@@ -211,7 +211,7 @@ def _read(file: Path) -> ParityTrace | None:
     """Return a stored trace; None if it is missing or unreadable, and is to be made again."""
     try:
         return ParityTrace.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 
 

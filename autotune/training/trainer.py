@@ -24,6 +24,7 @@ from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
 from autotune.models.parts import held_tensors
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement, Outcome
@@ -36,9 +37,6 @@ from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_sp
 from autotune.training.step import Diverged, TrainingStep, check_finite
 from autotune.training.turns import Turns
 from autotune.units import format_size
-
-LARGEST_LOSS = 700.0
-"""In nats per token. The perplexity of a larger loss, its exponential, overflows a float."""
 
 
 def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:

@@ -13,11 +13,16 @@ are lines of JSON:
 
 A training that has ended closes the connection. So does a search that has ended, which ends the
 training. Does not import torch: the search imports this, too (`execution/in_turn.py`).
+
+A training runs code of the user, which can send anything: the search reads its messages with
+`step_seconds_of` and `block_of`, and whatever is none of them raises MalformedMessage.
 """
 
 import json
+import reprlib
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any, Self
 
 from autotune.spec.training_request import Progress
@@ -25,6 +30,34 @@ from autotune.spec.training_request import Progress
 SETTLE_SECONDS = 0.01
 """How long a training waits at the beginning of its turn: the threads of the one before are still
 spinning (OpenMP), and the trial server is told whose turn it is."""
+
+_LARGEST_MESSAGE_BYTES = 4096
+_LARGEST_NUMBER = 2**53
+"""Of seconds or tokens of one turn: what a float holds exactly."""
+
+
+class MalformedMessage(Exception):
+    """A message that no training sends; the text says what is wrong, without a full stop."""
+
+
+def step_seconds_of(message: Mapping[str, Any]) -> float:
+    """Returns how long the last step of a warmed-up training took. Raises MalformedMessage."""
+    return _above_zero(message, "step_seconds")
+
+
+def block_of(message: Mapping[str, Any]) -> tuple[float, int]:
+    """Returns the seconds and the tokens of the steps of a turn. Raises MalformedMessage."""
+    tokens = _above_zero(message, "tokens")
+    if tokens != int(tokens):
+        raise MalformedMessage(f"tokens is {tokens}")
+    return _above_zero(message, "seconds"), int(tokens)
+
+
+def _above_zero(message: Mapping[str, Any], name: str) -> float:
+    value: Any = message.get(name)
+    if type(value) not in (int, float) or not 0 < value < _LARGEST_NUMBER:
+        raise MalformedMessage(f"{name} is {reprlib.repr(value)}")
+    return float(value)
 
 
 class Connection:
@@ -44,7 +77,8 @@ class Connection:
     def receive(self) -> dict[str, Any] | None:
         """Waits for a message; returns None when the other side has ended.
 
-        Raises TimeoutError after the socket's timeout; what has arrived is then kept.
+        Raises TimeoutError after the socket's timeout; what has arrived is then kept. Raises
+        MalformedMessage for what is no JSON object.
         """
         while b"\n" not in self._received:
             try:
@@ -54,8 +88,15 @@ class Connection:
             if not data:
                 return None
             self._received += data
+            if len(self._received) > _LARGEST_MESSAGE_BYTES:
+                raise MalformedMessage(f"it is longer than {_LARGEST_MESSAGE_BYTES} bytes")
         line, _, self._received = self._received.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            raise MalformedMessage(f"{reprlib.repr(line)} is not a JSON object")
         return message
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from autotune.errors import Stopped, TrialLost
+from autotune.execution import in_turn
 from autotune.execution.in_turn import SHORT_TRAININGS, TrainingInTurn, fit_at_once
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
@@ -271,6 +272,35 @@ def test_who_waits_is_not_ended_by_the_limit_of_a_step_but_who_hangs_is(time_scr
 
 
 # -- the end of the search -------------------------------------------------------------------------
+
+
+HOSTILE = """import autotune.training.turns as turns
+if ME == 2: turns.Turns._wait_after = lambda self, message: (MESSAGE, time.sleep(3600))
+"""
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "self._connection.send({})",
+        "self._connection.send({'step_seconds': 0})",
+        "self._connection.send({'step_seconds': float('nan')})",
+        "self._connection.send({'step_seconds': '1'})",
+        "self._connection._socket.sendall(b'[]' + bytes([10]))",
+        "self._connection._socket.sendall(b'[' * 10**6)",
+    ],
+)
+def test_a_training_that_sends_no_valid_message_is_a_crash(time_script, message):
+    timed = time_script(4, 2, start=HOSTILE.replace("MESSAGE", message))
+    assert outcomes(timed) == ["ok", "crashed"]
+
+
+@pytest.mark.slow
+def test_a_training_that_claims_to_wait_for_its_turn_is_ended(time_script, monkeypatch):
+    monkeypatch.setattr(in_turn, "_SECONDS_BEYOND_LIMIT", 2.0)
+    limits = TrialOptions(trial_time_limit_seconds=10.0)
+    start = HOSTILE.replace("MESSAGE", "self._progress('waiting')")
+    assert outcomes(time_script(4, 2, start=start, limits=limits)) == ["ok", "timeout"]
 
 
 def test_a_stopped_search_ends_all_processes(time_script, executor, stopping):

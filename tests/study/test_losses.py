@@ -50,6 +50,16 @@ class Killer:
         return [event for event in self.events if isinstance(event, kind)]
 
 
+class ServerKiller(Killer):
+    """Kills the trial server instead, as a trial can do that is a process of the same user."""
+
+    def _kill(self, server_pid: int) -> None:
+        children = Path(f"/proc/{server_pid}/task/{server_pid}/children")
+        while not children.read_text().split():
+            time.sleep(0.002)
+        os.kill(server_pid, signal.SIGKILL)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, one_trial_server):
     before, folder = os.getcwd(), tmp_path_factory.mktemp("losses")
@@ -112,6 +122,14 @@ def test_the_search_goes_on_with_the_other_trials(always):
     result, killer = always
     assert [trial.is_finished for trial in result.trials] == [True, False, True]
     assert len(killer.of(TrialEnded)) == 2
+
+
+@pytest.mark.slow
+def test_a_trial_that_ends_its_server_is_given_up_and_the_search_goes_on(folder):
+    killer = ServerKiller(1, times=MAX_RETRIES + 1)
+    result = run(killer, name="server")
+    assert [event.number for event in killer.of(TrialBegan)].count(1) == MAX_RETRIES + 1
+    assert [trial.is_finished for trial in result.trials] == [True, False, True]
 
 
 def test_a_later_search_tries_it_again(always):

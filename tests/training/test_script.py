@@ -420,6 +420,18 @@ def test_a_nan_loss_is_reported_as_diverged(script, trial_of):
     assert trial_of(file)["outcome"] == "diverged"
 
 
+def test_a_loss_so_far_below_zero_that_its_exponential_is_zero_is_reported_as_diverged(
+    script, trial_of
+):
+    file = script()
+    file.write_text(file.read_text().replace("loss=loss", "loss=-1000.0"))
+    found = trial_of(file)
+    assert (found["outcome"], found["message"]) == (
+        "diverged",
+        "the loss is -1000.0 after 12 steps",
+    )
+
+
 # -- before the study ------------------------------------------------------------------------------
 
 
@@ -739,7 +751,7 @@ def test_a_missing_file_is_rejected_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{bad", "is not JSON: line 1, column 2"),
+        ("{bad", "is not valid JSON: .* line 1 column 2"),
         ('{"config": 3}', "holds no configuration"),
         ('{"config": {"checkpoint": "block"}}', "there is no technique 'checkpoint'"),
         ('{"micro_batch_size": "two"}', "micro_batch_size = 'two' is not possible"),

@@ -1,9 +1,8 @@
 """The state of a forked process, as the server sees it: phase, deadlines, reply and exit."""
 
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +10,19 @@ from autotune.errors import TrialLost
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits
 from autotune.execution.server.process_exit import measurement_of_exit
+from autotune.execution.server.replies import (
+    LineBuffer,
+    MalformedReply,
+    PhaseReport,
+    TaskReply,
+    ended_as,
+    failure,
+    not_valid,
+    parse_line,
+)
+from autotune.execution.server.trial_log import MOST_WRITTEN_BYTES, TrialLog
 from autotune.spec.result import Measurement, Outcome
 from autotune.units import format_size
-
-TRAININGS = ("train", "train_in_turn", "trace")
-"""Tasks that may clean up when they are ended; the others are killed at once."""
 
 GRACE_SECONDS = 2.0
 """From SIGTERM to SIGKILL."""
@@ -30,12 +37,6 @@ SECONDS_BETWEEN_ATTEMPTS = 1.0
 
 STEP_SECONDS = 0.5
 """How often the search is told which step a training is at."""
-
-LARGEST_LINE_BYTES = 2**26
-"""A longer line is not a result; endless output must not fill the server's memory."""
-
-LARGEST_LOG_BYTES = 2**30
-"""A larger log ends the trial: endless output would fill the disk with the study's results."""
 
 Ending = Literal["", "timeout", "cancelled", "crashed", "has its result"]
 _OUTCOMES: Mapping[Ending, Outcome] = {
@@ -70,8 +71,10 @@ class ChildProcess:
     """Why the server is ending it; empty while it may run."""
     exit_status: int | None = None
     """Negative for a signal; None while it runs."""
-    reply: dict[str, Any] | None = None
+    reply: TaskReply | None = None
     """Its result or error, once it has arrived."""
+    malformed: MalformedReply | None = None
+    """What is wrong with a line that it has written: nothing that it writes is believed then."""
     message: str = ""
     """Why it was ended, for the user."""
     kill_at: float | None = None
@@ -83,39 +86,36 @@ class ChildProcess:
         self._phase_began = self.started
         self._outside_seconds = 0.0
         """Time spent on work that the limits of the training do not include."""
+        self._parity_seconds = 0.0
+        """The part of it that has its own limit."""
         self._told = self.phase, self.steps
         self._told_at = self.started
-        self._unfinished = bytearray()
+        self._lines = LineBuffer()
+        self.log = TrialLog(self.log_file)
 
     # -- output ------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Handles data from the pipe; lines that are not valid are ignored."""
-        self._unfinished += data
-        if b"\n" not in data:
-            if len(self._unfinished) > LARGEST_LINE_BYTES:
-                self._unfinished.clear()
-            return
-        *lines, rest = self._unfinished.split(b"\n")
-        self._unfinished = bytearray(rest)
-        for line in lines:
-            self._take(bytes(line))
+        """Handles data from the pipe, up to the first line that is malformed."""
+        for line in self._lines.lines(data):
+            if self.malformed is not None:
+                return
+            try:
+                self._take(parse_line(line, task=self.task))
+            except MalformedReply as error:
+                self.malformed = error
 
-    def _take(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return
-        if not isinstance(message, dict):
-            return
-        if message.get("phase") in ("step", "evaluation", "parity", "compile", "waiting"):
+    def _take(self, message: PhaseReport | TaskReply) -> None:
+        if isinstance(message, PhaseReport):
             now = time.monotonic()
             if self.phase in ("parity", "waiting"):
                 self._outside_seconds += now - self._phase_began
-            self.phase = message["phase"]
-            self.steps = _steps_of(message)
+            if self.phase == "parity":
+                self._parity_seconds += now - self._phase_began
+            self.phase = message.phase
+            self.steps = message.steps
             self._phase_began = now
-        elif {"result", "error"} <= message.keys() and not self.ended_because:
+        elif not self.ended_because:
             # A result that arrives while the process is being ended may come from the signal.
             self.reply = message
             self.ended_because = "has its result"
@@ -148,12 +148,17 @@ class ChildProcess:
         """Returns why the process must be ended at `now`, and a message; empty if it may go on."""
         if self.ended_because:
             return "", ""
+        if self.malformed is not None:
+            return "crashed", ""  # `outcome` says why
         if self.limits is not None:
             for deadline, message in sorted(self._deadlines().items()):
                 if now >= deadline:
                     return "timeout", f"{message}; see {self.log_file}"
-        if self.log_file.exists() and self.log_file.stat().st_size > LARGEST_LOG_BYTES:
-            return "crashed", f"wrote more than {format_size(LARGEST_LOG_BYTES)} to {self.log_file}"
+        if self.log.shorten() > MOST_WRITTEN_BYTES:
+            return (
+                "crashed",
+                f"wrote more than {format_size(MOST_WRITTEN_BYTES)} to {self.log_file}",
+            )
         return "", ""
 
     def _deadlines(self) -> dict[float, str]:
@@ -164,7 +169,7 @@ class ChildProcess:
             return {}  # for its turn, however long that takes
         if self.phase == "parity":
             message = f"reading the gradients took more than {limits.trial_seconds:g} s"
-            return {self._phase_began + limits.trial_seconds: message}
+            return {self._phase_began - self._parity_seconds + limits.trial_seconds: message}
         whole = self.started + self._outside_seconds + limits.trial_seconds
         deadlines = {whole: f"no result within {limits.trial_seconds:g} s"}
         if self.phase == "compile":
@@ -190,13 +195,15 @@ class ChildProcess:
     @property
     def was_disturbed(self) -> bool:
         """Whether it reports that another process disturbed its device measurements."""
-        error = None if self.reply is None else self.reply["error"]
-        return isinstance(error, dict) and error.get("kind") == "DeviceDisturbed"
+        error = None if self.reply is None else self.reply.error
+        return error is not None and error.kind == "DeviceDisturbed"
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self) -> TaskReply:
         """Returns the process's reply; where it has sent none, one that is derived from its end."""
         if self.reply is not None:
             return self.reply
+        if self.malformed is not None and self.ended_because in ("", "crashed"):
+            return not_valid(self.malformed, task=self.task, log_file=self.log_file)
         if self.ended_because:
             ending = Measurement(outcome=_OUTCOMES[self.ended_because], message=self.message)
         else:
@@ -207,23 +214,5 @@ class ChildProcess:
                     self.exit_status, log_file=self.log_file, host_killed_for_memory=killed
                 )
             except TrialLost as lost:
-                return failure_reply(lost)
-        if self.task in ("train", "train_in_turn"):
-            return {"result": asdict(ending), "error": None}
-        return _failure("PreparationFailed", ending.message, "")
-
-
-def _steps_of(message: Mapping[str, Any]) -> tuple[int, int] | None:
-    match message.get("steps"):
-        case [int(ended), int(wanted)]:
-            return ended, wanted
-    return None
-
-
-def failure_reply(error: TrialLost) -> dict[str, Any]:
-    """Returns the reply for a trial that the machine has ended."""
-    return _failure("TrialLost", error.message, error.hint)
-
-
-def _failure(kind: str, message: str, hint: str) -> dict[str, Any]:
-    return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
+                return failure(lost)
+        return ended_as(ending, task=self.task)

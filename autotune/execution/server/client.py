@@ -2,24 +2,51 @@
 
 import itertools
 import json
+import math
 import os
+import select
+import selectors
+import signal
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from autotune import errors
-from autotune.errors import AutotuneError, TrialServerLost
+from autotune.errors import TrialServerLost
 from autotune.execution.server.limits import TimeLimits
-from autotune.execution.server.process_tree import kill_all, started_under
+from autotune.execution.server.process_tree import descendants, kill_all, send, started_under
+from autotune.execution.server.replies import (
+    LineBuffer,
+    MalformedReply,
+    decode,
+    not_valid,
+    phase_of,
+    reply_of,
+)
+from autotune.execution.server.silence import Silence
+from autotune.python_environment import python_environment
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.execution.server.fork_server")
 """-P: a datasets.py or json.py in the current folder must not shadow the real module."""
+
+SILENCE_SECONDS = 120.0
+"""A server that has not said anything for so long is ended. It does so every 5 s
+(`fork_server.BEAT_SECONDS`), and serves one line at a time, so that the longest pause is that of a
+machine without a processor for it."""
+START_SECONDS = 900.0
+"""The same for one that still imports torch, which a slow network disk may hold up."""
+_WATCH_SECONDS = 1.0
+"""How often to look whether the server lives and whether it is silent."""
+_SECONDS_TO_END = 5.0
+_PIPE_BYTES = 65536
+_MOST_BYTES_AFTER_END = 2**20
+"""What a server that has ended can have left in its pipe, which a trial may still hold open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +72,26 @@ class Doing:
     """Memory in use on the GPU, where a node of a cluster says it."""
 
 
+@dataclass(kw_only=True)
+class _Request:
+    """A request without a reply."""
+
+    task: str
+    log_file: Path
+    future: "Future[Reply]" = field(default_factory=Future)
+    doing: Doing = field(default_factory=Doing)
+
+
 class TrialServer:
     """Starts a server process and keeps the futures of its requests.
 
     Use it as a context manager, or `close` it. `environment` are variables for all its processes; a
     request can override them.
+
+    A server that is silent for `silence_seconds` is ended, with everything that it has started. A
+    trial may have stopped it, since both are processes of one user, and would then have no limit of
+    time. Halfway, and once only, the server is sent SIGCONT: one that was stopped by mistake goes
+    on, and ends what has passed its limits. A trial that stops it again and again ends it.
     """
 
     def __init__(
@@ -58,19 +100,20 @@ class TrialServer:
         log_file: Path,
         command: Sequence[str] = SERVER_COMMAND,
         environment: Mapping[str, str] | None = None,
+        silence_seconds: float = SILENCE_SECONDS,
     ) -> None:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_file = log_file
-        self._futures: dict[int, Future[Reply]] = {}
-        self._doing: dict[int, Doing] = {}
-        """What each running process does, by the id of its request."""
+        self._silence_seconds = silence_seconds
+        self._requests: dict[int, _Request] = {}
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         """Two locks: a write may block until the server's replies are read, which needs `_lock`."""
         self._is_ready = False
         self._is_lost = False
-        self._why_lost = ""
+        self._is_closing = False
+        self._why_lost = "has ended"
         self._mark = uuid.uuid4().hex
         with log_file.open("a") as log:
             self._process = subprocess.Popen(
@@ -80,7 +123,10 @@ class TrialServer:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C at the terminal reaches the search only
                 env={**_environment_of_trials(self._mark), **(environment or {})},
+                bufsize=0,
             )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._reader = threading.Thread(
             target=self._read_replies, name="trial replies", daemon=True
         )
@@ -131,41 +177,39 @@ class TrialServer:
             if self._is_lost:
                 future.set_exception(self._loss())
                 return future
-            self._futures[request_id] = future
+            self._requests[request_id] = _Request(task=task, log_file=log_file, future=future)
         self._send(request)
         return future
 
     def cancel(self, future: "Future[Reply]") -> None:
         """Ends the process of `future`; within seconds a training has the outcome `interrupted`."""
         with self._lock:
-            ids = [request_id for request_id, known in self._futures.items() if known is future]
+            ids = [number for number, known in self._requests.items() if known.future is future]
         for request_id in ids:
             self._send({"cancel": request_id})
 
     def doing(self, future: "Future[Reply]") -> Doing:
         """Returns what the process of `future` does."""
         with self._lock:
-            for request_id, known in self._futures.items():
-                if known is future:
-                    return self._doing.get(request_id, Doing())
+            for known in self._requests.values():
+                if known.future is future:
+                    return known.doing
         return Doing()
 
     def close(self) -> None:
         """Ends the server and everything it runs."""
         assert self._process.stdin is not None
-        try:
+        self._is_closing = True
+        with self._writing:
             self._process.stdin.close()
-        except BrokenPipeError:
-            pass
         if not self._is_ready:
             # Still importing: it runs nothing and would notice the end of its input much later.
             self._process.kill()
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(timeout=5)
+            self._kill()
+        self._reader.join(timeout=_SECONDS_TO_END)
 
     def __enter__(self) -> "TrialServer":
         return self
@@ -174,80 +218,143 @@ class TrialServer:
         self.close()
 
     def _send(self, request: dict[str, Any]) -> None:
+        """Writes a request; does not wait for a server that has ended or is to end.
+
+        A trial may hold the other end of the pipe open, which then nobody reads.
+        """
         assert self._process.stdin is not None
-        try:
-            with self._writing:
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the reader sees the end of the server and fails every future
+        data = json.dumps(request).encode() + b"\n"
+        room = select.poll()
+        with self._writing:
+            while data and not (self._is_lost or self._is_closing):
+                try:
+                    pipe = self._process.stdin.fileno()
+                    data = data[os.write(pipe, data) :]
+                except BlockingIOError:
+                    room.register(pipe, select.POLLOUT)
+                    room.poll(_WATCH_SECONDS * 1000)
+                except BrokenPipeError:
+                    return  # the reader sees the end of the server and fails every future
+
+    # -- replies: all of it in the thread that reads them ------------------------------------------
 
     def _read_replies(self) -> None:
-        assert self._process.stdout is not None
-        replies: IO[bytes] = self._process.stdout
         try:
-            for line in replies:
-                reply = _parse_reply(line)
-                if reply is None:
-                    continue
-                if "failed" in reply:
-                    self._why_lost = f": {reply['failed']}"
-                    continue
-                self._is_ready = True
-                if "phase" in reply:
-                    with self._lock:
-                        self._doing[reply["id"]] = _doing_of(reply)
-                elif "id" in reply:
-                    with self._lock:
-                        future = self._futures.pop(reply["id"])
-                        self._doing.pop(reply["id"], None)
-                    _resolve(future, reply)
+            self._read_until_the_end()
+        finally:  # whatever goes wrong here, no caller waits for ever
+            self._kill()
+            with self._lock:
+                self._is_lost = True
+                unanswered = list(self._requests.values())
+                self._requests = {}
+            for request in unanswered:
+                request.future.set_exception(self._loss())
+
+    def _read_until_the_end(self) -> None:
+        """Handles replies until the server has ended, or is silent for too long.
+
+        That its pipe is closed does not always show its end: a trial may hold the pipe open.
+        """
+        assert self._process.stdout is not None
+        replies = self._process.stdout.fileno()
+        lines = LineBuffer()
+        silence = Silence(step_seconds=_WATCH_SECONDS)
+        was_continued = False
+        bytes_left = _MOST_BYTES_AFTER_END
+        with selectors.DefaultSelector() as selector:
+            selector.register(replies, selectors.EVENT_READ)
+            while bytes_left > 0:
+                has_ended = self._process.poll() is not None
+                if selector.select(0.0 if has_ended else _WATCH_SECONDS):
+                    received = os.read(replies, _PIPE_BYTES)
+                    if not received:
+                        return
+                    for line in lines.lines(received):
+                        self._handle(line)
+                    silence.end()
+                elif has_ended:
+                    return
+                if has_ended:
+                    bytes_left -= _PIPE_BYTES
+                limit = self._silence_seconds if self._is_ready else START_SECONDS
+                seconds = silence.seconds()
+                if seconds > limit:
+                    self._why_lost = f"did not answer for {limit:.0f} s, and was ended"
+                    return
+                if seconds > limit / 2 and not was_continued:
+                    was_continued = True
+                    send([self.pid], signal.SIGCONT)
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        except MalformedReply:
+            return  # half a line of a killed server, or output of the interpreter before it begins
+        if isinstance(message.get("failed"), str):
+            self._why_lost = f"has ended: {message['failed']}"
+            return
+        self._is_ready = True
+        request_id = message.get("id")
+        if not isinstance(request_id, int):
+            return
+        with self._lock:
+            request = self._requests.get(request_id)
+            if request is None:
+                return
+            if "phase" in message:
+                request.doing = _doing_of(message, known=request.doing)
+                return
+            del self._requests[request_id]
+        try:
+            reply = reply_of(message, task=request.task)
+        except MalformedReply as error:
+            reply = not_valid(error, task=request.task, log_file=request.log_file)
+        if reply.error is not None:
+            request.future.set_exception(reply.error.exception())
+        else:
+            request.future.set_result(Reply(result=reply.result, seconds=_seconds_of(message)))
+
+    def _kill(self) -> None:
+        """Kills what is left of the server and of all that it has started.
+
+        The server comes last: until then its processes are its descendants, whatever environment
+        they have chosen.
+        """
+        if self._process.poll() is None:
             kill_all(
-                lambda: started_under(self._mark),
+                lambda: descendants(self.pid),
                 within_seconds=_LEFTOVER_SECONDS,
                 between=self._process.poll,
             )
-        finally:  # whatever goes wrong here, no caller waits for ever
-            with self._lock:
-                self._is_lost = True
-                unresolved = list(self._futures.values())
-                self._futures = {}
-            for future in unresolved:
-                future.set_exception(self._loss())
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            self._process.wait(timeout=_SECONDS_TO_END)
+        kill_all(
+            lambda: started_under(self._mark),
+            within_seconds=_LEFTOVER_SECONDS,
+            between=self._process.poll,
+        )
 
     def _loss(self) -> TrialServerLost:
         return TrialServerLost(
-            f"the process that starts the trials has ended{self._why_lost}",
+            f"the process that starts the trials {self._why_lost}",
             hint=f"see {self._log_file}; run the same command again to continue",
         )
 
 
-def _parse_reply(line: bytes) -> dict[str, Any] | None:
-    """Returns the reply in a line; None for another line.
-
-    That is a partial line of a killed server, or output of the interpreter before the server
-    starts.
-    """
+def _doing_of(message: Mapping[str, Any], *, known: Doing) -> Doing:
     try:
-        reply = json.loads(line)
-    except ValueError:
-        return None
-    return reply if isinstance(reply, dict) else None
+        report = phase_of(message)
+    except MalformedReply:
+        return known
+    return Doing(phase=report.phase, steps=report.steps)
 
 
-def _doing_of(reply: Mapping[str, Any]) -> Doing:
-    if reply["steps"] is None:
-        return Doing(phase=reply["phase"])
-    ended, wanted = reply["steps"]
-    return Doing(phase=reply["phase"], steps=(ended, wanted))
-
-
-def _resolve(future: "Future[Reply]", reply: dict[str, Any]) -> None:
-    if reply["error"] is None:
-        future.set_result(Reply(result=reply["result"], seconds=reply["seconds"]))
-        return
-    kind: type[AutotuneError] = getattr(errors, reply["error"]["kind"])
-    future.set_exception(kind(reply["error"]["message"], hint=reply["error"]["hint"]))
+def _seconds_of(message: Mapping[str, Any]) -> float:
+    seconds = message.get("seconds")
+    if isinstance(seconds, int | float) and math.isfinite(seconds):
+        return max(0.0, float(seconds))
+    return 0.0
 
 
 _MARK = "AUTOTUNE_TRIAL_SERVER"
@@ -269,19 +376,3 @@ def _environment_of_trials(mark: str) -> dict[str, str]:
         environment.pop(name, None)
     environment[_MARK] = mark
     return environment
-
-
-def python_environment() -> dict[str, str]:
-    """Returns the caller's environment, in which another Python imports this same package.
-
-    It also works for a checkout that is not installed.
-    """
-    return {**os.environ, "PYTHONPATH": _python_path()}
-
-
-def _python_path() -> str:
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    root = Path(__file__).resolve().parents[2]
-    if root.name != "site-packages":
-        paths.append(str(root))
-    return os.pathsep.join(paths)

@@ -8,6 +8,10 @@ context. Requests are JSON lines on stdin, replies are JSON lines on stdout:
      "environment": {...}}
     {"cancel": 3}
     -> {"id": 3, "result": ..., "error": null, "seconds": 7.1}
+    -> {"beat": 12}
+
+The beat is sent at a fixed interval while the server serves, so that the client notices a server
+that no longer does: a trial may have stopped it, and would then have no limit of time.
 
 A trial reports through a pipe what it is doing (`progress.py`), and has a deadline for each phase
 (`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later, together with every process
@@ -16,12 +20,15 @@ the server ends every trial and then itself: nothing outlives a killed search. W
 the kernel kills its trials.
 """
 
+import fcntl
 import gc
 import importlib
 import json
 import os
 import selectors
 import signal
+import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -34,15 +41,14 @@ from autotune.execution.server.child_process import (
     LINGER_SECONDS,
     MAX_DISTURBED_ATTEMPTS,
     SECONDS_BETWEEN_ATTEMPTS,
-    TRAININGS,
     ChildProcess,
     Ending,
-    failure_reply,
 )
 from autotune.execution.server.clean_imports import CudaTouched, without_touching_cuda
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants, kill_all, send, send_to_group
+from autotune.execution.server.replies import TRAININGS, failure
 
 _MODULES_OF_TRIALS = (
     "torch._dynamo",
@@ -52,8 +58,9 @@ _MODULES_OF_TRIALS = (
 )
 """With these, everything that a trial needs is imported. Not at the top of this module: `main` sets
 the environment, the signals and the output before."""
-_CHECK_SECONDS = 2.0
-"""How often the size of the logs is checked at least."""
+BEAT_SECONDS = 5.0
+"""How often the server says that it serves."""
+_PIPE_BYTES = 65536
 _GRACE_SECONDS_WHEN_CLOSING = 1.0
 _LINGER_SECONDS_WHEN_CLOSING = 2.0
 """While the server itself ends. Both together are less than the client waits for it."""
@@ -70,6 +77,8 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._requests = b""
         self._is_closing = False
+        self._beats = 0
+        self._next_beat = time.monotonic()
 
     def serve(self, *, requests: int) -> None:
         """Handles requests until the other end of `requests` is closed and all children ended."""
@@ -81,6 +90,7 @@ class Server:
         self._selector.register(requests, selectors.EVENT_READ, "requests")
         self._selector.register(wakeup_read, selectors.EVENT_READ, "child ended")
         while self._children or not self._is_closing:
+            self._beat()
             for key, _ in self._selector.select(timeout=self._seconds_to_deadline()):
                 if key.data == "requests":
                     self._read_requests(requests)
@@ -90,6 +100,12 @@ class Server:
                     self._read_output(key.data)
             self._finish_ended()  # before the deadlines, which a child that has ended has met
             self._enforce_deadlines()
+
+    def _beat(self) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._beats += 1
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+            self._send({"beat": self._beats})
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class Server:
                 f"no process could be started: {error}",
                 hint="run the same command again to continue",
             )
-            self._send(failure_reply(lost) | {"id": request["id"], "seconds": 0.0})
+            self._send(failure(lost).to_dict() | {"id": request["id"], "seconds": 0.0})
 
     def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
         read_end, write_end = os.pipe()
@@ -135,8 +151,7 @@ class Server:
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            # A process that the trial leaves behind would otherwise keep the caller waiting.
-            os.close(self._replies)
+            self._close_in_fork()
             run_child(request, server_pid=server_pid, result_pipe=write_end, begins=begins)
         os.close(write_end)
         os.set_blocking(read_end, False)
@@ -158,12 +173,24 @@ class Server:
         self._children[child.id] = child
         self._selector.register(read_end, selectors.EVENT_READ, child)
 
+    def _close_in_fork(self) -> None:
+        """Closes what only the server may use: its caller's pipe, and those of other children.
+
+        A process that the trial leaves behind would otherwise keep the caller waiting.
+        """
+        os.close(signal.set_wakeup_fd(-1))
+        os.close(self._replies)
+        for key in list(self._selector.get_map().values()):
+            if key.data != "requests":  # the trial gets another standard input
+                os.close(key.fd)
+        self._selector.close()
+
     # -- while they run ----------------------------------------------------------------------------
 
     def _read_output(self, child: ChildProcess) -> int:
         """Reads what a child has written; returns the number of bytes."""
         try:
-            received = os.read(child.pipe, 65536)
+            received = os.read(child.pipe, _PIPE_BYTES)
         except BlockingIOError:
             return 0
         if received:
@@ -176,15 +203,19 @@ class Server:
         return len(received)
 
     def _read_all_output(self, child: ChildProcess) -> None:
-        while self._read_output(child) and child.reply is None:
-            pass
+        """Reads what is in the pipe now: a process that writes without end never empties it."""
+        bytes_left = _bytes_in(child.pipe)
+        while bytes_left > 0 and child.reply is None:
+            received = self._read_output(child)
+            if not received:
+                return
+            bytes_left -= received
 
-    def _seconds_to_deadline(self) -> float | None:
-        if not self._children:
-            return None
-        seconds = _CHECK_SECONDS
+    def _seconds_to_deadline(self) -> float:
         now = time.monotonic()
+        seconds = self._next_beat - now
         for child in self._children.values():
+            seconds = min(seconds, child.log.check_seconds)
             deadline = child.deadline()
             if deadline is not None:
                 seconds = min(seconds, deadline - now)
@@ -240,7 +271,7 @@ class Server:
                 hint="see the kernel's log for what it waits for; "
                 "run the same command again to continue",
             )
-            child.reply = failure_reply(error)
+            child.reply = failure(error)
         self._forget(child)
 
     def _collect(self) -> None:
@@ -287,16 +318,26 @@ class Server:
         if child.pipe in self._selector.get_map():
             self._selector.unregister(child.pipe)
         os.close(child.pipe)
+        child.log.shorten()
         if child.was_disturbed and child.may_be_repeated and child.attempt < MAX_DISTURBED_ATTEMPTS:
             self._start(child.request, attempt=child.attempt + 1)
             return
-        self._send(child.outcome() | {"id": child.id, "seconds": time.monotonic() - child.started})
+        self._send(
+            child.outcome().to_dict()
+            | {"id": child.id, "seconds": time.monotonic() - child.started}
+        )
 
     def _send(self, reply: dict[str, Any]) -> None:
         try:
             write_line(self._replies, reply)
         except BrokenPipeError:
             pass  # nobody is left to read it
+
+
+def _bytes_in(pipe: int) -> int:
+    """Returns how many bytes can be read from a pipe at the moment."""
+    count = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
+    return int.from_bytes(count, sys.byteorder)
 
 
 def _with_start_time(moment: float, payload: dict[str, Any]) -> dict[str, Any]:

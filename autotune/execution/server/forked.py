@@ -5,8 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from autotune import errors
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, error_class
 
 
 class ForkFailed(Exception):
@@ -28,10 +27,10 @@ def run_in_fork(run: Callable[[], Any]) -> Any:
     exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     try:
         reply = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ForkFailed(f"its process ended with exit code {exit_code}") from None
     if reply.get("kind"):
-        kind: type[AutotuneError] = getattr(errors, reply["kind"])
+        kind = error_class(reply["kind"]) or AutotuneError
         raise kind(reply["message"], hint=reply["hint"])
     if "message" in reply:
         raise ForkFailed(reply["message"])

@@ -5,7 +5,8 @@ context, a script's preparations): how long a script reads its data does not sho
 and a start that hangs is rare enough to wait for. Reading gradients to compare trainings, about one
 second a billion parameters, does not count towards the training's limits: the limit of the whole is
 extended by its duration, which itself may not exceed that limit. Nor does the time that a training
-waits for its turn (`training/turns.py`), which has no limit.
+waits for its turn (`training/turns.py`), which has no limit here: the search, which knows whose
+turn it is, ends one that does not answer (`execution/in_turn.py`).
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,6 @@ names. A training loop that is not searched can load a configuration and apply i
 Loads torch only in `apply`.
 """
 
-import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, TrainingConfig, check_legal, configuration_of
+from autotune.spec.user_files import read_json
 from autotune.spec.workload import Workload
 
 if TYPE_CHECKING:
@@ -219,16 +219,7 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
 
     `global_batch` is used for a micro batch size that is missing. Raises InvalidInput.
     """
-    try:
-        content = json.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error.strerror}", hint=_HOW_TO_NAME) from None
-    except json.JSONDecodeError as error:
-        raise InvalidInput(
-            f"{file} is not JSON: line {error.lineno}, column {error.colno}", hint=_HOW_TO_NAME
-        ) from None
-    except ValueError:
-        raise InvalidInput(f"{file} is not a text file in UTF-8", hint=_HOW_TO_NAME) from None
+    content = read_json(Path(file), hint=_HOW_TO_NAME)
     if isinstance(content, dict) and "config" in content:
         content = content["config"]
     if not isinstance(content, dict):

@@ -30,6 +30,7 @@ from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
@@ -49,7 +50,6 @@ from autotune.training.script.run import (
 from autotune.training.script.timed_run import Step, TimedRun
 from autotune.training.speed import measured_speed
 from autotune.training.step import Diverged
-from autotune.training.trainer import LARGEST_LOSS
 from autotune.units import format_size
 
 
@@ -279,7 +279,7 @@ class _ScriptTrial(TimedRun):
         """Returns the fields for perplexity.
 
         Empty where perplexity is reused from another trial, or the script was ended early. Raises
-        Diverged for a loss that is too large.
+        Diverged for a loss that is too large, or too far below zero.
         """
         if self._request.shares_perplexity or len(self._steps) < self.workload.steps:
             return {}
@@ -296,6 +296,6 @@ class _ScriptTrial(TimedRun):
                 last_steps=len(last_quarter),
                 unused_evaluation="unseen" if has_evaluation else None,
             )
-        if not loss < LARGEST_LOSS:
+        if not -LARGEST_LOSS < loss < LARGEST_LOSS:
             raise Diverged(f"the loss is {loss} after {self.workload.steps} steps")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}

@@ -12,6 +12,7 @@ from autotune.errors import InvalidInput
 from autotune.execution.server.child_process import ChildProcess
 from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits, time_limits
 from autotune.execution.server.progress import PipeProgress
+from autotune.execution.server.replies import LARGEST_LINE_BYTES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.training.trainer import trace, train
@@ -47,7 +48,7 @@ def pipe():
 def child(tmp_path):
     return ChildProcess(
         id=1,
-        task="train",
+        task="train_in_turn",  # which may also wait
         pid=0,
         pipe=-1,
         log_file=tmp_path / "trial.log",
@@ -144,9 +145,10 @@ def test_the_search_is_told_of_another_phase_at_once_and_of_a_step_twice_a_secon
 
 
 @pytest.mark.parametrize("steps", [b"3", b"[3]", b'["3", 4]', b"[1, 2, 3]"])
-def test_steps_that_are_none_are_ignored(child, steps):
+def test_a_trial_that_writes_steps_that_are_none_is_a_crash(child, steps):
     child.receive(b'{"phase": "step", "steps": %s}\n' % steps)
-    assert (child.phase, child.steps) == ("step", None)
+    assert child.exceeded_limit(time.monotonic())[0] == "crashed"
+    assert child.outcome().result["outcome"] == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -209,23 +211,40 @@ def test_waiting_for_a_turn_counts_for_no_limit_and_has_none(child, monkeypatch)
     assert "no result within 100 s" in child.exceeded_limit(now + 1101.0)[1]
 
 
-def test_a_result_may_come_in_pieces_among_whatever_else_was_written(child):
-    text = b'not json\n[1]\n{"phase": 3}\n\xff\n{"result": {"outcome": "ok"}, "error": null}\n'
+def test_a_result_may_come_in_pieces_among_the_phases(child):
+    text = b'{"phase": "step"}\n{"result": {"outcome": "ok"}, "error": null}\n'
     for start in range(0, len(text), 7):
         child.receive(text[start : start + 7])
-    assert child.reply == {"result": {"outcome": "ok"}, "error": None}
+    assert child.reply.result == {"outcome": "ok"}
+
+
+@pytest.mark.parametrize("garbage", [b"not json", b"[1]", b'{"phase": 3}', b"\xff", b"["])
+def test_nothing_is_believed_of_a_trial_that_has_written_something_else(child, garbage):
+    child.receive(garbage + b'\n{"result": {"outcome": "ok"}, "error": null}\n')
+    assert child.outcome().result["outcome"] == "crashed"
 
 
 def test_a_result_that_arrives_while_the_process_is_being_ended_is_ignored(child):
     child.ended_because, child.message = "timeout", "no result within 100 s"
     child.receive(b'{"result": {"outcome": "crashed"}, "error": null}\n')
-    assert child.outcome()["result"]["outcome"] == "timeout"
+    assert child.outcome().result["outcome"] == "timeout"
 
 
-def test_a_line_without_end_does_not_fill_the_servers_memory(child):
-    for _ in range(80):
+def test_a_trial_that_writes_a_line_without_end_is_a_crash_before_its_end(child):
+    for _ in range(1 + LARGEST_LINE_BYTES // 2**20):
         child.receive(b"x" * 2**20)
-    assert len(child._unfinished) <= 2**26
+    assert child.exceeded_limit(time.monotonic())[0] == "crashed"
+
+
+def test_comparisons_again_and_again_do_not_lengthen_a_trial(child, monkeypatch):
+    """Each reading of gradients is outside the limits of the training; all together have one."""
+    now = time.monotonic()
+    for second in range(0, 140, 2):
+        for moment, phase in ((second, "parity"), (second + 1.9, "step")):
+            monkeypatch.setattr("time.monotonic", lambda moment=moment: now + moment)
+            child.receive(b'{"phase": "%s"}\n' % phase.encode())
+    child.receive(b'{"phase": "parity"}\n')
+    assert child.exceeded_limit(time.monotonic())[0] == "timeout"
 
 
 # -- the limits ------------------------------------------------------------------------------------

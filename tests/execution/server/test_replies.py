@@ -1,0 +1,206 @@
+"""What the process of a request may write to its pipe: each line is checked, whatever it is."""
+
+import json
+import math
+from dataclasses import asdict
+
+import pytest
+
+from autotune.errors import StudyMismatch
+from autotune.execution.server import replies
+from autotune.execution.server.replies import MalformedReply, PhaseReport, parse_line
+from autotune.spec.limits import LARGEST_LOSS
+from autotune.spec.parity import PROJECTIONS, ParityTrace
+from autotune.spec.provenance import MEASURED, PerplexitySource, TrialReference
+from autotune.spec.result import DeviceInfo, Measurement
+
+OK = Measurement(
+    outcome="ok",
+    peak_memory_bytes=2**20,
+    device_bytes=2**20,
+    tokens_per_second=1000.0,
+    perplexity=20.0,
+    perplexity_source=MEASURED,
+)
+DEVICE = DeviceInfo(
+    device="cpu", name="a CPU", total_memory_bytes=2**30, versions={"torch": "2.11"}
+)
+TRACE = ParityTrace(
+    losses=(3.0, 2.0, 1.0),
+    gradient_norms={"rest": 1.0},
+    gradient_projections={"rest": (0.5,) * PROJECTIONS},
+    draws_random_numbers=False,
+)
+PREDICTION = {
+    "device": "cpu",
+    "fake_device": "cpu",
+    "peak_memory_bytes": 100,
+    "upper_bound_bytes": 110,
+    "lower_bound_bytes": 90,
+    "phase": "backward",
+    "module": "",
+    "operator": "aten.mm",
+    "bytes_by_category": {"activations": 100},
+    "parameters": 10,
+    "holders": [
+        {
+            "category": "activations",
+            "module": "",
+            "operator": "aten.mm",
+            "count": 1,
+            "size_bytes": 100,
+        }
+    ],
+    "timeline": {
+        "events": [1, 2],
+        "bytes_by_category": {"activations": [50, 100]},
+        "phases": [["forward", 0, 1]],
+        "peak_event": 2,
+    },
+    "notes": ["an assumption"],
+}
+VALID_RESULTS = {
+    "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10},
+    "identify": asdict(DEVICE),
+    "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},
+    "examine": {"unavailable": {}, "files": {"train.py": "ab"}, "missing_variable": ""},
+    "rehearse": "",
+    "model_sha256": "ab",
+    "devices": [asdict(DEVICE)],
+    "check_device": {},
+    "predict": PREDICTION,
+    "train": {**asdict(OK), "script_files": {"train.py": "ab"}},
+    "train_in_turn": asdict(Measurement(outcome="ok")),
+    "trace": {"trace": TRACE.to_dict(), "failure": ""},
+    "prepare_seed": {},
+}
+"""A result of every task."""
+
+
+def line(result=None, error=None) -> bytes:
+    return json.dumps({"result": result, "error": error}).encode()
+
+
+def training(**changes) -> bytes:
+    return line({**asdict(OK), **changes})
+
+
+def test_every_task_has_a_check_of_its_result():
+    from autotune.execution.server.tasks import TASKS
+
+    assert replies.RESULTS.keys() == TASKS.keys() == VALID_RESULTS.keys()
+
+
+@pytest.mark.parametrize("task", VALID_RESULTS)
+def test_a_valid_result_is_returned_as_it_is(task):
+    result = json.loads(json.dumps(VALID_RESULTS[task]))
+    assert parse_line(line(result), task=task).result == result
+
+
+@pytest.mark.parametrize("task", VALID_RESULTS)
+@pytest.mark.parametrize("result", [None, [], {"outcome": None}, 3, "x" * 9, {"a": {}}, True])
+def test_a_result_of_another_type_is_malformed(task, result):
+    if isinstance(result, str) and task in ("rehearse", "model_sha256"):
+        return  # they return a text
+    with pytest.raises(MalformedReply):
+        parse_line(line(result), task=task)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome": "unknown"},
+        {"outcome": "interrupted"},
+        {"outcome": "predicted_over_cap"},
+        {"peak_memory_bytes": -1},
+        {"peak_memory_bytes": 0},
+        {"device_bytes": 2**63},
+        {"device_bytes": True},
+        {"tokens_per_second": 0.0},
+        {"perplexity": "20"},
+        {"bytes_by_kind": {"parameters": "much"}},
+        {"perplexity_source": {"kind": []}},
+        {"perplexity_source": asdict(PerplexitySource.shared_with(TrialReference(number=3)))},
+        {"reused_from": {"number": 3}},
+        {"script_files": {"train.py": 3}},
+        {"a_field_of_another_release": 1},
+    ],
+    ids=str,
+)
+def test_a_measurement_that_no_training_has_is_malformed(changes):
+    with pytest.raises(MalformedReply):
+        parse_line(training(**changes), task="train")
+
+
+def test_a_number_that_is_not_finite_was_not_measured():
+    reply = parse_line(training(perplexity=math.nan, final_loss=math.inf), task="train")
+    assert (reply.result["perplexity"], reply.result["final_loss"]) == (None, None)
+
+
+@pytest.mark.parametrize("loss", [-LARGEST_LOSS, LARGEST_LOSS])
+def test_the_perplexity_of_every_loss_that_a_training_can_end_with_is_valid(loss):
+    perplexity = math.exp(loss)
+    reply = parse_line(training(perplexity=perplexity), task="train")
+    assert reply.result["perplexity"] == perplexity
+
+
+def test_a_message_can_be_printed_and_is_not_longer_than_a_page():
+    reply = parse_line(training(message="\ud800\0" + "x" * 10**6), task="train")
+    message = reply.result["message"]
+    assert message.encode().startswith(b"?\xef\xbf\xbdx")
+    assert len(message) == replies.LONGEST_TEXT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"hello",
+        b"\xff\xfe",
+        b"[" * 10**6,
+        b'{"result": ' + b"[" * 40 + b"]" * 40 + b', "error": null}',
+        b'{"result": ' + b"9" * 30 + b', "error": null}',
+        b'{"result": ' + b"9" * 9999 + b', "error": null}',
+        b'{"result": null}',
+        b'{"phase": ["step"]}',
+        b'{"phase": "sleep"}',
+        b'{"phase": "step", "steps": [3]}',
+        b'{"phase": "step", "steps": [-3, 1]}',
+        b'{"phase": "step", "steps": ["1", "3"]}',
+        b'{"phase": "step", "steps": [true, 3]}',
+        b'{"phase": "step", "steps": {"ended": 1}}',
+        b'{"phase": "waiting"}',
+        b" " * (replies.LARGEST_LINE_BYTES + 1),
+    ],
+    ids=lambda text: repr(text[:40]),
+)
+def test_any_other_line_is_malformed(text):
+    with pytest.raises(MalformedReply):
+        parse_line(text, task="model_sha256")
+
+
+def test_a_phase_is_reported_with_its_steps():
+    report = parse_line(b'{"phase": "step", "steps": [1, 3]}', task="train")
+    assert report == PhaseReport(phase="step", steps=(1, 3))
+
+
+def test_an_error_keeps_its_class_message_and_hint():
+    told = {"kind": "StudyMismatch", "message": "another text", "hint": "prepare it again"}
+    error = parse_line(line(error=told), task="train").error.exception()
+    assert (type(error), error.message, error.hint) == (
+        StudyMismatch,
+        "another text",
+        "prepare it again",
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["Iterable", "re", "ValueError", "suggestion", "Stopped", "InvalidInput", "", [], None, 3],
+)
+def test_a_training_ends_with_no_error_of_another_kind(kind):
+    with pytest.raises(MalformedReply):
+        parse_line(line(error={"kind": kind, "message": "", "hint": ""}), task="train")
