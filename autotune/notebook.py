@@ -11,10 +11,11 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from html import escape
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from autotune.printable import printable
+from autotune.reporting.html_text import html_text
 from autotune.units import format_duration
 
 if TYPE_CHECKING:
@@ -49,11 +50,13 @@ def cell_output() -> Show:
         if shown == [html]:
             return
         bundle = {"text/html": html, "text/plain": text}
-        if shown:
-            handle.update(bundle, raw=True)
-        else:
-            handle.display(bundle, raw=True)
-        shown[:] = [html]
+        # The connection to the page may raise anything of its own; the search goes on without it.
+        with suppress(Exception):
+            if shown:
+                handle.update(bundle, raw=True)
+            else:
+                handle.display(bundle, raw=True)
+            shown[:] = [html]
 
     return show
 
@@ -73,7 +76,7 @@ def status_line(doing: str) -> Iterator[Callable[[str], None]]:
     def say(line: str) -> None:
         elapsed = format_duration(time.monotonic() - begun)
         text = f"{doing}: {line}, {elapsed}"
-        show(f"<p>{escape(text)}</p>", text)
+        show(f"<p>{html_text(text)}</p>", printable(text))
 
     say("starting")
     try:
@@ -151,7 +154,7 @@ class LiveOutput:
     def _draw(self, *, ended: str = "") -> None:
         with self._lock:
             html, text = self._html(ended), self._plain(ended)
-        self._show(html, text)
+        self._show(html, printable(text, keep_lines=True))
 
     def _plain(self, ended: str) -> str:
         now = ended or "\n".join(self._progress.doing())
@@ -165,17 +168,17 @@ class LiveOutput:
 
         progress = self._progress
         now = time.monotonic()
-        parts = [f"<div>{escape(note)}</div>" for note in self._notes[-_NOTES_SHOWN:]]
+        parts = [f"<div>{html_text(note)}</div>" for note in self._notes[-_NOTES_SHOWN:]]
         if ended:
-            parts.append(f"<p>{escape(ended)}. {format_duration(now - self._begun)}</p>")
+            parts.append(f"<p>{html_text(ended)}. {format_duration(now - self._begun)}</p>")
         elif doing := [*_lines_of_places(progress), *progress.doing()]:
-            parts.append(f"<p>{'<br>'.join(map(escape, doing))}</p>")
+            parts.append(f"<p>{'<br>'.join(map(html_text, doing))}</p>")
         if progress.opened is None:
             return f"<div>{''.join(parts)}</div>"
         done = len(progress.records)
         parts.append(
             f'<p><progress max="{max(1, progress.wanted)}" value="{done}"></progress> '
-            f"{escape(progress.status())}</p><p><b>{escape(progress.best())}</b></p>"
+            f"{html_text(progress.status())}</p><p><b>{html_text(progress.best())}</b></p>"
         )
         latest = progress.records[-_ROWS_SHOWN:]
         if latest and not ended:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
 from autotune.errors import InvalidInput
 from autotune.notebook import status_line
+from autotune.printable import printable
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult
 from autotune.spec.study import DEFAULT_STORAGE, RESULTS_FOLDER
@@ -52,7 +53,7 @@ class Result(StudyResult):
         from autotune.reporting.outcomes import outcome_counts
         from autotune.reporting.trial_text import answer_of
 
-        return f"<study {self.study}, {outcome_counts(self.trials)}. {answer_of(self)}>"
+        return printable(f"<study {self.study}, {outcome_counts(self.trials)}. {answer_of(self)}>")
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the pick with its reason, the front and the trials."""
@@ -219,6 +220,7 @@ def _timeline_of(view: "StudyView", number: int | None) -> Prediction:
     from autotune.execution.local import LocalExecutor
     from autotune.reporting.figures.memory_timeline import trial_shown
     from autotune.study.predictions import Forecaster
+    from autotune.study.trusted_code import check_trusted
 
     record = trial_shown(view, number)
     workload = view.definition.workload
@@ -227,6 +229,8 @@ def _timeline_of(view: "StudyView", number: int | None) -> Prediction:
             f"study {view.result.study!r} runs a script, whose steps cannot be predicted",
             hint=f"autotune plot {view.result.study} memory shows what was measured",
         )
+    result = view.result
+    check_trusted(workload, study=result.study, storage=result.storage, folder=result.folder)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         forecaster = Forecaster.of_device(
             view.definition.device, executor=executor, workload=workload

@@ -197,6 +197,18 @@ def test_one_output_is_updated(kernel):
     assert kernel == [("display", "one"), ("update", "two")]
 
 
+def test_a_connection_to_the_page_that_fails_ends_nothing(kernel, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("socket closed")
+
+    monkeypatch.setattr(FakeHandle, "display", fail)
+    show = cell_output()
+    show("<p>one</p>", "one")
+    monkeypatch.undo()
+    show("<p>two</p>", "two")
+    assert FakeHandle.calls[-1:] == [("display", "two")]
+
+
 def test_a_status_line_ends_with_what_happened(kernel):
     def predict():
         with status_line("predicting") as say:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from autotune.cli.lines import print_line
 from autotune.cli.server import NeededServerOption, open_client
 
 
@@ -22,6 +23,6 @@ def cancel(
         for number in dict.fromkeys(searches):
             search = client.cancel(number)
             if search.has_ended:
-                print(f"Search {number} is {search.state}.")
+                print_line(f"Search {number} is {search.state}.")
             else:
-                print(f"Search {number} is being cancelled.")
+                print_line(f"Search {number} is being cancelled.")

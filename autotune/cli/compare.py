@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
-from autotune.cli.tables import is_narrow, make_console, narrow_note
+from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.errors import InvalidInput
 from autotune.reporting.trial_text import (
     format_speed,
@@ -162,7 +162,7 @@ def _table(compared: "Comparison") -> Table:
             cells.append(side.workload)
         cells.append(side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}")
         cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_text, cells))
     return table
 
 
@@ -179,17 +179,17 @@ def _narrow_table(compared: "Comparison", views: Sequence["StudyView"]) -> Table
             pick = f"#{view.pick.number} {short_label(view.pick, view.baseline)}"
         cells = [side.study, pick]
         cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_text, cells))
     return table
 
 
 def _facts(side: "Side") -> Text:
     """Return on one line what a study ran on and, if it has a pick, all of its configuration."""
-    text = Text(f"{side.study}: ", style="bold")
+    text = as_text(f"{side.study}: ", style="bold")
     line = f"{side.workload}; {side.device}, torch {side.torch}, cap {format_size(side.cap_bytes)}"
     if side.pick is not None:
         line += f"; pick #{side.pick} {side.pick_words}"
-    return text.append(line, style="not bold")
+    return text.append_text(as_text(line, style="not bold"))
 
 
 def _matches_table(
@@ -201,14 +201,14 @@ def _matches_table(
     table = Table(
         box=None,
         pad_edge=False,
-        title=Text(_matches_title(matches, first, other)),
+        title=as_text(_matches_title(matches, first, other)),
         title_justify="left",
         title_style="bold",
     )
     for study in (first, other):
-        table.add_column(Text(study), overflow="fold")
+        table.add_column(as_text(study), overflow="fold")
         for objective in ("peak", "perplexity"):
-            table.add_column(Text(objective), justify="right", no_wrap=True)
+            table.add_column(as_text(objective), justify="right", no_wrap=True)
     table.add_column("speed", justify="right", no_wrap=True)
     for match in matches:
         name = match.trial.name or trial_label(match.trial)
@@ -219,7 +219,7 @@ def _matches_table(
             name = "itself, on the front" if match.found_itself else match.found.config.describe()
             cells += [f"#{match.found.number} {name}", *_objectives(match.found)]
             cells.append(_relative_speed(match))
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_text, cells))
     table.caption, table.caption_justify = _SPEED_NOTE.format(place="on the left"), "left"
     return table
 
@@ -231,16 +231,17 @@ def _narrow_matches_table(
     table = Table(
         box=None,
         pad_edge=False,
-        title=Text(_matches_title(matches, first, other)),
+        title=as_text(_matches_title(matches, first, other)),
         title_justify="left",
         title_style="bold",
     )
-    table.add_column(Text(f"{first}\n  {other}"), overflow="fold")
+    table.add_column(as_text(f"{first}\n  {other}"), overflow="fold")
     for column in ("peak", "perpl.", "speed"):
         table.add_column(column, justify="right", no_wrap=True)
     for match in matches:
         name = match.trial.name or short_description(match.trial.config, baseline)
-        table.add_row(*map(Text, [f"#{match.trial.number} {name}", *_objectives(match.trial), ""]))
+        cells = [f"#{match.trial.number} {name}", *_objectives(match.trial), ""]
+        table.add_row(*map(as_text, cells))
         if match.found is None:
             table.add_row("  none")
             continue
@@ -248,7 +249,7 @@ def _narrow_matches_table(
         if not match.found_itself:
             name = short_description(match.found.config, baseline)
         cells = [f"  #{match.found.number} {name}", *_objectives(match.found)]
-        table.add_row(*map(Text, [*cells, _relative_speed(match)]))
+        table.add_row(*map(as_text, [*cells, _relative_speed(match)]))
     note = f"{_SPEED_NOTE.format(place='above')}\n{narrow_note(baseline)}"
     table.caption, table.caption_justify = note, "left"
     return table

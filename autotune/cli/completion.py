@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 
 import typer
 
+from autotune.cli.lines import print_line
 from autotune.errors import InvalidInput
+from autotune.printable import printable
 from autotune.spec.option import Option
 from autotune.spec.space_content import named_spaces
 from autotune.spec.study import DEFAULT_STORAGE
@@ -70,7 +72,7 @@ def install(shell: str | None = None) -> None:
 
     name = _shell("--install-completion", named=shell)
     name, file = install_script(shell=name, prog_name=PROGRAM)
-    print(f"{name} completion is installed in {file}; it works in new terminals")
+    print_line(f"{name} completion is installed in {file}; it works in new terminals")
 
 
 def show(shell: str | None = None) -> None:
@@ -117,8 +119,13 @@ def one_of(choices: Iterable[str]) -> Complete:
     return complete
 
 
+def _typed(names: Iterable[str]) -> list[str]:
+    """Return the names that a terminal can show: no others can be typed."""
+    return [name for name in names if printable(name) == name]
+
+
 def spaces() -> list[str]:
-    return list(named_spaces())
+    return _typed(named_spaces())
 
 
 def scales(ctx: typer.Context) -> list[str]:
@@ -126,7 +133,7 @@ def scales(ctx: typer.Context) -> list[str]:
     from autotune.spec.space_file import load_space  # noqa: PLC0415  # reads and checks the file
 
     space = ctx.params.get("space")
-    return [] if space is None else list(load_space(space).scales)
+    return [] if space is None else _typed(load_space(space).scales)
 
 
 def configurations(ctx: typer.Context) -> list[str]:
@@ -134,7 +141,9 @@ def configurations(ctx: typer.Context) -> list[str]:
     from autotune.spec.space_file import load_space  # noqa: PLC0415  # reads and checks the file
 
     space = ctx.params.get("space")
-    return [] if space is None else [each["name"] for each in load_space(space).configurations]
+    if space is None:
+        return []
+    return _typed(each["name"] for each in load_space(space).configurations)
 
 
 def studies(ctx: typer.Context) -> list[str]:
@@ -143,7 +152,7 @@ def studies(ctx: typer.Context) -> list[str]:
         return []  # pressing a key sends nothing to a server
     from autotune.storage.names import study_names  # noqa: PLC0415  # imports SQLAlchemy
 
-    return study_names(_storage(ctx))
+    return _typed(study_names(_storage(ctx)))
 
 
 def trials(ctx: typer.Context) -> list[str]:

@@ -8,11 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from autotune.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.cli import completion
-from autotune.cli.tables import make_console
+from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL, check_address
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
@@ -50,7 +49,7 @@ def doctor(
     console = make_console()
 
     def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
+        console.print(as_text(line), soft_wrap=True)
 
     if ray is not None:
         _check_cluster(ray, device, say)
@@ -58,7 +57,7 @@ def doctor(
 
     def note(sentence: str) -> None:
         make_console(sys.stderr).print(
-            Text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True
+            as_text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True
         )
 
     for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):

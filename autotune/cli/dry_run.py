@@ -4,10 +4,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.text import Text
-
 from autotune.cli.live import make_display
-from autotune.cli.tables import make_console
+from autotune.cli.tables import as_text, make_console
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import SearchSpace
 from autotune.study.dry_run import Plan, plan
@@ -25,7 +23,7 @@ def print_plan(
     console = make_console()
 
     def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
+        console.print(as_text(line), soft_wrap=True)
 
     definition, legal = planned.definition, planned.legal
     say(f"Search space {definition.space.name}: {planned.configurations} legal configurations")
@@ -64,7 +62,7 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
     console = make_console()
 
     def say(line: str) -> None:
-        console.print(Text(line), soft_wrap=True)
+        console.print(as_text(line), soft_wrap=True)
 
     say(f"Search space {plan['space']}: {plan['configurations']} legal configurations")
     for field, values in plan["values"].items():

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
 from autotune.analysis.explanation import SIZES_NOTE, Explanation
-from autotune.cli.tables import indented, make_console
+from autotune.cli.lines import print_line
+from autotune.cli.tables import as_text, indented, make_console
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.result import JSON_SCHEMA
@@ -51,7 +51,7 @@ def _named_configuration(space: Any, name: str | None, *, workload: Workload) ->
 def say_beginning(*, quiet: bool) -> None:
     """Say on stderr what takes the first seconds, once the request has been checked."""
     if not quiet:
-        print("Starting torch ...", file=sys.stderr, flush=True)
+        print_line("Starting torch ...", to_stderr=True, flush=True)
 
 
 def explain_question(question: Question, *, quiet: bool) -> Explanation:
@@ -91,7 +91,7 @@ class _Lines:
             configurations = "configuration" if more == 1 else "configurations"
             line = f"Predicting {more} more {configurations}, after {elapsed} ..."
         self._wanted = wanted
-        print(line, file=sys.stderr, flush=True)
+        print_line(line, to_stderr=True, flush=True)
 
 
 def print_explanation(question: Question, explanation: Explanation) -> None:
@@ -103,7 +103,7 @@ def print_explanation(question: Question, explanation: Explanation) -> None:
             text = line.lstrip()
             console.print(indented(text, len(line) - len(text), style=style))
         else:
-            console.print(Text(line, style=style), soft_wrap=True)
+            console.print(as_text(line, style=style), soft_wrap=True)
 
     number = "" if question.record is None else f"#{question.record.number} "
     say(f"{number}{explanation.config.describe()}", "bold")

@@ -1,18 +1,17 @@
 """`autotune export`: write a trial's configuration as files for another trainer."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from autotune import api
 from autotune.analysis.pick import PREFERENCES
 from autotune.cli import completion, options
+from autotune.cli.lines import print_line
 from autotune.cli.server import ServerOption, check_one_place, open_client
-from autotune.cli.tables import make_console
+from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import WrittenExport, target_of, version_of
@@ -135,7 +134,7 @@ def _print_export(written: WrittenExport) -> None:
     record, target = written.record, target_of(written.target)
 
     def say(line: str = "", style: str = "") -> None:
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(as_text(line, style=style), soft_wrap=True)
 
     say(f"#{record.number} {record.config.describe()}", "bold")
     if not record.feasible:
@@ -149,7 +148,7 @@ def _print_export(written: WrittenExport) -> None:
         for line in lines:
             say(f"  {line}")
     if written.lacks_techniques:
-        print(
+        print_line(
             "note: without the techniques not expressed, memory and speed differ from the trial's",
-            file=sys.stderr,
+            to_stderr=True,
         )

@@ -7,6 +7,7 @@ import typer
 
 from autotune import api
 from autotune.cli import completion, options
+from autotune.cli.lines import print_line
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
 from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.errors import InvalidInput
@@ -142,7 +143,7 @@ def plot(
     target.write(
         drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(result, figure, drawing)
     )
-    print(target.file)
+    print_line(str(target.file))
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.progress import Progress
 from rich.table import Table
-from rich.text import Text
 
 from autotune import api
 from autotune.analysis.pick import chosen_trial
 from autotune.analysis.published_comparison import reference_of
+from autotune.cli.lines import print_line
 from autotune.cli.published import of_forecasts, print_reference
-from autotune.cli.tables import is_narrow, make_console, narrow_note
+from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
 from autotune.reporting.trial_text import short_description
 from autotune.spec.config import TrainingConfig, check_legal
@@ -102,7 +102,7 @@ def print_answer(answer: Answer) -> None:
     console = make_console()
 
     def say(line: str, style: str = "") -> None:
-        console.print(Text(line, style=style), soft_wrap=True)
+        console.print(as_text(line, style=style), soft_wrap=True)
 
     prediction = answer.prediction
     say(answer.config.describe(), "bold")
@@ -140,12 +140,12 @@ def print_answer(answer: Answer) -> None:
         )
     for holder in prediction.holders[:8]:
         what = holder.category.replace("_", " ")
-        made_by = Text(holder.operator)
+        made_by = as_text(holder.operator)
         holders.add_row(
             format_size(holder.size_bytes),
             str(holder.count),
             what,
-            Text(holder.module or "-"),
+            as_text(holder.module or "-"),
             made_by,
         )
     console.print()
@@ -208,7 +208,7 @@ def space_table(
                 description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
-            table.add_row("-", "-", Text(description), "-", Text(forecast.error))
+            table.add_row("-", "-", as_text(description), "-", as_text(forecast.error))
             continue
         remark = ""
         if cap_bytes is not None and prediction.upper_bound_bytes > cap_bytes:
@@ -217,7 +217,7 @@ def space_table(
         table.add_row(
             format_size(prediction.peak_memory_bytes),
             format_size(prediction.upper_bound_bytes),
-            Text(description),
+            as_text(description),
             prediction.phase,
             remark,
             style="dim" if remark else "",
@@ -319,4 +319,4 @@ def write_page(answer: Answer, file: Path) -> None:
         cap_bytes=answer.cap_bytes,
     )
     write_file(file, memory_timeline.page(figure), option="--plot")
-    print(file, file=sys.stderr)
+    print_line(str(file), to_stderr=True)

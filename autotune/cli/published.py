@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rich.table import Table
-from rich.text import Text
 
 from autotune.analysis.published_comparison import (
     EXCLUDED,
@@ -16,7 +15,7 @@ from autotune.analysis.published_comparison import (
     is_of_published_size,
     reference_of,
 )
-from autotune.cli.tables import make_console
+from autotune.cli.tables import as_text, make_console
 from autotune.reporting import published_rows
 from autotune.reporting.plain_tables import reference_markdown
 from autotune.reporting.study_view import StudyView
@@ -133,7 +132,11 @@ def _print_table(answer: ReferenceAnswer) -> None:
     else:
         heads, lines = published_rows.heads(answer.rows), published_rows.cells(answer.rows)
     table = Table(
-        title=Text(answer.about), title_justify="left", title_style="bold", box=None, pad_edge=False
+        title=as_text(answer.about),
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
     )
     for head in heads:
         is_text = head in ("row", "remark")
@@ -141,7 +144,7 @@ def _print_table(answer: ReferenceAnswer) -> None:
             head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold"
         )
     for cells in lines:
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(as_text, cells))
     console.print(table)
     for line in _notes(answer):
-        console.print(Text(line))
+        console.print(as_text(line))

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from autotune.cli import completion
 from autotune.cli.options import JsonOption
 from autotune.cli.server import NeededServerOption, open_client
-from autotune.cli.tables import is_narrow, make_console
+from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.queued_search import SEARCH_STATES
 from autotune.units import format_duration
@@ -86,7 +85,7 @@ def _table(searches: "Sequence[RemoteSearch]", *, narrow: bool) -> Table:
                 _ago(search.submitted_at),
                 search.reason or str((search.progress or {}).get("doing", "")),
             ]
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(as_text(cell) for cell in cells))
     return table
 
 

@@ -7,6 +7,7 @@ import typer
 
 from autotune import api
 from autotune.cli import options
+from autotune.cli.lines import print_line
 from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.reporting.output_file import write_file
 from autotune.result import report_file
@@ -35,10 +36,10 @@ def report(
     """
     preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
     if server is None:
-        print(api.write_report(study, out, storage=storage, preferences=preferences))
+        print_line(str(api.write_report(study, out, storage=storage, preferences=preferences)))
         return
     check_one_place(server, storage)
     file = report_file(study, out)
     with open_client(server) as client:
         write_file(file, client.report(study, preferences=preferences))
-    print(file)
+    print_line(str(file))

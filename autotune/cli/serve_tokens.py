@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.cli.tables import make_console
+from autotune.cli.tables import as_text, make_console
 
 if TYPE_CHECKING:
     from autotune.storage.tokens import Tokens
@@ -114,7 +113,7 @@ def _list(context: typer.Context, storage: str) -> None:
     for token in found:
         may = "read" if token.is_read_only else "read and write"
         removed = "" if token.revoked_at is None else _minute(token.revoked_at)
-        table.add_row(Text(token.name), may, _minute(token.created_at), removed)
+        table.add_row(as_text(token.name), may, _minute(token.created_at), removed)
     console.print(table)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli import completion, options
+from autotune.cli.lines import print_line
 from autotune.errors import StorageUnavailable
 
 if TYPE_CHECKING:
@@ -34,14 +35,14 @@ def check(
     storage = options.storage_of(context, storage)
     checked = check_studies(storage, study or ())
     for finding in checked.findings:
-        print(f"{finding.where}: {finding.what} - {finding.to_do}")
+        print_line(f"{finding.where}: {finding.what} - {finding.to_do}")
     if checked.faults:
         faults = "a fault" if checked.faults == 1 else f"{checked.faults} faults"
         raise StorageUnavailable(
             f"the studies database {redacted_url(storage)} has {faults} ({_size(checked)})",
             hint="the lines on stdout say what to do about each",
         )
-    print(f"{_size(checked)}: no faults")
+    print_line(f"{_size(checked)}: no faults")
 
 
 def _size(checked: "Checked") -> str:

@@ -13,9 +13,11 @@ import typer
 from autotune import __version__
 from autotune.cli import completion, options
 from autotune.cli.database import open_store
+from autotune.cli.lines import print_line
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.files import durable_file
 from autotune.spec.study import check_study_name
+from autotune.spec.user_files import open_file
 
 if TYPE_CHECKING:
     from autotune.storage.store import StudyStore
@@ -87,7 +89,7 @@ def import_file(
     if name is not None:
         check_study_name(name)
     try:
-        opened = file.open("rb")
+        opened = open_file(file)
     except OSError as error:
         raise InvalidInput(
             f"{file} cannot be read: {error.strerror or error}",
@@ -97,7 +99,7 @@ def import_file(
         check_file(opened, source=str(file))  # before a database is created for it
         with open_store(options.storage_of(context, storage), create=True) as store:
             imported = store.import_studies(opened, source=str(file), name=name)
-    print(f"imported {', '.join(imported.studies)}: {imported.trials} trials")
+    print_line(f"imported {', '.join(imported.studies)}: {imported.trials} trials")
 
 
 def _export_to_optuna(store: "StudyStore", studies: list[str], url: str) -> None:
@@ -109,16 +111,16 @@ def _export_to_optuna(store: "StudyStore", studies: list[str], url: str) -> None
         line = f"exported {exported.study} to {exported.url}: {trials}"
         if exported.left_out:
             line += f"; left out without a result: {', '.join(map(str, exported.left_out))}"
-        print(line)
+        print_line(line)
 
 
 def _check_target(file: Path) -> None:
     """Raise InvalidInput if `file` is a database, which nobody wants to overwrite."""
     try:
-        with file.open("rb") as opened:
-            is_database = file.is_file() and opened.read(15) == b"SQLite format 3"
+        with open_file(file) as opened:
+            is_database = opened.read(15) == b"SQLite format 3"
     except OSError:
-        return  # writing reports what is wrong
+        return  # a pipe, a new file, or one about which writing says what is wrong
     if is_database:
         raise InvalidInput(f"{file} is a database", hint="name another file with --out")
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from autotune.printable import printable
 from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
@@ -42,7 +44,39 @@ def make_console(file: TextIO | None = None) -> Console:
     width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     if not file.isatty():
         file = cast("TextIO", _WithoutTrailingBlanks(file))
-    return Console(file=file, width=width, highlight=False, soft_wrap=False)
+    return _PrintableConsole(
+        file=file, width=width, highlight=False, soft_wrap=False, markup=False, emoji=False
+    )
+
+
+class _PrintableConsole(Console):
+    """A console that shows control characters of a text, and never obeys them.
+
+    Names, messages and paths may come from anywhere. Brackets in a text are no markup either.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        # Before rich drops some control characters, and measures how wide the others are.
+        return super().render_str(printable(text, keep_lines=True), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        # Everything comes through here, also a `Text`. What rich itself writes is a control segment
+        # or a style.
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield Segment(printable(segment.text, keep_lines=True), segment.style)
+
+
+def as_text(text: str, *, style: str = "") -> Text:
+    """Return plain text for a table or a line, with escapes for what must not reach a terminal.
+
+    The console escapes it in any case; here widths are still computed from the escapes.
+    """
+    return Text(printable(text, keep_lines=True), style=style)
 
 
 class _WithoutTrailingBlanks:
@@ -104,7 +138,7 @@ def print_trials(
         [[column.cell(result, record) for column in columns] for record in records], columns
     )
     text = "\n".join(line for line in (title, *lines, note) if line)
-    console.print(Text(text), soft_wrap=True)
+    console.print(as_text(text), soft_wrap=True)
 
 
 def _columns(
@@ -195,7 +229,7 @@ def _folded(
         else:
             table.add_column(overflow="fold", max_width=remark_width)
     for record in records:
-        cells = [Text(column.cell(result, record)) for column in columns]
+        cells = [as_text(column.cell(result, record)) for column in columns]
         table.add_row(*cells, style="bold" if _is_pick(result, record) else "")
     return table
 
@@ -203,7 +237,7 @@ def _folded(
 def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Iterator[str]:
     """Yield the line of headings, then one line per row."""
     headings = [column.title for column in columns]
-    lines = [headings, *([" ".join(cell.split()) for cell in row] for row in rows)]
+    lines = [headings, *([printable(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = []
@@ -215,7 +249,7 @@ def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Itera
 
 def describe(record: TrialRecord) -> Text:
     """Return name and choices, as a Text because names come from files and may look like markup."""
-    return Text(trial_label(record))
+    return as_text(trial_label(record))
 
 
 def speed(record: TrialRecord) -> str:
@@ -286,14 +320,14 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
     if not any(record.is_finished for record in result.trials):
         console.print(no_pick_reason(result))
         return
-    console.print(Text(no_pick_reason(result), style="bold red"))
+    console.print(as_text(no_pick_reason(result), style="bold red"))
     for sentence in advice_without_pick(result):
         console.print(indented(sentence))
 
 
 def indented(text: str, columns: int = 2, *, style: str = "") -> Padding:
     """Return `text` with all of its lines moved to the right, also those that are folded."""
-    return Padding(Text(text, style=style), (0, 0, 0, columns), expand=False)
+    return Padding(as_text(text, style=style), (0, 0, 0, columns), expand=False)
 
 
 def _is_pick(result: StudyResult, record: TrialRecord) -> bool:

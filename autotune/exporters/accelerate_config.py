@@ -5,8 +5,6 @@ of that script; each refusal quotes the line. The file decides mixed precision a
 Keys: accelerate 1.15.
 """
 
-import yaml
-
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
@@ -20,6 +18,7 @@ from autotune.exporters.script_lines import (
     write_schedule,
 )
 from autotune.exporters.shipped import shipped_files
+from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 
 FILE = "accelerate_config.yaml"
@@ -31,7 +30,7 @@ _MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
 
 def write(recipe: Recipe, version: str) -> Export:
     unsupported = _unsupported(recipe)
-    files = {FILE: _heading(recipe) + yaml.safe_dump(_settings(recipe), sort_keys=False)}
+    files = {FILE: _heading(recipe) + yaml_text(_settings(recipe))}
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(entry.why for entry in unsupported)

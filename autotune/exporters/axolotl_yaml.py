@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-import yaml
-
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
@@ -19,6 +17,7 @@ from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
+from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
@@ -172,9 +171,7 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         **_numbers(recipe, effective),
         **_techniques(effective),
     }
-    dumped = yaml.safe_dump(
-        keys, sort_keys=False, default_flow_style=False, width=100, allow_unicode=True
-    )
+    dumped = yaml_text(keys, width=100)
     return f"# {recipe.origin}\n# For axolotl 0.19.\n{dumped}"
 
 

@@ -4,8 +4,6 @@ Model and data are the user's classes, which the script passes to LightningCLI; 
 file replaces their `configure_optimizers`. Keys: lightning 2.6.
 """
 
-import yaml
-
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
@@ -14,6 +12,7 @@ from autotune.exporters.script_lines import (
     optimizer_class,
 )
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
+from autotune.exporters.yaml_text import yaml_text
 
 FILE = "lightning.yaml"
 
@@ -30,7 +29,7 @@ _PRECISIONS = {
 
 def write(recipe: Recipe, version: str) -> Export:
     files = {
-        FILE: _heading(recipe) + yaml.safe_dump(_settings(recipe), sort_keys=False),
+        FILE: _heading(recipe) + yaml_text(_settings(recipe)),
         CALLBACK: shipped_text(CALLBACK),
         BLOCKS: shipped_text(BLOCKS),
     }

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.workload import Workload
@@ -74,8 +75,7 @@ class Recipe:
     """Folder in which the user's script runs as it did in the search; None: not known."""
 
     def __post_init__(self) -> None:
-        # The text goes into comments: a line break would end the comment, and control characters
-        # would make the file unreadable.
+        # The text goes into comments, which a line break would end.
         object.__setattr__(self, "origin", in_one_line(self.origin))
 
     @property
@@ -104,8 +104,8 @@ class Recipe:
 
 
 def in_one_line(text: str) -> str:
-    """Return `text` on one line, without unprintable characters, for use in a comment."""
-    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
+    """Return `text` on one line, with escapes for control characters, for use in a comment."""
+    return printable(" ".join(text.split()))
 
 
 def in_docstring(text: str) -> str:

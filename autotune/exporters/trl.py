@@ -8,8 +8,6 @@ import dataclasses
 from pathlib import PurePath
 from typing import Any
 
-import yaml
-
 from autotune.exporters import launch
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
@@ -22,6 +20,7 @@ from autotune.exporters.trainer_keys import (
     training_keys,
 )
 from autotune.exporters.transformers.training_script import LOADERS
+from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
@@ -34,7 +33,7 @@ def write(recipe: Recipe, version: str) -> Export:
     changes += trl_changes
     if any(change.setting == "attention" for change in trl_changes):
         closest = dataclasses.replace(closest, attention="auto")
-    text = yaml.safe_dump(_keys(recipe, closest), sort_keys=False, allow_unicode=True)
+    text = yaml_text(_keys(recipe, closest))
     files = {FILE: _head(recipe) + text}
     command = f"trl sft --config {FILE}"
     # The launcher makes the settings of the process; `attention` may not be one of them any more.

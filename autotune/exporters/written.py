@@ -11,6 +11,7 @@ from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailab
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, recipe_of
+from autotune.printable import printable
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.spec.user_code import is_function_reference, read_reference, script_sha256
@@ -67,7 +68,7 @@ class WrittenExport:
         ]
         for title, of_section in self.sections():
             lines += ["", title, *(f"  {line}" for line in of_section)]
-        return "\n".join(lines)
+        return printable("\n".join(lines), keep_lines=True)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the text where IPython would show the fields."""
@@ -282,10 +283,8 @@ def _warn_of_others(folder: Path, written: set[str]) -> None:
     """Warn about modules of an earlier export in the folder: Python would import them as well."""
     others = sorted(file.name for file in folder.glob("autotune_*") if file.name not in written)
     if others:
-        print(
-            f"note: {folder} also holds {', '.join(others)}, which is not part of this export",
-            file=sys.stderr,
-        )
+        note = f"{folder} also holds {', '.join(others)}, which is not part of this export"
+        print(f"note: {printable(note)}", file=sys.stderr)
 
 
 def _setting(entry: Unsupported) -> str:

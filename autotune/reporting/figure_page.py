@@ -1,11 +1,10 @@
 """A figure of a study as an HTML page, with the workload, the pick and the trials not shown."""
 
-import html
-
 import plotly.graph_objects as go
 
 from autotune.reporting.figures import FigureKind
 from autotune.reporting.html_page import whole_page
+from autotune.reporting.html_text import html_text
 from autotune.reporting.trial_text import about, answer_of, outcome_line
 from autotune.spec.result import StudyResult
 
@@ -27,5 +26,5 @@ def _without_a_speed(result: StudyResult) -> str:
     records = [record for record in result.trials if not record.tokens_per_second]
     if not records:
         return ""
-    lines = "".join(f"<li>{html.escape(outcome_line(record))}</li>" for record in records)
+    lines = "".join(f"<li>{html_text(outcome_line(record))}</li>" for record in records)
     return f"<details><summary>Without a speed: {len(records)}</summary><ul>{lines}</ul></details>"

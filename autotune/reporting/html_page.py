@@ -1,10 +1,10 @@
 """A figure as one HTML page that opens offline: it contains plotly.js and makes no request."""
 
-import html
 from pathlib import Path
 
 import plotly.graph_objects as go
 
+from autotune.reporting.html_text import html_text
 from autotune.reporting.style import SCREEN_SCRIPT, note_of
 
 PAPER_SCRIPT = (Path(__file__).parent / "paper.js").read_text(encoding="utf-8")
@@ -61,15 +61,15 @@ def whole_page(
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
+<title>{html_text(title)}</title>
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{html.escape(title)}</h1>
-<p class="about">{html.escape(about)}</p>
-<p class="answer">{html.escape(answer)}</p>
-{f"<h2>{html.escape(heading)}</h2>" if heading else ""}
-{f'<p class="note">{html.escape(note)}</p>' if note else ""}
+<h1>{html_text(title)}</h1>
+<p class="about">{html_text(about)}</p>
+<p class="answer">{html_text(answer)}</p>
+{f"<h2>{html_text(heading)}</h2>" if heading else ""}
+{f'<p class="note">{html_text(note)}</p>' if note else ""}
 <div class="figure">{figure}</div>
 {below}
 <script>{PAPER_SCRIPT}</script>

@@ -1,5 +1,7 @@
 """Files that a user names for a figure or a report."""
 
+import os
+import stat
 from pathlib import Path
 
 from autotune.errors import StorageUnavailable
@@ -9,12 +11,16 @@ def check_writable(file: Path, *, option: str = "--out") -> None:
     """Raise StorageUnavailable if `file` clearly cannot be written, before any work is done."""
     reason = ""
     try:
-        nearest = next(folder for folder in file.parents if folder.exists())
-        if file.is_dir():
+        mode = os.stat(file).st_mode
+        if stat.S_ISDIR(mode):
             reason = "Is a directory"
-        elif not nearest.is_dir():
+        elif stat.S_ISFIFO(mode):
+            reason = "Is a pipe"  # writing would wait for a reader
+    except (FileNotFoundError, NotADirectoryError):
+        nearest = next(folder for folder in file.parents if folder.exists())
+        if not nearest.is_dir():
             reason = f"{nearest} is not a directory"
-    except OSError as error:
+    except OSError as error:  # a link to itself, a name that is too long
         reason = error.strerror or str(error)
     if reason:
         raise StorageUnavailable(

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from autotune.analysis.published_comparison import ComparedRow
+from autotune.printable import printable
 from autotune.reporting import published_rows
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
@@ -47,8 +48,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 def csv_text(result: StudyResult) -> str:
     """Return the trials as CSV, with an empty cell for what was not measured.
 
-    Names and messages may come from anywhere. One that a spreadsheet would take for a formula gets
-    a leading apostrophe, which spreadsheets do not show. `--json` has the unchanged text.
+    Names and messages may come from anywhere: control characters in them are written as escapes.
+    A text that a spreadsheet would take for a formula gets a leading apostrophe, which spreadsheets
+    do not show; numbers stay numbers. `--json` has the unchanged text.
     """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
@@ -84,9 +86,9 @@ def _cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        text = value.replace("\r\n", "\n").replace(
-            "\r", "\n"
-        )  # the csv module does not quote a carriage return
+        # The csv module does not quote a carriage return.
+        with_lines = value.replace("\r\n", "\n").replace("\r", "\n")
+        text = printable(with_lines, keep_lines=True)
         return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
@@ -190,6 +192,6 @@ def _size(size_bytes: int | None) -> str:
 
 def _plain(text: str) -> str:
     """Escape `text` for one Markdown table cell: on one line, without markup or HTML."""
-    on_one_line = " ".join(text.split())
+    on_one_line = printable(" ".join(text.split()))
     escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", on_one_line)
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

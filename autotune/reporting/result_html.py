@@ -6,10 +6,10 @@ notebook that is only read. It takes its colours from the page, in light and in 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import escape
 
 from autotune.reporting import style
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
+from autotune.reporting.html_text import html_text
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
     SHARED_MARK_NOTE,
@@ -43,9 +43,9 @@ def result_html(result: StudyResult) -> str:
     shown += [record for record in baseline if record not in shown]
     cap = format_size(result.cap_bytes)
     parts = [
-        f"<p><b>{escape(result.study)}</b>: {escape(about(result))}, cap {cap}. "
+        f"<p><b>{html_text(result.study)}</b>: {html_text(about(result))}, cap {cap}. "
         f"{outcome_counts(result.trials)}.</p>",
-        f"<p><b>{escape(answer_of(result))}</b></p>",
+        f"<p><b>{html_text(answer_of(result))}</b></p>",
         front_svg(result),
     ]
     if shown:
@@ -90,7 +90,7 @@ def _row(cells: Iterable[str], *, tag: str = "td") -> str:
         look = "text-align: right; white-space: nowrap"
         if place in (_CONFIGURATION, len(texts) - 1):
             look = "text-align: left"
-        aligned.append(f'<{tag} style="{look}">{escape(text)}</{tag}>')
+        aligned.append(f'<{tag} style="{look}">{html_text(text)}</{tag}>')
     return f"<tr>{''.join(aligned)}</tr>"
 
 
@@ -188,7 +188,7 @@ def _horizontal_lines(axis: Axis, largest: float, at: Callable[[float], float]) 
     middle = (_TOP + _HEIGHT - _BOTTOM) / 2
     yield (
         f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle" '
-        f'fill="currentColor">{escape(axis.title)}</text>'
+        f'fill="currentColor">{html_text(axis.title)}</text>'
     )
 
 
@@ -209,7 +209,7 @@ def _grid(*, x1: float, x2: float, y1: float, y2: float) -> str:
 def _text(x: float, y: float, text: str, *, anchor: str) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">'
-        f"{escape(text)}</text>"
+        f"{html_text(text)}</text>"
     )
 
 
@@ -233,7 +233,7 @@ def _mark(result: StudyResult, record: TrialRecord, x: float, y: float) -> Itera
         f"perplexity {format_perplexity(record) or '-'}",
         marks,
     ]
-    hover = escape("\n".join(filter(None, words)))
+    hover = html_text("\n".join(filter(None, words)))
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" {look}><title>{hover}</title></circle>'
     name = f"#{record.number}"
     if is_pick:

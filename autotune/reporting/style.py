@@ -10,9 +10,10 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from autotune.printable import printable
+from autotune.reporting.html_text import html_text
 from autotune.spec.prediction import Category
 
 if TYPE_CHECKING:  # commands that print tables use the colours and texts, and do not draw
@@ -125,7 +126,7 @@ def styled(drawing: "go.Figure", *, note: str = "") -> "go.Figure":
     `note` is text that a page shows above the figure and an image on top of it.
     """
     drawing.update_layout(
-        template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": note}
+        template=LIGHT, margin={"t": 30, "r": 16, "b": 50, "l": 16}, meta={"note": printable(note)}
     )
     return drawing
 
@@ -227,7 +228,8 @@ by the width of the screen. Needs `PAPER_SCRIPT` of `html_page` before it."""
 
 def wrapped(text: str, *, width: int, lines: int = 3) -> str:
     """Return plain text for a label: escaped, at most `lines` lines of about `width` characters."""
-    parts = textwrap.wrap(text, width=width, break_long_words=True) or [""]
+    visible = printable(text, keep_lines=True)
+    parts = textwrap.wrap(visible, width=width, break_long_words=True) or [""]
     if len(parts) > lines:
         parts = [*parts[: lines - 1], parts[lines - 1][: width - 1] + "…"]
     return "<br>".join(map(escaped, parts))
@@ -235,7 +237,7 @@ def wrapped(text: str, *, width: int, lines: int = 3) -> str:
 
 def escaped(text: str) -> str:
     """Escape plain text for a label, except quotes: plotly would show `&quot;` as it is."""
-    return escape(text, quote=False)
+    return html_text(text, quote=False)
 
 
 def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -> "go.Figure":

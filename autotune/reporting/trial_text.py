@@ -8,7 +8,6 @@ from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_percent, format_size
 
 
@@ -156,17 +155,13 @@ def _log_file(result: StudyResult, record: TrialRecord) -> Path | None:
 
     A study that was imported, or that another machine worked on, has no logs here.
     """
-    # It imports SQLAlchemy, 0.3 s that texts for the help of commands do without.
-    from autotune.storage.database import sqlite_file, work_folder_path  # noqa: PLC0415
-
-    folders = [work_folder_path(result.storage)]
-    if sqlite_file(result.storage) is None:  # the name comes from the URL with its password
-        folders = list((RESULTS_FOLDER / "work").glob("*"))
-    files: list[Path] = []
-    for folder in folders:
-        logs = folder / result.study / "logs"
-        files += logs.glob(f"trial-{record.number}.log")
-        files += logs.glob(f"trial-{record.number}-attempt-*.log")
+    if result.folder is None:
+        return None
+    logs = result.folder / "logs"
+    files = [
+        *logs.glob(f"trial-{record.number}.log"),
+        *logs.glob(f"trial-{record.number}-attempt-*.log"),
+    ]
     return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 

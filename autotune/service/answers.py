@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 _SMALLEST_COMPRESSED = 2_000
 _COMPRESSION = 1  # a third of the time of the default for a tenth more bytes
@@ -61,9 +61,18 @@ def json_answer(content: Any) -> Answer:
 
 
 def json_bytes(content: Any) -> bytes:
-    """Returns JSON in UTF-8. Raises ValueError for NaN and infinity."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode("utf-8", errors="backslashreplace")
+    """Returns JSON in ASCII, because `curl` prints it on a terminal.
+
+    Raises ValueError for NaN and infinity.
+    """
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+class AsciiResponse(JSONResponse):
+    """JSON of a route that returns its content."""
+
+    def render(self, content: Any) -> bytes:
+        return json_bytes(content)
 
 
 def _has_tag(if_none_match: str, tag: str) -> bool:

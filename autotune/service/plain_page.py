@@ -5,6 +5,8 @@ It needs no other file, because whoever sees it may not read any.
 
 import jinja2
 
+from autotune.reporting.html_text import printable_value
+
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -44,7 +46,11 @@ button { margin-top: 1rem; }
 """
 
 _ENVIRONMENT = jinja2.Environment(
-    autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    autoescape=True,
+    finalize=printable_value,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
 _TEMPLATE = _ENVIRONMENT.from_string(_PAGE)
 

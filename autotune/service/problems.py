@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from autotune.errors import (
     AutotuneError,
@@ -25,6 +25,7 @@ from autotune.errors import (
     UnknownStudy,
     problem_name,
 )
+from autotune.service.answers import AsciiResponse
 from autotune.service.plain_page import plain_page
 from autotune.service.quick import TooBusy
 
@@ -137,7 +138,7 @@ def answer(request: Request, problem: Problem) -> Response:
             title=_title(problem.status_code), sentence=problem.detail, hint=problem.hint
         )
         return HTMLResponse(text, problem.status_code, headers=problem.headers)
-    return JSONResponse(
+    return AsciiResponse(
         problem.to_dict(), problem.status_code, headers=problem.headers, media_type=MEDIA_TYPE
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
+from autotune.errors import AutotuneError
 from autotune.service.application import create_app
 from autotune.service.connections import protocol_of_connections
 from autotune.service.scheduler import SEARCH_MODULE
@@ -36,12 +37,18 @@ class _Server(uvicorn.Server):
         self._app = app
         self._when_ready = when_ready
         self.signals: list[int] = []
+        self.error: AutotuneError | None = None
+        """Why nobody was told that it is ready."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             _LOG.setLevel(logging.WARNING)
-            self._when_ready()
+            try:
+                self._when_ready()
+            except AutotuneError as error:
+                self.error = error
+                self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Streams of events would not end by themselves, and what is slower than _GRACE_SECONDS is
@@ -53,11 +60,14 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Note signals instead of raising them once the server has ended, as uvicorn does."""
-        previous = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        """Note signals instead of raising them once the server has ended, as uvicorn does.
+
+        A terminal that closes ends the server as well, unless it runs under `nohup`.
+        """
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            numbers.append(signal.SIGHUP)
+        previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:
@@ -65,7 +75,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.signals:
+        if self.signals and sig != signal.SIGHUP:  # which comes several times from one terminal
             self.force_exit = True
         self.signals.append(sig)
         self.should_exit = True
@@ -78,11 +88,11 @@ def run_server(
     when_ready: Callable[[], None],
     search_module: str = SEARCH_MODULE,
 ) -> int:
-    """Serve on the sockets until SIGINT or SIGTERM, and return the number of that signal, else 0.
+    """Serve on the sockets until a signal ends it, and return the number of that signal, else 0.
 
-    `when_ready` is called once requests are answered, and `search_module` is what the process of a
-    search runs. Raises what keeps the app from starting, such as InvalidInput and
-    StorageUnavailable.
+    `when_ready` is called once requests are answered; an AutotuneError that it raises ends the
+    server. `search_module` is what the process of a search runs. Raises what keeps the app from
+    starting, such as InvalidInput and StorageUnavailable.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     app = create_app(settings, search_module=search_module)
@@ -112,6 +122,8 @@ def run_server(
             raise
     if errors:
         raise errors[0]
+    if server.error is not None:
+        raise server.error
     return server.signals[0] if server.signals else 0
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from autotune.printable import printable
 from autotune.spec.search_space import Condition, SearchSpace
 from autotune.spec.space_file import WORKLOAD_KEYS
 from autotune.spec.user_code import is_function_reference
@@ -18,8 +19,7 @@ def space_text(space: SearchSpace, *, about: str = "") -> str:
     """Return the space as TOML, below a comment with the text `about`."""
     blocks: list[list[str]] = []
     if about:
-        printable = (letter if letter.isprintable() else " " for letter in about)
-        blocks.append(["# " + "".join(printable)])
+        blocks.append([f"# {printable(' '.join(about.split()))}"])
     if space.description:
         blocks.append([f"description = {_value(space.description)}"])
     blocks += _table("[workload]", space.workload)
@@ -78,10 +78,10 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(_entries(value)) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    return f'"{_printable(str(value))}"'
+    return f'"{_quoted(str(value))}"'
 
 
-def _printable(text: str) -> str:
+def _quoted(text: str) -> str:
     """Return `text` with an escape for each character with a meaning in TOML or in a terminal."""
     return "".join(map(_escaped, text))
 

@@ -11,6 +11,7 @@ import yaml
 
 from autotune.exporters import TARGETS
 from autotune.exporters.pytorch.script import FILE as SCRIPT
+from autotune.printable import printable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from tests.exporters.recipes import recipe
@@ -25,6 +26,7 @@ HOSTILE = (
     "\N{PILE OF POO} \N{LATIN SMALL LETTER E WITH ACUTE}",
     "$(touch x) `y` ; & | > *",
     "\udc80 no UTF-8",
+    "\u202egnp.exe\u2066 \x1b]52;c;aGk=\x07 \x9b31m \ufeff\N{TAG LATIN SMALL LETTER A}",
 )
 LLAMA = {
     "model_type": "llama",
@@ -91,6 +93,14 @@ def test_every_file_can_be_read_and_says_the_same_as_with_plain_names(name, vers
         export = TARGETS[name].write(asked(text, CONFIG), version)
         assert export.command == plain.command
         assert {file: shape_of(file, content) for file, content in export.files.items()} == shape
+
+
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_every_file_shows_each_character_of_a_name(name, version):
+    for text in HOSTILE:
+        export = TARGETS[name].write(asked(text, CONFIG), version)
+        for content in export.files.values():
+            assert printable(content, keep_lines=True) == content
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=ascii)

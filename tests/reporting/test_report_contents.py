@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -117,11 +116,11 @@ def test_where_nothing_fits_the_answer_is_what_came_closest():
     assert "larger --max-mem" in answer.reason
 
 
-def answer_where_all_trials_crashed():
+def answer_where_all_trials_crashed(**changes):
     crashed = record(
         0, outcome="crashed", memory=None, speed=None, perplexity=None, message="KeyError: 'x'"
     )
-    return answer_of(plain_view(trials=(crashed,), front=(), pick=None, baseline=None))
+    return answer_of(plain_view(trials=(crashed,), front=(), pick=None, baseline=None, **changes))
 
 
 def test_where_all_trials_failed_the_advice_names_the_first_error_and_no_larger_cap():
@@ -131,13 +130,12 @@ def test_where_all_trials_failed_the_advice_names_the_first_error_and_no_larger_
     assert "--max-mem" not in answer.reason
 
 
-def test_the_log_of_a_failed_trial_is_named_only_where_it_is(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert "output" not in answer_where_all_trials_crashed().reason
-    logs = Path("studies/work/autotune/a-study/logs")
-    logs.mkdir(parents=True)
-    (logs / "trial-0-attempt-2.log").touch()
-    assert f"output is in {logs}/trial-0-attempt-2.log." in answer_where_all_trials_crashed().reason
+def test_the_log_of_a_failed_trial_is_named_only_where_it_is(tmp_path):
+    assert "output" not in answer_where_all_trials_crashed(folder=tmp_path).reason
+    log = tmp_path / "logs" / "trial-0-attempt-2.log"
+    log.parent.mkdir()
+    log.touch()
+    assert f"output is in {log}." in answer_where_all_trials_crashed(folder=tmp_path).reason
 
 
 @pytest.mark.parametrize(

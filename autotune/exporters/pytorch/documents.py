@@ -34,7 +34,7 @@ def document_pieces(workload: Workload) -> list[Piece]:
     return [
         *([_python_docs()] if is_default else []),
         quoted_source("data.sources", *files, imports=(_PATH,)),
-        piece(text, "import glob", _PATH, _ANY, _ITERABLE),
+        piece(text, "import glob", _PATH, _ANY, _ITERABLE, _ITERATOR),
         piece(_ROWS, "import numpy", _ANY, _ITERATOR),
     ]
 
@@ -81,6 +81,10 @@ def documents(name: str, *, split: str) -> Iterable[Any]:
         return texts_of_rows(rows)
     rows = datasets.load_from_disk(str(path))
     return texts_of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file())
 
 
 def _read_files(path: Path, *, split: str) -> Iterable[Any]:

@@ -1,6 +1,5 @@
 """Memory over one training step: categories stacked over allocations and frees, with the peak."""
 
-import html
 from dataclasses import dataclass, replace
 
 import plotly.graph_objects as go
@@ -10,6 +9,7 @@ from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.memory_at_peak import trial_of
 from autotune.reporting.html_page import whole_page
+from autotune.reporting.html_text import html_text
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES, Category, Prediction
@@ -181,7 +181,7 @@ def _shade(drawing: go.Figure, number: int, phase: tuple[str, int, int]) -> None
 
 def page(figure: TimelineFigure) -> str:
     """Return an HTML page with the figure and the largest holders of memory at the peak."""
-    rows = "".join(f"<li>{html.escape(line)}</li>" for line in figure.holders)
+    rows = "".join(f"<li>{html_text(line)}</li>" for line in figure.holders)
     return whole_page(
         figure.title,
         about=figure.about,

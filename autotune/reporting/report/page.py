@@ -16,8 +16,10 @@ import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from autotune.printable import printable_values
 from autotune.reporting import style
 from autotune.reporting.html_page import PAPER_SCRIPT
+from autotune.reporting.html_text import printable_value
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
@@ -39,7 +41,11 @@ def page(report: Report) -> str:
     front = [figure for figure in figures if figure.id == "pareto"]
     others = [figure for figure in figures if figure.id != "pareto"]
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=printable_value,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.from_string(_resource("page.html")).render(
         report=report,
@@ -60,8 +66,12 @@ def page(report: Report) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON for a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """Return JSON for a script element: nothing in it can end the element or begin a comment.
+
+    Control characters in its texts are shown as escapes: the scripts show the texts as they are.
+    """
+    visible = printable_values(value)
+    text = json.dumps(visible, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.translate(_ESCAPES)
 
 

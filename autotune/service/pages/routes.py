@@ -425,7 +425,7 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
 def _log(service: ServiceState, name: str, number: int) -> str | None:
     """Return the end of the log of a trial; None where there is none on this machine."""
     try:
-        return end_of_log(service.settings.storage, name, number, most_bytes=_LOG_BYTES)
+        return end_of_log(service.work_folder, name, number, most_bytes=_LOG_BYTES)
     except Problem:
         return None
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.printable import printable
 from autotune.reporting import style
 from autotune.reporting.figures import FIGURES, FigureOptions, figure_kind
 from autotune.spec.result import Pick
@@ -107,16 +108,31 @@ def test_a_study_in_which_all_failed_has_a_figure_without_a_number(name):
     assert set(shown) <= {None}
 
 
+@pytest.fixture(scope="module")
+def hostile_drawings():
+    hostile = f"\x1b]52;c;\x07\x9b\u202e{HOSTILE}\u2066\u200e\ufeff"
+    trials = [dataclasses.replace(trial, name=hostile) for trial in many_trials()]
+    trials.append(out_of_memory(len(trials), name=hostile, message=hostile))
+    view = ladder_view(trials, study=hostile, front=(1, 3), pick=Pick(number=3, criterion=hostile))
+    return {name: kind.draw(view, OPTIONS).to_plotly_json() for name, kind in FIGURES.items()}
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_hostile_text_is_no_markup_in_a_figure(name):
-    trials = [dataclasses.replace(trial, name=HOSTILE) for trial in many_trials()]
-    trials.append(out_of_memory(len(trials), name=HOSTILE, message=HOSTILE))
-    view = ladder_view(trials, study=HOSTILE, front=(1, 3), pick=Pick(number=3, criterion=HOSTILE))
-    drawn = FIGURES[name].draw(view, OPTIONS).to_plotly_json()
-    drawn["layout"].pop("meta")  # plain text, which a page escapes
-    text = json.dumps(drawn, default=str)
+def test_hostile_text_is_no_markup_in_a_figure(name, hostile_drawings):
+    drawn = hostile_drawings[name]
+    # The note is plain text, which a page escapes.
+    layout = {key: value for key, value in drawn["layout"].items() if key != "meta"}
+    text = json.dumps({**drawn, "layout": layout}, default=str)
     assert "<script" not in text
     assert "<img" not in text
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_shows_each_character_of_a_text(name, hostile_drawings):
+    text = json.dumps(hostile_drawings[name], default=str, ensure_ascii=False)
+    assert "\\u001b" not in text
+    assert "\\u0007" not in text
+    assert printable(text) == text
 
 
 def test_an_unknown_figure_is_answered_with_the_known_ones():

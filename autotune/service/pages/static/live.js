@@ -85,6 +85,13 @@ function isOfThisPage(data) {
   return page !== null && concerns(page, "", data);
 }
 
+/* Shows characters that nobody can see as escapes: some reorder a line. The server writes the texts
+   of its pages in this way, and sends those of events as they are. */
+function visible(text) {
+  return String(text).replace(/(?![\n\u200c\u200d])[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu,
+    (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
+}
+
 /* Says in a sentence what has happened, also to who does not see the page. */
 function speak(kind, data) {
   const spoken = document.getElementById("spoken");
@@ -117,11 +124,11 @@ function forgetSteps(search) {
 function showAt(place, kind, data) {
   const [ended, wanted] = data.steps || [0, 0];
   const doing = [data.doing || "starting", wanted ? `step ${ended} of ${wanted}` : ""];
-  place.querySelector("[data-doing]").textContent = doing.filter(Boolean).join(", ");
+  place.querySelector("[data-doing]").textContent = visible(doing.filter(Boolean).join(", "));
   const bar = place.querySelector("[data-steps]");
   bar.max = wanted || 1;
   bar.value = ended;
-  if (kind === "trial_began") place.querySelector("[data-trial]").textContent = `#${data.number} ${data.name || data.label}`;
+  if (kind === "trial_began") place.querySelector("[data-trial]").textContent = visible(`#${data.number} ${data.name || data.label}`);
 }
 
 document.addEventListener("htmx:afterSwap", ({ target }) => {
@@ -235,7 +242,7 @@ let sayTimer = 0;
 
 export function say(text) {
   const place = document.getElementById("said");
-  place.textContent = text;
+  place.textContent = visible(text);
   clearTimeout(sayTimer);
   sayTimer = setTimeout(() => { place.textContent = ""; }, 5000);
 }
