@@ -18,17 +18,21 @@
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
     ├── TrialLost               the machine ended a trial (killed, device gone, disk full); the
     │   │                       search can be resumed (exit 75)
-    │   ├── TrialServerLost         the process that starts the trials has ended
+    │   ├── TrialServerLost         the process that starts the trials has ended, or is silent
     │   └── DeviceDisturbed         another process started or ended on the device meanwhile
-    └── Stopped                 the user stopped the search; it can be resumed (exit 75)
+    ├── Stopped                 the user stopped the search; it can be resumed (exit 75)
+    └── OutputLost              standard output cannot be written, such as on a full disk (exit 74)
 
 Expected failures of a trial (out of memory, timeout, crash) are not errors but outcomes
-(`spec/result.py`). Exit codes 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of sysexits.h.
+(`spec/result.py`). Exit codes 70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL
+of sysexits.h.
 """
 
 import difflib
 import re
 from collections.abc import Iterable
+
+from autotune.printable import printable
 
 
 class AutotuneError(Exception):
@@ -45,7 +49,12 @@ class AutotuneError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(f"hint: {hint}")  # Python prints it below the message of a traceback
+            # Python prints it below the message of a traceback.
+            self.add_note(printable(f"hint: {hint}", keep_lines=True))
+
+    def __str__(self) -> str:
+        """Return the message as a terminal may show it; `message` has the very text."""
+        return printable(self.message, keep_lines=True)
 
 
 class InvalidInput(AutotuneError):
@@ -108,6 +117,10 @@ class PreparationFailed(AutotuneError):
     exit_code = 70
 
 
+class ProcessEnded(PreparationFailed):
+    pass
+
+
 class TrialLost(AutotuneError):
     exit_code = 75
 
@@ -122,6 +135,23 @@ class DeviceDisturbed(TrialLost):
 
 class Stopped(AutotuneError):
     exit_code = 75
+
+
+class OutputLost(AutotuneError):
+    exit_code = 74
+
+    def __init__(self, message: str, *, hint: str = "", reader_has_gone: bool = False) -> None:
+        """`reader_has_gone`: nobody reads it any more, as in `| head`; no disk is full."""
+        super().__init__(message, hint=hint)
+        self.reader_has_gone = reader_has_gone
+
+
+def error_class(name: str) -> type[AutotuneError] | None:
+    """Return the class of errors of that name; None for any other name of this module."""
+    found = globals().get(name)
+    if isinstance(found, type) and issubclass(found, AutotuneError):
+        return found
+    return None
 
 
 def problem_name(error: type[AutotuneError]) -> str:

@@ -3,14 +3,14 @@
 Each command has a file of its name, which is imported when the command is used.
 
 Exit codes: 0 success; 1 the command finished and nothing is feasible; 2 wrong usage or an invalid
-file; 70 internal error; 75 the search stopped and can be continued; 130 and 143 on SIGINT and
-SIGTERM.
+file; 70 internal error; 74 standard output cannot be written; 75 the search stopped and can be
+continued; 129, 130 and 143 on SIGHUP, SIGINT and SIGTERM.
 """
 
-import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from functools import cache
 from types import MappingProxyType
@@ -22,11 +22,13 @@ from typer.main import get_command
 
 from autotune import __version__
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.errors import AutotuneError, near_misses
+from autotune.cli.lines import on_one_line, print_line, print_warning
+from autotune.errors import AutotuneError, InvalidInput, OutputLost, near_misses
+from autotune.printable import printable
+from autotune.standard_streams import protect_streams
 from autotune.units import parse_percent
 
 _PROGRAM = "autotune"
-_LONGEST_LINE = 1000
 
 
 class _Commands(LazyGroup):
@@ -198,44 +200,62 @@ def root(
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)
+    try:
+        os.getcwd()
+    except OSError:
+        raise InvalidInput(
+            "the current folder has been removed", hint="change to a folder that is there"
+        ) from None
 
 
 def main() -> None:
     """Entry point of the `autotune` command."""
-    if os.environ.get(f"_{_PROGRAM.upper()}_COMPLETE"):
-        from autotune.cli.completion import answer  # noqa: PLC0415  # only a shell's key needs it
-
-        answer(_command())
-    # A file name may hold bytes that are not valid UTF-8: print `?` for them instead of failing.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+    protect_streams()
+    warnings.showwarning = print_warning
+    exit_code = _run()
     try:
-        exit_code = _command()(prog_name=_PROGRAM, standalone_mode=False)
         sys.stdout.flush()
+    except OutputLost as lost:
+        exit_code = _report_lost(lost, exit_code)
+    sys.exit(exit_code)
+
+
+def _run() -> int:
+    """Run the command of this process; return its exit code, with the error on stderr."""
+    try:
+        if os.environ.get(f"_{_PROGRAM.upper()}_COMPLETE"):
+            from autotune.cli.completion import answer  # noqa: PLC0415  # only a shell's key does
+
+            answer(_command())
+        return _command()(prog_name=_PROGRAM, standalone_mode=False) or 0
+    except OutputLost as lost:
+        return _report_lost(lost, 0)
     except AutotuneError as error:
         print_error(error.message, error.hint)
-        exit_code = error.exit_code
+        return error.exit_code
     except TyperException as error:
         # Its own text for an unknown option would end in suggestions, which are in the hint here.
         message = error.message if hasattr(error, "possibilities") else error.format_message()
         if message:  # it is empty where typer has printed the help instead
             print_error(*_invalid_number(error) or (" ".join(message.split()), _usage_hint(error)))
-        exit_code = 2
+        return 2
     except typer.Abort:
-        exit_code = 130
-    except (BrokenPipeError, SystemExit) as error:
-        # The reader of the output has closed the pipe, as `| head` does. typer turns this into a
-        # SystemExit.
-        if not isinstance(error.__context__ or error, BrokenPipeError):
-            raise
-        # Python flushes stdout when it ends: let that flush go nowhere instead of failing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        exit_code = 0
+        return 130
     except Exception:
-        traceback.print_exc()
+        print(printable(traceback.format_exc(), keep_lines=True), end="", file=sys.stderr)
         print_error("this is a defect of autotune", "please report it with the lines above")
-        exit_code = 70
-    sys.exit(exit_code or 0)
+        return 70
+
+
+def _report_lost(lost: OutputLost, exit_code: int) -> int:
+    """Return the exit code of a command whose output is lost, and say so on stderr.
+
+    Where the reader has closed the pipe, as `| head` does, the command has done its work.
+    """
+    if lost.reader_has_gone:
+        return exit_code
+    print_error(lost.message, lost.hint)
+    return exit_code if exit_code > 1 else lost.exit_code
 
 
 @cache
@@ -246,16 +266,9 @@ def _command() -> Callable[..., Any]:
 
 def print_error(message: str, hint: str) -> None:
     """Print one `error:` line and, where there is a hint, one `hint:` line on stderr."""
-    print(f"error: {on_one_line(message)}", file=sys.stderr)
+    print_line(f"error: {on_one_line(message)}", to_stderr=True)
     if hint:
-        print(f"hint: {on_one_line(hint)}", file=sys.stderr)
-
-
-def on_one_line(text: str) -> str:
-    """Escape control characters, and cut the middle out of a very long text."""
-    if len(text) > _LONGEST_LINE:
-        text = f"{text[: _LONGEST_LINE // 2]} ... {text[-_LONGEST_LINE // 2 :]}"
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+        print_line(f"hint: {on_one_line(hint)}", to_stderr=True)
 
 
 _NUMBERS = {"int": "a whole number", "float": "a number, with a point for decimals"}

@@ -14,10 +14,11 @@ from rich.text import Text
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.option_groups import with_configuration, with_model_size
-from autotune.cli.tables import is_narrow, make_console
+from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
+from autotune.standard_streams import answer
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.units import format_percent, format_size
 
@@ -149,10 +150,11 @@ def fit(
     )
     with _display(quiet=quiet, verbose=verbose) as listener:
         result = run(request, listener=listener)
-    if as_json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_fit(result, make_console())
+    with answer():
+        if as_json:
+            print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_fit(result, make_console())
     if result.best is None or (result.confirmed is not None and result.confirmed.went_over):
         raise typer.Exit(1)
 
@@ -167,19 +169,19 @@ def _display(*, quiet: bool, verbose: bool) -> "Iterator[Callable[[FitProgress],
 
     def show_lasting(progress: "FitProgress") -> None:
         if progress.is_lasting or verbose:
-            console.print(Text(progress.what), soft_wrap=True)
+            console.print(as_text(progress.what), soft_wrap=True)
 
     if quiet:
         yield lambda _: None
     elif verbose:
         yield show_lasting
     elif console.is_terminal and not console.is_dumb_terminal:
-        with console.status(Text("starting")) as status:
+        with console.status(as_text("starting")) as status:
 
             def show(progress: "FitProgress") -> None:
                 show_lasting(progress)
                 if not progress.is_lasting:
-                    status.update(Text(progress.what))
+                    status.update(as_text(progress.what))
 
             yield show
     else:
@@ -192,13 +194,13 @@ def print_fit(result: FitResult, console: Console) -> None:
     if result.context_bytes:
         context = f", {format_size(result.context_bytes)} of it for the CUDA context"
     console.print(
-        Text(
+        as_text(
             f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction",
             style="bold",
         ),
         soft_wrap=True,
     )
-    console.print(Text(f"  {_fixed_sizes(result)}"), soft_wrap=True)
+    console.print(as_text(f"  {_fixed_sizes(result)}"), soft_wrap=True)
     console.print()
     console.print(fit_table(result, narrow=is_narrow(console)))
     console.print()
@@ -206,24 +208,25 @@ def print_fit(result: FitResult, console: Console) -> None:
         fitting = result.varying.describe(result.best.value)
         console.print(
             Text.assemble(
-                ("The largest: ", "bold"), f"{fitting}, with {result.best.config.describe()}"
+                ("The largest: ", "bold"),
+                as_text(f"{fitting}, with {result.best.config.describe()}"),
             )
         )
     if result.best is None:
-        console.print(Text(f"Nothing fits under {cap}.", style="bold red"))
+        console.print(as_text(f"Nothing fits under {cap}.", style="bold red"))
         console.print(
-            Text(
+            as_text(
                 "  Try a larger --max-mem, a shorter --seq-len, a smaller --global-batch "
                 "or another model."
             )
         )
     elif result.confirmed is None:
-        console.print(Text(f"Not confirmed by a trial: {result.not_confirmed}."), soft_wrap=True)
+        console.print(as_text(f"Not confirmed by a trial: {result.not_confirmed}."), soft_wrap=True)
     else:
         _print_confirmation(result, result.confirmed, console)
     if result.best is not None and result.best.prediction is not None:
         for note in result.best.prediction.notes:
-            console.print(Text(f"Note: {note}."), soft_wrap=True)
+            console.print(as_text(f"Note: {note}."), soft_wrap=True)
 
 
 _NAMES = {
@@ -274,7 +277,7 @@ def fit_table(result: FitResult, *, narrow: bool) -> Table:
         table.add_column("one more", overflow="fold")
     for row in result.rows:
         style = "bold" if row is result.best else ""
-        table.add_row(*map(Text, _cells(row, narrow=narrow)), style=style)
+        table.add_row(*map(as_text, _cells(row, narrow=narrow)), style=style)
     return table
 
 
@@ -308,14 +311,16 @@ def _print_confirmation(result: FitResult, confirmed: Confirmation, console: Con
     cap = format_size(result.cap_bytes)
     if confirmed.stayed_under:
         console.print(
-            Text.assemble(("Confirmed under the cap: ", "bold green"), what), soft_wrap=True
+            Text.assemble(("Confirmed under the cap: ", "bold green"), as_text(what)),
+            soft_wrap=True,
         )
     else:
         outcome = OUTCOME_LABELS[measured.outcome]
         if measured.message:
             outcome += f", {measured.message}"
         console.print(
-            Text.assemble((f"Not confirmed, {outcome}: ", "bold red"), what), soft_wrap=True
+            Text.assemble(as_text(f"Not confirmed, {outcome}: ", style="bold red"), as_text(what)),
+            soft_wrap=True,
         )
     if measured.peak_memory_bytes is not None:
         predicted = format_size(row.prediction.peak_memory_bytes)
@@ -323,7 +328,7 @@ def _print_confirmation(result: FitResult, confirmed: Confirmation, console: Con
         if result.device_type == "cuda" and measured.device_bytes is not None:
             device = f"; {format_size(measured.device_bytes)} on the device"
         console.print(
-            Text(
+            as_text(
                 f"  measured peak {format_size(measured.peak_memory_bytes)}, "
                 f"predicted {predicted}{device}; cap {cap}"
             ),

@@ -137,6 +137,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune studies import study.jsonl", "under their own names"),
         ("autotune studies import study.jsonl --name theirs", "under another name"),
     ),
+    "studies trust": (("autotune studies trust theirs", "after a look at its script"),),
 }
 """{command: (a command line, what it is for)}; "" is the program itself."""
 

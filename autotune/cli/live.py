@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.tables import is_narrow, make_console, speed
+from autotune.cli.tables import as_text, is_narrow, make_console, speed
 from autotune.errors import AutotuneError
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
@@ -46,7 +46,7 @@ class PlainDisplay:
         self._progress.note(event)
 
     def say(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+        self._console.print(as_text(line), soft_wrap=True)
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -95,7 +95,7 @@ class LiveDisplay:
     def _draw(self) -> Group:
         progress = self._progress
         if progress.opened is None:
-            return Group(Spinner("dots", text=Text(progress.doing()[0])))
+            return Group(Spinner("dots", text=as_text(progress.doing()[0])))
         table = Table(box=None, pad_edge=False, expand=True)
         for column, options in _COLUMNS.items():
             table.add_column(column, **options)
@@ -107,17 +107,17 @@ class LiveDisplay:
             style = "" if record.feasible else "dim"
             table.add_row(*_live_row(record, label=label), style=style)
         running: list[Spinner | Table] = [
-            Spinner("dots", text=Text(f" {line}")) for line in progress.doing()
+            Spinner("dots", text=as_text(f" {line}")) for line in progress.doing()
         ]
         if places := progress.places():
             running.insert(0, self._places_table(places, progress.opened.places))
         bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
         status = Table.grid(padding=(0, 2))
-        status.add_row(bar, Text(progress.counts()))
-        lines = [Text(progress.best(), style="bold")]
+        status.add_row(bar, as_text(progress.counts()))
+        lines = [as_text(progress.best(), style="bold")]
         if left := progress.time_left():
-            lines.insert(0, Text(left))
-        return Group(table, *running, Text(""), status, *lines)
+            lines.insert(0, as_text(left))
+        return Group(table, *running, as_text(""), status, *lines)
 
     def _places_table(self, places: Sequence[AtPlace], uuids: Mapping[str, str | None]) -> Table:
         """Return a row for each place: its trial, what it does, and the memory in use there."""
@@ -133,9 +133,9 @@ class LiveDisplay:
             table.add_row(
                 place.name,
                 "" if trial is None else f"#{trial.number}",
-                Text(place.label),
+                as_text(place.label),
                 format_duration(place.seconds) if place.label or place.doing else "",
-                Text(place.doing or ("" if place.label else "idle")),
+                as_text(place.doing or ("" if place.label else "idle")),
                 self._memory.in_use(uuids.get(place.name)) or _in_use(place.used_bytes),
             )
         return table
@@ -191,7 +191,7 @@ def _live_row(record: TrialRecord, *, label: str) -> list[Text | str]:
     outcome = OUTCOME_LABELS[record.outcome]
     if record.reused_from:
         outcome += f", {record.reused_from}"
-    return [str(record.number), Text(label), size, speed(record), perplexity, Text(outcome)]
+    return [str(record.number), as_text(label), size, speed(record), perplexity, as_text(outcome)]
 
 
 class SilentDisplay:

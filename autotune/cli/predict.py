@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autotune import standard_streams
 from autotune.analysis.published_comparison import reference_of
 from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_model_size
@@ -182,10 +183,11 @@ def predict(
         record=record,
         measured_on=measured_on,
     )
-    if as_json:
-        print(json.dumps(answer.to_dict(), indent=2))
-    else:
-        predictions.print_answer(answer)
+    with standard_streams.answer():
+        if as_json:
+            print(json.dumps(answer.to_dict(), indent=2))
+        else:
+            predictions.print_answer(answer)
     if plot is not None:
         predictions.write_page(answer, plot)
     if answer.is_too_large:

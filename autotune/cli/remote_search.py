@@ -3,20 +3,21 @@
 import json
 import shlex
 import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import typer
 
 from autotune.analysis.pick import Preferences
+from autotune.cli.lines import print_line
 from autotune.cli.live import Display, make_display
 from autotune.cli.search_run import Place, print_summary
 from autotune.cli.server import command_on_server
 from autotune.cli.tables import make_console
 from autotune.client.client import Client
+from autotune.client.connection import reading_answer
 from autotune.client.events import ServerEvent
 from autotune.client.remote_result import RemoteResult
 from autotune.client.searches import RemoteSearch
@@ -26,9 +27,12 @@ from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.config import TrainingConfig
 from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
+from autotune.standard_streams import answer
+from autotune.storage.typed import check_types
 from autotune.study.events import Confirming, StudyOpened, TrialBegan, TrialEnded, TrialPhase
 from autotune.study.request import SEARCH_OPTIONS
 
+_Event: TypeAlias = TrialBegan | TrialPhase | Confirming | TrialEnded
 _CLASS_OF: dict[int, type[AutotuneError]] = {2: InvalidInput, 75: Stopped}
 
 
@@ -69,42 +73,28 @@ class _Followed:
         self._state = ""
 
     def __call__(self, event: ServerEvent) -> None:
+        """Show an event. Raises InvalidInput for one that this version cannot read."""
         data = event.data
         match event.kind:
             case "search":
                 self._note_state(data)
             case "opened":
-                for line in data.get("lines") or ():
-                    self._display.say(line)
+                lines = data.get("lines")
+                for line in lines if isinstance(lines, list) else ():
+                    self._display.say(str(line))
                 self._open(trials_wanted=data.get("trials_wanted"), places=data.get("places") or ())
             case "reset":
                 self._open_again()
             case "notice":
                 for line in str(data.get("message", "")).splitlines():
                     self._display.say(line)
-            case "trial_began" if self._is_open():
-                config = TrainingConfig(**data["config"])
-                self._display(
-                    TrialBegan(
-                        number=data["number"],
-                        config=config,
-                        name=data.get("name"),
-                        device=data.get("device") or "",
-                    )
-                )
-            case "step" if self._is_open():
-                steps = data.get("steps")
-                self._display(
-                    TrialPhase(
-                        doing=data["doing"],
-                        steps=None if steps is None else (steps[0], steps[1]),
-                        device=data.get("device") or "",
-                    )
-                )
-            case "confirming" if self._is_open():
-                self._display(Confirming(doing=data["doing"], device=data.get("device") or ""))
-            case "trial_ended" if self._is_open():
-                self._end_trial(data["trial"])
+            case "trial_began" | "step" | "confirming" | "trial_ended" if self._is_open():
+                shown = _event_of(event.kind, data)
+                if not isinstance(shown, TrialEnded):
+                    self._display(shown)
+                elif self._shown is not None and shown.record.number not in self._shown:
+                    self._shown.add(shown.record.number)
+                    self._display(shown)
 
     def _note_state(self, data: Any) -> None:
         state = data.get("state", "")
@@ -117,13 +107,6 @@ class _Followed:
             self._display.say(f"Search {self._search.id} runs on {self._client.url}.")
         self._state = state
 
-    def _end_trial(self, values: Any) -> None:
-        record = record_of(values)
-        assert self._shown is not None
-        if record.number not in self._shown:
-            self._shown.add(record.number)
-            self._display(TrialEnded(record=record))
-
     def _is_open(self) -> bool:
         if self._shown is None:
             self._open(trials_wanted=self._search.trials_wanted, places=())
@@ -133,6 +116,10 @@ class _Followed:
         """Tell the display of the study, once it has been begun."""
         if self._shown is not None:
             return
+        with reading_answer():
+            if not isinstance(trials_wanted, int | None):
+                raise TypeError(f"trials_wanted is {trials_wanted!r}")
+            names = {str(place): None for place in places}
         try:
             values = self._client.study_json(self._study())
         except UnknownStudy:
@@ -164,7 +151,7 @@ class _Followed:
                 trials_wanted=trials_wanted or len(finished),
                 records=finished,
                 is_new=False,
-                places=dict.fromkeys(places),
+                places=names,
             )
         )
 
@@ -181,6 +168,32 @@ class _Followed:
             if record.is_finished and self._shown is not None and record.number not in self._shown:
                 self._shown.add(record.number)
                 self._display(TrialEnded(record=record))
+
+
+def _event_of(kind: str, data: Mapping[str, Any]) -> _Event:
+    """Return an event of a trial as a search here has it. Raises InvalidInput."""
+    with reading_answer():
+        event: _Event
+        if kind == "trial_began":
+            event = TrialBegan(
+                number=data["number"],
+                config=TrainingConfig(**data["config"]),
+                name=data.get("name"),
+                device=data.get("device") or "",
+            )
+        elif kind == "step":
+            steps = data.get("steps")
+            event = TrialPhase(
+                doing=data["doing"],
+                steps=None if steps is None else (steps[0], steps[1]),
+                device=data.get("device") or "",
+            )
+        elif kind == "confirming":
+            event = Confirming(doing=data["doing"], device=data.get("device") or "")
+        else:
+            event = TrialEnded(record=record_of(data["trial"]))
+        check_types(event)
+        return event
 
 
 def follow(
@@ -223,14 +236,16 @@ def print_ended(
             f"search {search.id} was cancelled{by}; every finished trial is stored",
             hint=f"continue with: {go_on}",
         )
-    if as_json:
-        values = client.study_json(search.study, preferences=preferences)
-        print(json.dumps(values, indent=2, allow_nan=False))
-        has_front = bool(values["front"])
-    else:
-        result = client.show(search.study, preferences=preferences)
-        _print_result(result, search, client, verbose=verbose)
-        has_front = bool(result.front)
+    show = command_on_server(["show", search.study, *(["--json"] if as_json else [])], client)
+    with answer(hint=f"every result is stored; make room and print them: {show}"):
+        if as_json:
+            values = client.study_json(search.study, preferences=preferences)
+            print(json.dumps(values, indent=2, allow_nan=False))
+            has_front = bool(result_of(values).front)
+        else:
+            result = client.show(search.study, preferences=preferences)
+            has_front = bool(result.front)
+            _print_result(result, search, client, verbose=verbose)
     if not has_front:
         raise typer.Exit(1)
 
@@ -267,8 +282,6 @@ def print_left(client: Client, search: RemoteSearch) -> None:
     """Say that a search goes on although nobody watches it here."""
     again = command_on_server(["watch", str(search.id)], client)
     cancel = command_on_server(["cancel", str(search.id)], client)
-    print(
-        f"Search {search.id} goes on without this display. Watch it again with:\n  {again}\n"
-        f"Cancel it with:\n  {cancel}",
-        file=sys.stderr,
-    )
+    goes_on = f"Search {search.id} goes on without this display. Watch it again with:"
+    for line in (goes_on, f"  {again}", "Cancel it with:", f"  {cancel}"):
+        print_line(line, to_stderr=True)

@@ -1,12 +1,12 @@
 """`autotune search`: the options of the command; `search_run.py` runs it."""
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from autotune.cli import options
+from autotune.cli.lines import print_line
 from autotune.cli.option_groups import (
     with_script_arguments,
     with_search_settings,
@@ -121,7 +121,7 @@ def search(
         # A new study as far as is known here; a name or another database is looked up first.
         space = space_of(request)
         if not quiet:
-            print(beginning_line(request, space), file=sys.stderr, flush=True)
+            print_line(beginning_line(request, space), to_stderr=True, flush=True)
     # These import the database, half a second in which the line above is read.
     from autotune.cli.dry_run import print_plan  # noqa: PLC0415
     from autotune.cli.search_run import run_with_display  # noqa: PLC0415

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,17 +11,18 @@ from types import FrameType
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.cli import options
+from autotune.cli.lines import print_line
 from autotune.cli.live import make_display
-from autotune.cli.tables import make_console, print_result, print_trials
+from autotune.cli.tables import as_text, make_console, print_result, print_trials
 from autotune.errors import Stopped, StorageUnreachable, TrialLost
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
 from autotune.spec.search_space import SearchSpace
+from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, StudyOpened
@@ -72,12 +72,11 @@ def run_with_display(
                 command = continue_command(study, request)
                 if confirmation is not None:
                     command = shlex.join(["autotune", "confirm", study])
-                print(
-                    f"Stopped; every finished trial is stored. Continue with:\n  {command}",
-                    file=sys.stderr,
-                )
+                stopped = "Stopped; every finished trial is stored. Continue with:"
+                print_line(stopped, to_stderr=True)
+                print_line(f"  {command}", to_stderr=True)
             else:
-                print("Stopped before the study began.", file=sys.stderr)
+                print_line("Stopped before the study began.", to_stderr=True)
             raise typer.Exit(128 + signals[0]) from None
         except (StorageUnreachable, TrialLost) as error:
             if opened:
@@ -86,40 +85,48 @@ def run_with_display(
                 command = "the same command"
             hint = error.hint or "measured results are stored"
             raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
+    show = ["autotune", "show", result.study, *_place_of(result, request).arguments]
     if as_json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-    else:
-        print_summary(
-            result,
-            make_console(),
-            place=_place_of(result, request),
-            wanted=opened[0].trials_wanted,
-            verbose=verbose,
-        )
+        show.append("--json")
+    with answer(hint=f"every result is stored; make room and print them: {shlex.join(show)}"):
+        if as_json:
+            print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_summary(
+                result,
+                make_console(),
+                place=_place_of(result, request),
+                wanted=opened[0].trials_wanted,
+                verbose=verbose,
+            )
     if not result.front:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _stop_on_signals() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in the yielded list; the second signal ends the process at once.
+    """Collect SIGINT, SIGTERM and SIGHUP in the yielded list; the second ends the process at once.
 
-    The processes that it started end with it.
+    The processes that it started end with it. SIGHUP comes several times from a terminal that
+    closes, so that only the first one counts; under `nohup` it does not count at all.
     """
     received: list[int] = []
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
-        if received:
+        if received and number != signal.SIGHUP:
             os._exit(128 + number)
         received.append(number)
 
-    previous = {
-        number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        numbers.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield received
     finally:
         for number, handler in previous.items():
+            if received and number == signal.SIGHUP:
+                handler = signal.SIG_IGN  # what is left to say is said, or dropped
             signal.signal(number, handler)
 
 
@@ -166,7 +173,9 @@ def print_summary(
     seconds = sum(record.seconds or 0.0 for record in result.trials)
     counts = outcome_counts(result.trials)
     console.print(
-        Text(f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold")
+        as_text(
+            f"Study {result.study}: {counts}, {format_duration(seconds)} of trials", style="bold"
+        )
     )
     console.print()
     if verbose:
@@ -176,7 +185,7 @@ def print_summary(
     baseline = None if result.baseline is None else result.trial(result.baseline)
     if sentence := loose_cap_sentence(baseline, cap_bytes=result.cap_bytes):
         console.print()
-        console.print(Text(f"Note: {sentence}."))
+        console.print(as_text(f"Note: {sentence}."))
     study_arguments = shlex.join([result.study, *place.arguments])
     reused = sum(record.reused_from is not None for record in result.trials)
     trials_to_continue = wanted if len(result.trials) < wanted else 2 * len(result.trials)
@@ -190,6 +199,6 @@ def print_summary(
         )
     commands.append((place.continue_command(trials_to_continue - reused), "continue"))
     console.print()
-    console.print(Text(f"Results  {place.name}"))
+    console.print(as_text(f"Results  {place.name}"))
     for command, purpose in commands:
-        console.print(Text(f"  {command}  # {purpose}"), soft_wrap=True)
+        console.print(as_text(f"  {command}  # {purpose}"), soft_wrap=True)

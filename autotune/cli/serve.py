@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -16,9 +16,11 @@ import typer
 from autotune import __version__
 from autotune.cli import options
 from autotune.cli.lazy import LazyCommand, LazyGroup
+from autotune.cli.lines import print_line
 from autotune.client.address import TOKEN_VARIABLE, checked_token
 from autotune.errors import InvalidInput
 from autotune.execution.cluster.address import check_address
+from autotune.printable import printable
 from autotune.service.listening import listening_sockets
 from autotune.spec.option import (
     EVERYDAY,
@@ -28,6 +30,7 @@ from autotune.spec.option import (
     THE_DEVICE,
     WHO_GETS_IN,
 )
+from autotune.spec.user_files import open_file
 from autotune.study.devices import parse_devices
 from autotune.study.request import SEARCH_OPTIONS
 from autotune.units import parse_duration, parse_size
@@ -261,15 +264,25 @@ def serve(
         keep_days=keep,
         quota_bytes=quota_bytes,
     )
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if verbose:
         logging.getLogger("autotune.service").setLevel(logging.INFO)
     number = run_server(settings, sockets, when_ready=lambda: _say_ready(settings))
     if number:
         print("The server has stopped; the next one goes on with its searches.", file=sys.stderr)
         raise typer.Exit(128 + number)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Writes one line for each message, whatever a client has sent, and below it a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # of logging
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802  # of logging
+        return printable(super().formatException(ei), keep_lines=True)
 
 
 def check_extra() -> None:
@@ -288,8 +301,8 @@ def _say_ready(settings: "ServerSettings") -> None:
     how = "open this URL"
     if settings.token is not None:
         how = f"open this URL and enter the token of {TOKEN_VARIABLE}"
-    print(f"{what}; {how}, Ctrl-C stops the server:", file=sys.stderr, flush=True)
-    print(settings.url, flush=True)
+    print_line(f"{what}; {how}, Ctrl-C stops the server:", to_stderr=True, flush=True)
+    print_line(settings.url, flush=True)
     if not settings.has_tls and not settings.host.startswith(_LOOPBACK):
         print(
             "note: without --tls-certificate, or a proxy with one, everybody on the way can read "
@@ -350,7 +363,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
         )
     try:
         for file in (certificate, key):
-            file.open("rb").close()
+            open_file(file).close()  # not by the library, which would wait at a pipe
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             # An empty password, so that nobody is asked for that of an encrypted key.
             certificate,

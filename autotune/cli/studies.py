@@ -1,4 +1,4 @@
-"""`autotune studies`: list the studies of a database, or check, export or import them."""
+"""`autotune studies`: list the studies of a database, or check, export, import or trust them."""
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,8 +12,8 @@ from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.cli.server import ServerOption, check_one_place, open_client
-from autotune.cli.tables import is_narrow, make_console
-from autotune.errors import InvalidInput
+from autotune.cli.tables import as_text, is_narrow, make_console
+from autotune.errors import AutotuneError, InvalidInput, StorageUnavailable, StorageUnreachable
 from autotune.reporting.trial_text import short_label, trial_label
 from autotune.units import format_size
 
@@ -37,6 +37,11 @@ class _Commands(LazyGroup):
             "import",
             "autotune.cli.studies_files:import_file",
             help="Import exported studies into a database: all of the file, or nothing.",
+        ),
+        LazyCommand(
+            "trust",
+            "autotune.cli.studies_trust:trust",
+            help="Let the script or the Python model of a study run on this machine.",
         ),
     )
     meant_by = MappingProxyType(
@@ -87,9 +92,23 @@ def _list(storage: str) -> None:
         table.add_column("state", no_wrap=True)
     table.add_column("cap", justify="right", no_wrap=True)
     table.add_column("pick", overflow="fold")
+    damaged: list[tuple[str, AutotuneError]] = []
     for summary in summaries:
-        table.add_row(*_cells(summary, storage=storage, narrow=is_narrow(console)))
-    console.print(table)
+        try:
+            table.add_row(*_cells(summary, storage=storage, narrow=is_narrow(console)))
+        except StorageUnreachable:
+            raise
+        except (StorageUnavailable, InvalidInput) as error:
+            # The others are listed first.
+            damaged.append((summary.name, error))
+    if table.rows:
+        console.print(table)
+    if damaged:
+        name, first = damaged[0]
+        more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        raise StorageUnavailable(
+            f"study {name!r}{more} cannot be listed: {first.message}", hint=first.hint
+        )
 
 
 def _list_of_server(server: str) -> None:
@@ -109,7 +128,7 @@ def _list_of_server(server: str) -> None:
         trials = f"{study['trials']}/{wanted}" if wanted else str(study["trials"])
         begun = str(study["created_at"])[: len("2026-01-01 12:00")].replace("T", " ")
         state = study.get("state") or ""
-        table.add_row(*(Text(str(cell)) for cell in (study["name"], begun, trials, state)))
+        table.add_row(*(as_text(str(cell)) for cell in (study["name"], begun, trials, state)))
     console.print(table)
 
 
@@ -130,4 +149,4 @@ def _cells(summary: "StudySummary", *, storage: str, narrow: bool) -> list[Text]
         is_complete = summary.trials >= summary.trials_wanted
         state = "complete" if is_complete else "can be continued"
         cells = [summary.name, summary.created_at, trials, state, cap, pick]
-    return [Text(cell) for cell in cells]
+    return [as_text(cell) for cell in cells]

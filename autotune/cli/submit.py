@@ -1,7 +1,6 @@
 """`autotune submit`: put a search in the queue of a server, and leave it there."""
 
 import json
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 
 from autotune.analysis.pick import Preferences
 from autotune.cli import options
+from autotune.cli.lines import print_line
 from autotune.cli.option_groups import (
     with_script_arguments,
     with_search_settings,
@@ -17,6 +17,7 @@ from autotune.cli.option_groups import (
 from autotune.cli.server import NeededServerOption, command_on_server, open_client
 from autotune.errors import AutotuneError
 from autotune.spec.option import EVERYDAY
+from autotune.standard_streams import answer
 
 
 @with_search_settings
@@ -70,19 +71,22 @@ def submit(
         search = client.submit(
             priority=priority, group=group, preferences=preferences, **settings, **workload
         )
-        if as_json:
-            print(json.dumps(search.answer, indent=2))
-            return
-        if quiet:
-            print(search.id)
-            return
-        place = ""
-        if search.position is not None:
-            place = f", at place {search.position} of the queue"
-        study = f" for study {search.study}" if search.study else ""
-        print(f"Search {search.id}{study} is {search.state}{place}.")
-        watch = command_on_server(["watch", str(search.id)], client)
-        print(f"  {watch}  # follow it\n  {search.url}  # its page")
+        queue = command_on_server(["queue"], client)
+        with answer(hint=f"search {search.id} is in the queue: {queue}"):
+            if as_json:
+                print(json.dumps(search.answer, indent=2))
+                return
+            if quiet:
+                print_line(str(search.id))
+                return
+            place = ""
+            if search.position is not None:
+                place = f", at place {search.position} of the queue"
+            study = f" for study {search.study}" if search.study else ""
+            print_line(f"Search {search.id}{study} is {search.state}{place}.")
+            watch = command_on_server(["watch", str(search.id)], client)
+            print_line(f"  {watch}  # follow it")
+            print_line(f"  {search.url}  # its page")
 
 
 def plan_on_server(server: str, settings: Mapping[str, Any], *, preferences: Preferences) -> None:
@@ -128,17 +132,16 @@ def search_on_server(
             )
         except Interrupted as interrupted:
             if search is None:
-                print("Stopped before the search was submitted.", file=sys.stderr)
+                print_line("Stopped before the search was submitted.", to_stderr=True)
             else:
                 try:
                     client.cancel(search.id)
                 except AutotuneError as error:
-                    print(f"Search {search.id} is not cancelled: {error}", file=sys.stderr)
+                    print_line(f"Search {search.id} is not cancelled: {error}", to_stderr=True)
                 study = search.study or client.search(search.id).study
                 again = command_on_server(["search", "--name", study], client)
-                print(
-                    f"Cancelled; every finished trial is stored. Continue with:\n  {again}",
-                    file=sys.stderr,
-                )
+                cancelled = "Cancelled; every finished trial is stored. Continue with:"
+                print_line(cancelled, to_stderr=True)
+                print_line(f"  {again}", to_stderr=True)
             raise typer.Exit(128 + interrupted.number) from None
         print_ended(client, search, preferences=preferences, as_json=as_json, verbose=verbose)

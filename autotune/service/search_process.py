@@ -34,6 +34,7 @@ from autotune.errors import (
 )
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
+from autotune.printable import printable
 from autotune.service.processes import this_process
 from autotune.service.submissions import TRIALS_BEFORE, SubmissionRules, request_of_submission
 from autotune.spec.queued_search import (
@@ -41,6 +42,7 @@ from autotune.spec.queued_search import (
     QueuedSearch,
     SearchState,
 )
+from autotune.standard_streams import protect_streams
 from autotune.storage.database import Database
 from autotune.storage.searches import RunLost, Searches
 from autotune.study.event_text import EventText
@@ -179,7 +181,7 @@ class _Narrator:
         self._progress.note(event)
         lines = list(self._text(event))
         for line in lines:
-            print(line, flush=True)
+            print(printable(line), flush=True)
         match event:
             case StudyOpened():
                 self._reporter.study = event.definition.name
@@ -283,6 +285,7 @@ class _Narrator:
 
 def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
     """Run the search that the order on stdin names; return the exit code of the process."""
+    protect_streams(is_answer=False)  # the disk of its log may be full
     order = json.load(sys.stdin)
     stops: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -367,7 +370,8 @@ def _run(
 
 
 def _print_error(error: AutotuneError) -> None:
-    print(f"Error: {error.message}\n  hint: {error.hint}", file=sys.stderr, flush=True)
+    print(f"Error: {printable(error.message)}", file=sys.stderr)
+    print(f"  hint: {printable(error.hint)}", file=sys.stderr, flush=True)
 
 
 def _store_end(searches: Searches, found: QueuedSearch, end: _End) -> int:

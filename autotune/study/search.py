@@ -27,7 +27,8 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
-from autotune.storage.database import work_folder_path
+from autotune.standard_streams import reopen_closed_streams
+from autotune.storage.identity import work_folder_path
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
@@ -90,6 +91,7 @@ def search(
         if should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
 
+    reopen_closed_streams()
     listener = ThreadedListener(listener)
     retry = search_retry(
         limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
@@ -105,7 +107,7 @@ def search(
     elif space is None:
         space = space_of(request)
     with (
-        work_folder(request.storage) as work,
+        work_folder(request.storage, retry) as work,
         devices_of(
             request,
             work,
@@ -309,6 +311,7 @@ class StudyRecords:
     definition: StudyDefinition
     storage: str
     """The database's URL without its password."""
+    folder: Path
     trials: tuple[TrialRecord, ...]
     """With the speeds of confirmed trials replaced."""
     variants: tuple[TrialRecord, ...]
@@ -336,6 +339,7 @@ def records_of(
     return StudyRecords(
         definition=definition,
         storage=store.url,
+        folder=work_folder_path(store.database) / definition.name,
         trials=tuple(records),
         variants=tuple(everything[len(trials) :]),
         baseline=_baseline_of(definition, records),
@@ -349,6 +353,7 @@ def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResul
     return StudyResult(
         study=definition.name,
         storage=records.storage,
+        folder=records.folder,
         workload=definition.workload,
         device=definition.device,
         cap_bytes=definition.cap_bytes,
@@ -365,7 +370,7 @@ def _running(store: StudyStore, study: str) -> set[int]:
     attempts = store.attempts.running(study)
     if not attempts:
         return set()
-    workers = work_folder_path(store.url) / study / WORKERS
+    workers = work_folder_path(store.database) / study / WORKERS
     return {
         attempt.number
         for attempt in attempts

@@ -156,7 +156,7 @@ def modules_loaded(*arguments, folder):
 
 
 def test_the_list_of_commands_imports_no_command(folder):
-    expected = {"autotune.cli", "autotune.cli.help", "autotune.cli.lazy"}
+    expected = {"autotune.cli", "autotune.cli.help", "autotune.cli.lazy", "autotune.cli.lines"}
     assert modules_loaded("--help", folder=folder) == expected
 
 
