@@ -50,7 +50,8 @@ class TokenColumn:
             yield self._sample(dict(zip(self.columns, row, strict=True)))
 
     def _sample(self, row: dict[str, Any]) -> Tokens:
-        default = row[TOKENS] or []
+        # A single number has no length; `_array` rejects it.
+        default = row[TOKENS] if isinstance(row[TOKENS], list) else []
         tokens = self._array(row.get(TOKENS), default=default)
         labels = self._array(row.get(LABELS), default=default)
         mask = self._array(row.get(MASK), default=default)

@@ -5,14 +5,15 @@ https://huggingface.co/docs/datasets
 """
 
 import glob
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.data import hub, python_docs
 from autotune.data.columns import TokenColumn, documents_of, unreadable
-from autotune.data.text_files import TextFiles, check_lines
+from autotune.data.text_files import TextFiles, check_files
 from autotune.errors import InvalidDataset
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -30,6 +31,7 @@ READERS = {
 
 _SAVED_SET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files that `save_to_disk` writes to the folder of a dataset, and of one with splits."""
+MOST_FILES = 100_000
 _ALL = "train"
 """The split of all files if no file is named after a split."""
 
@@ -93,6 +95,11 @@ def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], 
     if path.is_dir() and workload.dataset_config is not None:
         return lambda split: documents_of(
             _configured_rows(path, workload, split, cache_folder), workload
+        )
+    if not path.is_dir() and not is_plain_file(path):
+        raise InvalidDataset(
+            f"dataset {workload.dataset!r} is neither a regular file nor a folder",
+            hint="save what a pipe or a device gives as a file, and name that",
         )
     files = _files_by_split(path, workload)
     return lambda split: _read_files(files, workload, split=split, cache_folder=cache_folder)
@@ -170,14 +177,39 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
 
 def _files_in(folder: Path) -> list[Path]:
     """Return the readable files in alphabetical order, without dataset cards and the like."""
-    files = sorted(
-        file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS
-    )
+    files = sorted(file for file in files_below(folder) if file.suffix.lower() in READERS)
     if not files:
         return []
     from datasets.data_files import FILES_TO_IGNORE
 
     return [file for file in files if file.name not in FILES_TO_IGNORE] or files
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the regular files in a folder and those in it, without following links to folders.
+
+    Raises InvalidDataset after more entries than a dataset has: somebody has named a whole disk.
+    """
+    entries = 0
+    folders = [str(folder)]
+    while folders:
+        try:
+            opened = os.scandir(folders.pop())
+        except OSError:  # not for this user, or removed in between
+            continue
+        with opened:
+            for entry in opened:
+                entries += 1
+                if entries > MOST_FILES:
+                    raise InvalidDataset(
+                        f"dataset folder {str(folder)!r} has more than {MOST_FILES} files and "
+                        "folders in it",
+                        hint="name the folder that has only the dataset, or join its files",
+                    )
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif is_plain_file(Path(entry.path)):
+                    yield Path(entry.path)
 
 
 def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
@@ -223,9 +255,14 @@ def _rows(
 ) -> Any:
     datasets = hub.quiet_datasets()
 
+    every_file = [file for split_files in files.values() for file in split_files]
     if kind != "parquet":
-        every_file = [file for split_files in files.values() for file in split_files]
-        check_lines(every_file, dataset=workload.dataset, streaming=workload.streaming)
+        check_files(
+            every_file,
+            dataset=workload.dataset,
+            streaming=workload.streaming,
+            is_json=kind == "json",
+        )
     data_files = {
         name: [glob.escape(str(file)) for file in split_files]
         for name, split_files in files.items()

@@ -3,9 +3,9 @@
 All but the first use the `tokenizers` library: https://huggingface.co/docs/tokenizers
 """
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from autotune.data import hub
 from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
+from autotune.spec.user_files import LARGEST_TOKENIZER_BYTES, read_file, read_json
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import BYTE_VOCABULARY, Workload
 
@@ -24,6 +25,8 @@ SETTINGS_FILE = "tokenizer_config.json"
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
 
+_LARGEST_SETTINGS_BYTES = 16 * 2**20
+"""Gemma 3 describes its 6,414 special tokens in 1.2 MB."""
 _LONG_WORD = re.compile(r"\w{256,}")
 """Removed before a BPE is trained: it learns nothing from such words, but stores each of them."""
 _NAMES = {
@@ -90,6 +93,22 @@ class SubwordTokenizer:
         ]
 
 
+class LoadedTokenizer(SubwordTokenizer):
+    """A tokenizer that somebody else has made; `source` is how messages name it."""
+
+    def __init__(self, tokenizer: Any, *, source: str, settings: dict[str, Any]) -> None:
+        super().__init__(tokenizer, settings=settings)
+        self._source = source
+
+    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
+        """Return tokens as `Tokenizer` says. Raises InvalidInput for a text that has none."""
+        with _translated_errors(
+            f"tokenizer {self._source!r} has no tokens for a text",
+            hint="use the tokenizer.json of the model, whole and unchanged",
+        ):
+            return super().encode(texts, longest=longest)
+
+
 def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
     """Return how many bytes of `text` its first `longest` tokens represent."""
     if longest is None or len(encoding.ids) <= longest:
@@ -153,21 +172,42 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
 
 def _load(name: str) -> SubwordTokenizer:
     file = _file_of(name)
-    try:
+    text = read_file(file, most_bytes=LARGEST_TOKENIZER_BYTES)
+    settings_file = file.with_name(SETTINGS_FILE)
+    settings = (
+        read_json(settings_file, most_bytes=_LARGEST_SETTINGS_BYTES)
+        if settings_file.exists()
+        else {}
+    )
+    return parse_tokenizer(text, settings=settings, source=str(file))
+
+
+def parse_tokenizer(text: bytes, *, settings: Any, source: str) -> SubwordTokenizer:
+    """Return the tokenizer of a tokenizer.json and the value in its tokenizer_config.json.
+
+    `source` is how messages name it. Raises InvalidInput.
+    """
+    with _translated_errors(
+        f"tokenizer {source!r} cannot be read", hint="check that the file is complete"
+    ):
         # Not from_file, which rejects paths that are not UTF-8, and whose errors do not distinguish
         # reading from parsing.
-        tokenizer = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-        settings_file = file.with_name(SETTINGS_FILE)
-        settings = {}
-        if settings_file.exists():
-            settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises Exception itself
+        tokenizer = tokenizers.Tokenizer.from_str(text.decode("utf-8"))
+        return LoadedTokenizer(
+            tokenizer, source=source, settings=settings if isinstance(settings, dict) else {}
+        )
+
+
+@contextmanager
+def _translated_errors(problem: str, *, hint: str) -> Iterator[None]:
+    """Raise InvalidInput, `problem` with the reason, for whatever the library raises."""
+    try:
+        yield
+    except BaseException as error:  # the library raises Exception itself, or panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(
-            f"tokenizer {str(file)!r} cannot be read: {reason}",
-            hint="check that the file is complete",
-        ) from error
-    return SubwordTokenizer(tokenizer, settings=settings if isinstance(settings, dict) else {})
+        raise InvalidInput(f"{problem}: {reason}", hint=hint) from error
 
 
 def _file_of(name: str) -> Path:

@@ -11,6 +11,7 @@ from autotune.errors import InvalidInput
 from autotune.models import hugging_face
 from autotune.spec.model_file import WEIGHT_FILES, no_weights, weight_files
 from autotune.spec.user_code import sha256_of
+from autotune.spec.weight_files import check_weight_files
 from autotune.spec.workload import Workload
 
 
@@ -32,6 +33,7 @@ def _folder(workload: Workload) -> Path:
     folder = local if local.is_dir() else _downloaded(workload.model_source)
     if not weight_files(folder):
         raise no_weights(workload.model_source)
+    check_weight_files(folder)
     return folder
 
 

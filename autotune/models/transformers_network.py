@@ -59,16 +59,9 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
         )
         _check_loaded(workload, report)
         return network
-    except (
-        OSError,
-        RuntimeError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        AssertionError,
-        ImportError,
-    ) as error:
+    except (InvalidInput, ValueError):
+        raise
+    except Exception as error:  # model classes and readers of weights raise errors of many types
         raise _build_error(workload, error) from error
 
 

@@ -13,8 +13,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from autotune.execution.compile_cache import CACHE
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
+from autotune.spec.model_size import check_weights_fit, free_disk_bytes
 from autotune.spec.option import (
     DURATION,
     DURATION_OR_NONE,
@@ -46,6 +45,7 @@ from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.study import check_study_name
 from autotune.spec.user_code import is_function_reference, read_reference
+from autotune.spec.user_files import LARGEST_TOKENIZER_BYTES, parse_toml, read_json
 from autotune.spec.user_paths import path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
@@ -91,31 +91,13 @@ NOT_OF_STUDIES = ("logs", "predictions", CACHE)
 LARGEST_SPACE_CHARACTERS = 64 * 1024
 LARGEST_CONFIG_CHARACTERS = 256 * 1024
 LARGEST_TEXT_CHARACTERS = 4096
-_MOST_DOTS_IN_A_LINE = 200
-"""Python's TOML reader takes a time that grows with the square of the parts of a dotted key."""
 _DEEPEST = 20
 _LARGEST_INTEGER = 2**53
 _LARGEST_OF_CONFIG = 2**24
 _LEAST_FREE_BYTES = 16 * 2**20
 _TOKEN_BYTES = 8
-_WEIGHT_BYTES = 4
 
 _PATHS = ("dataset", "tokenizer", "model", "model_source")
-_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
-_WIDTHS = ("hidden_size", "n_embd", "n_embed", "d_model", "emb_dim")
-_INNER_WIDTHS = (
-    "intermediate_size",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "n_inner",
-    "d_ff",
-    "ffn_dim",
-    "ffn_hidden_size",
-    "decoder_ffn_dim",
-)
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-"""Names of sizes in the configs of transformers."""
 _WORDS_FOR_PATHS = {
     "dataset": (STANDARD_LIBRARY_TEXT,),
     "tokenizer": ("bytes", "bpe", "model"),
@@ -123,7 +105,7 @@ _WORDS_FOR_PATHS = {
     "model_source": (),
 }
 _LARGEST_FILES = {
-    "tokenizer": ("tokenizer.json", 64 * 2**20),
+    "tokenizer": ("tokenizer.json", LARGEST_TOKENIZER_BYTES),
     "model": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
     "model_source": (FILE_NAME, LARGEST_CONFIG_CHARACTERS),
 }
@@ -530,18 +512,7 @@ def _space(settings: Mapping[str, Any], folder: Path) -> str | None:
 
 def _check_toml(content: str) -> None:
     """Raise InvalidSpace for a space that would read another file of the server."""
-    for number, line in enumerate(content.splitlines(), start=1):
-        if line.count(".") > _MOST_DOTS_IN_A_LINE:
-            raise InvalidSpace(
-                f"{SPACE_CONTENT}, line {number}: it has {line.count('.')} dots",
-                hint=f"a key has at most {_MOST_DOTS_IN_A_LINE} parts",
-            )
-    try:
-        table = tomllib.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSpace(
-            f"{SPACE_CONTENT} is not valid TOML: {error}", hint="correct this line"
-        ) from None
+    table = parse_toml(content.encode(), source=SPACE_CONTENT, kind=InvalidSpace)
     base = table.get("extends")
     if base is not None and base not in named_spaces():
         raise NotAllowed(
@@ -694,11 +665,8 @@ def _check_model_folder(settings: Mapping[str, Any], rules: SubmissionRules) -> 
         folder = Path(value)
         folder = folder if folder.is_dir() else folder.parent
         config = folder / FILE_NAME
-        try:
-            if config.is_file() and config.stat().st_size <= LARGEST_CONFIG_CHARACTERS:
-                _check_config(json.loads(config.read_text(encoding="utf-8-sig")))
-        except (OSError, ValueError, RecursionError):
-            pass  # `read_model_config` says what is wrong with it
+        if config.exists():
+            _check_config(read_json(config))
         pickled = [file.name for pattern in _PICKLES for file in folder.glob(pattern)]
         if settings.get("pretrained") and pickled:
             raise NotAllowed(
@@ -728,47 +696,28 @@ def _has_key(value: Any, key: str) -> bool:
 
 
 def _check_size(workload: Mapping[str, Any]) -> None:
-    """Raise NotAllowed for a model or a text that would fill the machine of the server.
-
-    The initial weights are drawn in memory and written to disk in fp32. A transformer has about
-    4 W^2 + 3 W F weights in each block (W the width, F the inner width, for each expert), and
-    2 V W in its embeddings of V tokens.
-    """
-    config = workload.get("model_config") or {}
-    _check_numbers(config)
-    layers = _largest(workload.get("layers"), config, _LAYERS, otherwise=1)
-    width = _largest(workload.get("width"), config, _WIDTHS, otherwise=1)
-    inner = _largest(workload.get("feed_forward_width"), config, _INNER_WIDTHS, otherwise=4 * width)
-    heads = _largest(workload.get("heads"), config, _HEADS, otherwise=1)
-    attention = max(width, heads * _largest(None, config, ("head_dim", "kv_channels"), otherwise=0))
-    experts = _largest(None, config, _EXPERTS, otherwise=1)
-    rows = 2 * _largest(workload.get("vocab_size"), config, ("vocab_size",), otherwise=256)
-    rows += _largest(None, config, ("n_positions",), otherwise=0)
-    weights = layers * (4 * width * attention + 3 * width * inner * experts) + rows * width
-    free_bytes = shutil.disk_usage(Path.cwd()).free
+    """Raise NotAllowed for a model or a text that would fill the machine of the server."""
+    _check_numbers(workload.get("model_config") or {})
+    free_bytes = free_disk_bytes(Path.cwd())
     if free_bytes < _LEAST_FREE_BYTES:
         raise StorageUnavailable(
             f"the disk of the server is full: {format_size(free_bytes)} are left",
             hint="whoever runs it has to make room",
         )
-    memory_bytes = psutil.virtual_memory().total
-    if weights * _WEIGHT_BYTES > min(free_bytes, memory_bytes):
-        raise NotAllowed(
-            f"the model has about {weights:.3g} weights, {format_size(weights * _WEIGHT_BYTES)} in "
-            f"fp32, and the server has {format_size(memory_bytes)} of memory and "
-            f"{format_size(free_bytes)} of free disk",
-            hint="choose a smaller model",
-        )
-    tokens = 1
-    for name in ("steps", "global_batch", "sequence_length"):
-        tokens *= _largest(workload.get(name), {}, (), otherwise=1)
-    evaluation = _largest(workload.get("evaluation_sequences"), {}, (), otherwise=1)
-    tokens += evaluation * _largest(workload.get("sequence_length"), {}, (), otherwise=1)
-    if tokens * _TOKEN_BYTES > min(free_bytes, memory_bytes):
+    check_weights_fit(workload, folder=Path.cwd(), kind=NotAllowed)
+    sequences = _size(workload, "steps") * _size(workload, "global_batch")
+    sequences += _size(workload, "evaluation_sequences")
+    tokens = sequences * _size(workload, "sequence_length")
+    if tokens * _TOKEN_BYTES > min(free_bytes, psutil.virtual_memory().total):
         raise NotAllowed(
             f"a trial reads {tokens:.3g} tokens, more than the server can hold",
             hint="choose fewer steps, a smaller batch or shorter sequences",
         )
+
+
+def _size(workload: Mapping[str, Any], name: str) -> int:
+    value = workload.get(name)
+    return value if type(value) is int and value > 0 else 1
 
 
 def _check_numbers(config: Any) -> None:
@@ -784,18 +733,6 @@ def _check_numbers(config: Any) -> None:
     elif isinstance(config, list):
         for value in config:
             _check_numbers(value)
-
-
-def _largest(given: Any, config: Any, names: Sequence[str], *, otherwise: int) -> int:
-    """Return the largest number of these names, in the workload and anywhere in the config."""
-    found = [given] if type(given) is int and given > 0 else []
-    parts = [config]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, Mapping):
-            found += [part[name] for name in names if type(part.get(name)) is int]
-            parts += part.values()
-    return max(found, default=otherwise)
 
 
 def _base_name(space: str, workload: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
+from autotune.python_environment import python_environment
 from autotune.spec.model_file import (
     FILE_NAME,
     fetch_model_config,
@@ -21,6 +22,7 @@ from autotune.spec.model_file import (
 )
 from autotune.spec.user_code import SCRIPT, check_function, check_script, is_function_reference
 from autotune.spec.user_paths import path_exists
+from autotune.spec.weight_files import check_weight_files
 
 MODEL_NAMES = ("gpt", "deep-one")
 """Names in the model registry, which only the process of a trial may import, as it loads torch."""
@@ -83,8 +85,10 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("tokenizer") == "model":
         resolved["tokenizer"] = source
     if settings.get("pretrained"):
-        if exists and not weight_files(Path(source)):
-            raise no_weights(source)
+        if exists:
+            if not weight_files(Path(source)):
+                raise no_weights(source)
+            check_weight_files(Path(source))
         resolved["model_source"] = source
     return resolved
 
@@ -99,7 +103,12 @@ def _completed(content: dict[str, Any]) -> dict[str, Any]:
     if sizes["layers"] is not None and sizes["vocab_size"] is not None:
         return content
     process = subprocess.run(
-        _ASK_ITS_CLASS, input=json.dumps(content), capture_output=True, text=True, check=False
+        _ASK_ITS_CLASS,
+        input=json.dumps(content),
+        capture_output=True,
+        text=True,
+        env=python_environment(),
+        check=False,
     )
     try:
         answer = json.loads(process.stdout)

@@ -5,13 +5,15 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.spec.user_paths import expanded, is_plain_file, path_exists
+from autotune.spec.user_files import parse_json, read_file
+from autotune.spec.user_paths import expanded, path_exists
 
 FILE_NAME = "config.json"
 HUB_TIMEOUT_SECONDS = 10
@@ -52,24 +54,16 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     file = expanded(path)
     file = file / FILE_NAME if file.is_dir() else file
-    if path_exists(str(file)) and not is_plain_file(file):
-        raise InvalidInput(
-            f"model {path!r} is not a regular file", hint=f"name a {FILE_NAME} or a folder with one"
-        )
-    try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"), parse_constant=_reject_constant)
-    except OSError as error:
-        raise InvalidInput(
-            f"model {path!r} cannot be read: {error.strerror} ({file})",
-            hint=f"name a {FILE_NAME} or a folder that holds one",
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(
-            f"{file} is not valid JSON: {error}", hint="correct the file at this position"
-        ) from None
+    content = read_file(file, hint=f"name a {FILE_NAME} or a folder that holds one")
+    return parse_model_config(content, source=str(file))
+
+
+def parse_model_config(text: bytes, *, source: str) -> dict[str, Any]:
+    """Return the content of a config.json. `source` is how messages name it. Raises as above."""
+    content = parse_json(text, source=source)
     if not isinstance(content, dict) or not _is_plain_name(content.get("model_type")):
         raise InvalidInput(
-            f"{file} does not say which model it describes",
+            f"{source} does not say which model it describes",
             hint='it must have a "model_type", such as "llama", or "gpt2" for GPT2LMHeadModel',
         )
     known_sizes(content)
@@ -139,10 +133,6 @@ def no_weights(source: str) -> InvalidInput:
     )
 
 
-def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")
-
-
 def _is_plain_name(value: object) -> bool:
     return (
         isinstance(value, str)
@@ -193,6 +183,21 @@ def with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
     if isinstance(text_defaults, Mapping):
         completed[TEXT_PART] = with_defaults(content.get(TEXT_PART) or {}, text_defaults)
     return completed
+
+
+def check_finite(content: Any) -> None:
+    """Raise InvalidInput for a number in a config that is not finite: JSON cannot store it.
+
+    Python also reads Infinity and NaN, and 1e999 as infinity.
+    """
+    for key, value in content.items() if isinstance(content, Mapping) else enumerate(content):
+        if isinstance(value, Mapping | list | tuple):
+            check_finite(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise InvalidInput(
+                f"the model's {FILE_NAME} has {key} = {value}, which no file of JSON can hold",
+                hint=f"give {key} as a finite number",
+            )
 
 
 def _size(content: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -1,10 +1,11 @@
 """Read the TOML of a search-space file and merge it with the space that it extends, unchecked."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidSpace, suggestion
+from autotune.spec.user_files import read_toml
+from autotune.spec.user_paths import is_plain_file, path_exists
 from autotune.spec.workload_settings import overridden
 
 
@@ -62,24 +63,13 @@ def _merged(inherited: dict[str, Any], content: dict[str, Any]) -> dict[str, Any
 def _read(file: Path, *, name: str) -> dict[str, Any]:
     known = named_spaces()
     how = f"name a .toml file or one of {', '.join(known)}"
-    try:
-        if not file.is_file():
-            raise InvalidSpace(
-                f"there is no search space {name!r}", hint=suggestion(name, known, otherwise=how)
-            )
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
-    except OSError as error:
+    if not is_plain_file(file):
+        reason = ""
+        if path_exists(str(file)):
+            reason = ": that is not a regular file"
+            how = f"save it as a .toml file, or name one of {', '.join(known)}"
         raise InvalidSpace(
-            f"there is no search space {name!r} that can be read: {error.strerror or error}",
-            hint=how,
-        ) from None
-    except UnicodeDecodeError as error:
-        raise InvalidSpace(
-            f"{file} is not valid TOML: it is not UTF-8 text ({error.reason})",
-            hint="save it as UTF-8",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        # ValueError also for numbers of thousands of digits, RecursionError for deep nesting.
-        raise InvalidSpace(
-            f"{file} is not valid TOML: {error}", hint="correct this line"
-        ) from error
+            f"there is no search space {name!r}{reason}",
+            hint=suggestion(name, known, otherwise=how),
+        )
+    return read_toml(file, kind=InvalidSpace)

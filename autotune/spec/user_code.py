@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput, StudyMismatch
-from autotune.spec.user_paths import expanded, is_plain_file, path_exists
+from autotune.spec.user_files import LARGEST_PYTHON_BYTES, open_file, read_file
+from autotune.spec.user_paths import expanded
 
 SCRIPT = "script"
 """The value of `Workload.model` for a script."""
@@ -230,15 +231,10 @@ def takes_size(model: str, size: str) -> bool:
 
 def read_python(file: Path) -> ast.Module:
     """Return the syntax tree of the file. Raises InvalidInput if it is not valid Python."""
-    if path_exists(str(file)) and not is_plain_file(file):
-        raise InvalidInput(f"{file} is not a file", hint="name a Python file")
+    content = read_file(file, most_bytes=LARGEST_PYTHON_BYTES, hint="name a Python file")
     try:
         with warnings.catch_warnings(action="ignore"):  # warnings about the user's code
-            return ast.parse(file.read_bytes(), filename=str(file))
-    except OSError as error:
-        raise InvalidInput(
-            f"{file} cannot be read: {error.strerror}", hint="check the path"
-        ) from None
+            return ast.parse(content, filename=str(file))
     except SyntaxError as error:
         line = f" in line {error.lineno}" if error.lineno else ""
         raise InvalidInput(
@@ -253,7 +249,7 @@ def read_python(file: Path) -> ast.Module:
 
 def sha256_of(file: Path) -> str:
     """Return the hexadecimal SHA-256 of the file's content. Raises OSError."""
-    with file.open("rb") as opened:
+    with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 

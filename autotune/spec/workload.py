@@ -21,7 +21,13 @@ from autotune.spec.model_choice import (
     no_model,
     with_model_config,
 )
-from autotune.spec.model_file import FILE_NAME, largest_sequence_length, model_name, sizes_of
+from autotune.spec.model_file import (
+    FILE_NAME,
+    check_finite,
+    largest_sequence_length,
+    model_name,
+    sizes_of,
+)
 from autotune.spec.user_code import (
     SCRIPT,
     is_function_reference,
@@ -229,6 +235,7 @@ class Workload:
             raise InvalidInput(
                 f"model {self.model!r} and model_config do not belong together", hint=HOW_TO_NAME
             )
+        check_finite(content)
         fixed = {**sizes_of(content), "feed_forward_width": None}
         if fixed["layers"] is not None:
             fixed["layers"] = self.layers

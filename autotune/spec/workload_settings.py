@@ -17,7 +17,17 @@ Packing = Literal["packed", "padded"]
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
 _TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
-_MAXIMUM = {"layers": 100_000, "heads": 100_000}
+_MAXIMUM = {
+    "layers": 1_000,
+    "width": 2**20,
+    "heads": 100_000,
+    "feed_forward_width": 2**22,
+    "vocab_size": 2**24,
+    "sequence_length": 2**27,
+    "global_batch": 2**20,
+}
+"""Several times those of any model. Building takes milliseconds per layer, and the divisors of the
+global batch are tried one by one."""
 _DEFAULT_MAXIMUM = 2**31 - 1
 """Larger than in any training, and small enough to be multiplied and stored in a database."""
 _CHOICES = {

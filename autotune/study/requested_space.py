@@ -4,11 +4,13 @@ Imports neither, so that a search can say within a second what it begins with.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from autotune.data.sources import check_there
 from autotune.data.validation import check_data
 from autotune.errors import InvalidInput
+from autotune.spec.model_size import check_weights_fit
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
@@ -16,6 +18,9 @@ from autotune.study.request import SearchRequest
 from autotune.units import format_size
 
 DEFAULT_SPACE = "default"
+_SQLITE = "sqlite:///"
+_TOLERANCE = 2.0
+"""The weights of some models are half as many as estimated."""
 
 
 def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
@@ -39,10 +44,15 @@ def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Work
     Its dataset is the same on all of them.
     """
     specified = request.specified_workload()
+    results = Path()
+    if request.storage.startswith(_SQLITE):
+        results = Path(request.storage.removeprefix(_SQLITE)).parent
 
     def make(device_type: str) -> Workload:
         workload = make_workload(device_type, space.workload, specified)
         bind_space(space, workload.legality_context, unavailable={})
+        if workload.script is None and request.ray is None:
+            check_weights_fit(workload.to_dict(), folder=results, tolerance=_TOLERANCE)
         return workload
 
     return on_some_device(request.device, make)

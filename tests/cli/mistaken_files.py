@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import sqlite3
 from pathlib import Path
 
@@ -102,6 +103,8 @@ _FILES: dict[str, str | bytes] = {
     "garbage.db": b"this is no database at all " * 100,
     "empty.db": b"",
     "garbage.toml": bytes(range(256)),
+    "huge.toml": "# large\n" * 200_000,
+    "huge.json": " " * 2_000_000,
     "chain-a.toml": 'extends = "chain-b.toml"',
     "chain-b.toml": 'extends = "chain-a.toml"',
     "file": "",
@@ -116,10 +119,15 @@ _FILES: dict[str, str | bytes] = {
     "large.json": _tokenizer(300),
     "typo.json": '{"model_typ": "llama"}',
     "no_layers.json": json.dumps({**_LLAMA, "num_hidden_layers": 0}),
+    "many_layers.json": json.dumps({**_LLAMA, "num_hidden_layers": 10**6}),
     "minus.json": json.dumps({**_LLAMA, "hidden_size": -32}),
     "nan.json": '{"model_type": "llama", "hidden_size": NaN}',
     "deep.json": "[" * 100_000,
     "llama/config.json": json.dumps(_LLAMA),
+    "broken/config.json": json.dumps(_LLAMA),
+    "broken/model.safetensors": b"no weights at all",
+    "pickled/config.json": json.dumps(_LLAMA),
+    "pickled/pytorch_model.bin": pickle.dumps({"a": print}),
     "own.py": _PYTHON,
     "train.py": "import autotune\n",
     "ends.py": "import sys\nsys.exit(3)\n",
@@ -148,8 +156,10 @@ def write_files(folder: Path) -> None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
     for name in ("folder", "folder.html", "folder.py"):
         (folder / name).mkdir()
-    for name in ("pipe", "pipe.py"):
+    for name in ("pipe", "pipe.py", "pipe.html"):
         os.mkfifo(folder / name)
+    for name in ("loop", "loop.db", "loop.txt", "loop.toml", "loop.json", "loop.py", "loop.html"):
+        (folder / name).symlink_to(name)
     with sqlite3.connect(folder / "foreign.db") as foreign:
         foreign.execute("CREATE TABLE songs (title TEXT)")
     foreign.close()

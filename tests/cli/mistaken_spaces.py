@@ -41,6 +41,7 @@ SPACES: dict[str, str | bytes] = {
     "file/json": '{"techniques": {}}',
     "file/endless number": f"description = {'9' * 5000}",
     "file/nested": f"description = {'[' * 20000}",
+    "file/many parts": f"{'.'.join(['a'] * 20_000)} = 1",
     "file/no such day": "description = 2024-02-30",
     "file/unknown key": 'describtion = "a"',
     "file/unknown table": "[technique]\n",

@@ -83,7 +83,7 @@ COMMAND_LINES = {
         --learning-rate adamw=0 | --learning-rate adamw=1e999
         --learning-rate adamw=1e-3 --learning-rate adamw=1e-4
         --layers x | --layers 0 | --layers -1 | --layers 99999999999999999999 | --layers 2.5
-        --layers ''
+        --layers '' | --layers 1001 | --global-batch 1048577 | --width 1048576 --heads 8
         --width 130 --heads 4 | --width 0 | --width 9999999999 | --heads 0 | --heads 5 | --heads -4
         --feed-forward-width 0 | --feed-forward-width -1 | --vocab-size 10 | --vocab-size 0
         --vocab-size 99999999999
@@ -96,7 +96,8 @@ COMMAND_LINES = {
         --gradient-clipping inf | --gradient-clipping x
         --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml
         --space pipe
-        --space LONG | --space ~nobody/x.toml | --space /dev/zero | --space quick --scale full
+        --space LONG | --space ~nobody/x.toml | --space /dev/zero | --space huge.toml
+        --space /dev/stdin | --space quick --scale full
         --scale tiny
         --space peak_memory --scale huge | --space peak_memory --scale '' | --space chain-a.toml
         --storage nonsense | --name any --storage nonsense | --storage ''
@@ -108,6 +109,10 @@ COMMAND_LINES = {
         --storage sqlite:// | --storage sqlite:///:memory: | --storage sqlite:///empty.db/x.db
         --storage mysql://user:secret@localhost/studies | --storage sqlite:///LONG.db
         --storage '\x1b]0;x\x07'
+        --storage sqlite:///loop.db | --storage sqlite:///loop/x.db | --storage sqlite:///~/x.db
+        --storage sqlite:///LONGNAME.db | --storage 'sqlite:///\udcff.db'
+        --space loop.toml | --dataset loop.txt | --dataset loop/x.txt | --tokenizer loop.json
+        --model loop.json | --model loop.py:build | --script loop.py
         --dataset missing.txt | --dataset '' | --dataset ~nobody/x.txt | --dataset LONG.txt
         --dataset './a\nb.txt'
         --dataset pipe | --dataset /dev/zero | --dataset ./nowhere | --dataset a/b/c/d
@@ -132,8 +137,9 @@ COMMAND_LINES = {
         --model llama --seq-len 4096
         --model llama --vocab-size 300 | --model no_layers.json | --model minus.json
         --model nan.json
-        --model deep.json
-        --model llama --pretrained
+        --model deep.json | --model huge.json | --model many_layers.json --layers 0
+        --model many_layers.json
+        --model llama --pretrained | --model broken --pretrained | --model pickled --pretrained
         --model llama --pretrained --layers 3 | --pretrained | --pretrained --model deep-one
         --pretrained=yes
         --model own.py | --model own.py: | --model :build | --model own.py:build.it
@@ -228,7 +234,9 @@ COMMAND_LINES = {
         --compute-capability 9.0 --device cpu
         --study real --trial 0 --compute-capability 9.0 IN_REAL
         --study real --trial 0 --compute-capability nine IN_REAL
-        --plot step.pdf | --plot '' | --plot file/step.html | --plot folder
+        --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
+        --plot ''
+        --plot file/step.html | --plot folder
         --quiet --layers 0 | -q --layers 0 | surplus
     """,
     "explain": r"""
@@ -259,6 +267,8 @@ COMMAND_LINES = {
         nope --storage sqlite:///garbage.db
         nope --storage sqlite:///empty.db | nope --storage sqlite:///foreign.db
         nope --storage sqlite:///missing.db
+        nope --storage sqlite:///loop.db | nope --storage sqlite:///LONGNAME.db
+        nope --storage 'sqlite:///\udcff.db' | nope --storage sqlite:///file/x.db
         nope --storage sqlite:///folder | nope --storage sqlite:///pipe | nope --prefer speed
         real --prefer speed IN_REAL
         real more IN_REAL | real 1 IN_REAL | real --csv --json IN_REAL
@@ -285,7 +295,9 @@ COMMAND_LINES = {
     "report": r"""
         nope | nope IN_REAL | real --out page.pdf IN_REAL | real --out folder IN_REAL
         real --out '' IN_REAL
-        real --out file/page.html IN_REAL | real -o page IN_REAL | real --out folder.html IN_REAL
+        real --out file/page.html IN_REAL | real --out loop.html IN_REAL
+        real --out loop/x.html IN_REAL | real --out pipe.html IN_REAL
+        real -o page IN_REAL | real --out folder.html IN_REAL
         real --out LONG.html IN_REAL | real --prefer speed IN_REAL
         real --tolerance speed=2 IN_REAL
         real --max-perplexity-increase -1 IN_REAL | nope --storage sqlite:///garbage.db | nope more
@@ -296,7 +308,9 @@ COMMAND_LINES = {
         real --out figure IN_REAL
         real -o figure.gif IN_REAL | real --out '' IN_REAL | real --out folder.html IN_REAL
         real --width 800 IN_REAL
-        real --out file/figure.html IN_REAL | real --out figure.png --width 0 IN_REAL
+        real --out file/figure.html IN_REAL | real --out loop.html IN_REAL
+        real --out loop/x.html IN_REAL
+        real --out figure.png --width 0 IN_REAL
         real --out figure.png --width -5 IN_REAL | real --out figure.png --height 0 IN_REAL
         real --out figure.png --height 99999999999999999999 IN_REAL
         real --out figure.png --scale nan IN_REAL | real --out figure.png --scale 1000 IN_REAL
@@ -334,7 +348,8 @@ COMMAND_LINES = {
         real --to pytorch --trial x IN_REAL
         real --to pytorch --pick best IN_REAL | real --to pytorch --trial 0 --pick smallest IN_REAL
         real --to pytorch --target-version 0 IN_REAL | real --to pytorch --target-version '' IN_REAL
-        real --to pytorch --out file IN_REAL | real --to pytorch --out file/x IN_REAL
+        real --to pytorch --out file IN_REAL | real --to pytorch --out loop IN_REAL
+        real --to pytorch --out loop/x IN_REAL | real --to pytorch --out file/x IN_REAL
         real --to pytorch -o LONG IN_REAL
         real --to pytorch --out '' IN_REAL | real --to pytorch --tolerance x IN_REAL
         real --to pytorch --max-perplexity-increase nan IN_REAL
@@ -346,7 +361,8 @@ COMMAND_LINES = {
         --storage nonsense | --storage sqlite:///folder | --storage sqlite:///garbage.db
         --storage sqlite:///empty.db
         --storage sqlite:///missing.db | --storage '' | --bogus | surplus
-        check --storage sqlite:///garbage.db | check --storage sqlite:///missing.db | check nope
+        check --storage sqlite:///garbage.db | check --storage sqlite:///loop.db
+        check --storage sqlite:///LONGNAME.db | check --storage sqlite:///missing.db | check nope
         check --bogus
         export | export nope | export nope --out studies.jsonl --storage sqlite:///empty.db
         export --bogus nope
@@ -358,22 +374,27 @@ COMMAND_LINES = {
         export real --to-optuna sqlite:///garbage.db IN_REAL
         export real --to-optuna sqlite:///folder IN_REAL
         import | import missing.jsonl | import garbage.toml | import empty.db
-        import folder --name new
+        import folder --name new | import pipe | import loop | import /dev/zero
+        import ~nobody/x.jsonl
         import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b
         import --bogus
+        trust | trust nope | trust nope --storage sqlite:///garbage.db | trust nope --bogus
+        trust nope IN_REAL | trust 'a/b' IN_REAL
         --server nonsense | --server http://host IN_REAL | --server http://host check
     """,
     "serve": r"""
         --bogus | surplus | --port x | --port -1 | --port 65536 | --port '' | --port 1.5
         --host nonesuch.invalid | --host 'a b' | --host 192.0.2.1 --port 0
-        --storage nonsense --port 0 | --storage sqlite:///garbage.db --port 0
+        --storage nonsense --port 0 | --storage sqlite:///loop.db --port 0
+        --storage sqlite:///garbage.db --port 0
         --devices gpu | --devices 0 | --ray head | --ray ''
-        --data-root missing | --data-root file | --data-root / | --data-root ''
+        --data-root missing | --data-root loop | --data-root file | --data-root / | --data-root ''
         --allow-code missing | --allow-code file | --allow-code /
         --allow-host http://host | --allow-host 'a b' | --allow-host '*' | --allow-host me@host
         --allow-host ''
         --tls-certificate file | --tls-key file | --tls-certificate file --tls-key file
         --tls-certificate missing.pem --tls-key missing.pem
+        --tls-certificate pipe --tls-key pipe
         --max-trials 0 | --max-trials x | --max-time soon | --max-time 0 | --keep 0 | --keep x
         --max-devices 0 | --max-devices x | --quota x | --quota 0
         --group left | --group left=gpu | --group left= | --group a=2 --group a=3
@@ -440,7 +461,7 @@ def all_mistakes() -> Iterator[list[str]]:
         yield ["search", *dataset_options(name)]
 
 
-_SHORT = {"IN_REAL": IN_REAL, "NAME_OF_101": "x" * 101, "LONG": "x" * 5000}
+_SHORT = {"LONGNAME": "x" * 253, "IN_REAL": IN_REAL, "NAME_OF_101": "x" * 101, "LONG": "x" * 5000}
 
 
 def _spelled_out(line: str) -> str:

@@ -70,7 +70,16 @@ def case_name(arguments):
     return " ".join(word or "''" for word in words)
 
 
-@pytest.mark.parametrize("arguments", list(all_mistakes()), ids=case_name)
+def _marked(arguments):
+    """Mark the datasets that another process reads: `tests/data/test_validation.py` reads all."""
+    words = " ".join(arguments)
+    is_read_elsewhere = words.startswith("search --dataset data/") and ".txt" not in words
+    return pytest.param(arguments, marks=[pytest.mark.slow] if is_read_elsewhere else [])
+
+
+@pytest.mark.parametrize(
+    "arguments", [_marked(arguments) for arguments in all_mistakes()], ids=case_name
+)
 def test_a_mistake_is_rejected_with_an_error_and_a_hint_and_leaves_nothing(arguments, rejected):
     rejected(arguments)
 

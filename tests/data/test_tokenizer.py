@@ -124,6 +124,21 @@ def test_a_missing_file_is_rejected_without_asking_the_hub():
         load_tokenizer(make_workload("cpu", {"tokenizer": "./nowhere"}))
 
 
+def test_a_text_that_the_vocabulary_has_no_token_for_is_rejected_with_the_tokenizer(tmp_path):
+    words = {
+        "type": "WordPiece",
+        "unk_token": "[UNK]",
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": 100,
+        "vocab": {"hello": 0},
+    }
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": words}))
+    tokenizer = load_tokenizer(make_workload("cpu", {"tokenizer": str(file)}))
+    with pytest.raises(InvalidInput, match=r"tokenizer\.json' has no tokens for a text: .*UNK"):
+        tokenizer.encode([b"hello world"], longest=None)
+
+
 def test_special_tokens_are_those_that_its_settings_file_names(bpe_file, tmp_path):
     (tmp_path / "tokenizer.json").write_text(bpe_file.read_text())
     (tmp_path / "tokenizer_config.json").write_text(

@@ -26,7 +26,7 @@ def folders(tmp_path, monkeypatch):
     (tmp_path / "data" / "large").mkdir()
     for name in ("config.json", "tokenizer.json"):
         with (tmp_path / "data" / "large" / name).open("wb") as large:
-            large.truncate(100 * 2**20)
+            large.truncate(200 * 2**20)
     (tmp_path / "data" / "link.txt").symlink_to(tmp_path / "closed" / "secret.txt")
     (tmp_path / "closed" / "org").mkdir()
     (tmp_path / "closed" / "org" / "name").write_text("secret words. " * 500)

@@ -270,6 +270,13 @@ def test_naming_the_file_again_changes_nothing(file):
     assert with_model_config(said) == said
 
 
+def test_a_number_that_is_not_finite_is_rejected_with_its_key(file):
+    text = json.dumps({**LLAMA, "rope_parameters": {"factors": [1.0], "rope_theta": 1.5}})
+    file.write_text(text.replace("1.5", "1e999"))
+    with pytest.raises(InvalidInput, match=r"config\.json has rope_theta = inf"):
+        make_workload("cpu", {"model": str(file)})
+
+
 def test_a_content_under_another_name_is_rejected(file):
     workload = make_workload("cpu", {"model": str(file)})
     with pytest.raises(InvalidInput, match="belong together"):
