@@ -301,6 +301,7 @@ def test_in_a_file_a_trial_names_its_place(progress, two_gpus):
     assert begun.endswith(f"  cuda:1  #0 baseline: {config(0).describe()} ...")
 
 
+@pytest.mark.slow  # it compiles for half a minute; the next one does not
 def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
     space = tmp_path / "compiled.toml"
     space.write_text(SPACE)

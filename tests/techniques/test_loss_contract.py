@@ -84,7 +84,8 @@ def test_compiled_code_gives_the_losses_of_eager_code(scope, losses_of, referenc
     assert losses_of(steps=STEPS, compile=scope) == pytest.approx(reference, rel=REORDERED_SUMS)
 
 
-@pytest.mark.parametrize("budget", [pytest.param(0.5, marks=pytest.mark.slow), 0.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [0.5, 0.0])
 def test_a_memory_budget_does_not_change_the_losses(budget, losses_of, reference):
     losses = losses_of(steps=STEPS, compile="model", memory_budget=budget)
     assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
