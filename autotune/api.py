@@ -391,6 +391,7 @@ def fit_request(
     Raises InvalidInput and UnknownStudy.
     """
     from autotune.study.fit.request import FitRequest
+    from autotune.study.trusted_code import check_trusted
 
     _check_names(workload, of=fit)
     _check_configuration(configuration)
@@ -404,6 +405,9 @@ def fit_request(
                 f"study {study!r} runs a script, whose steps cannot be predicted",
                 hint="describe a model by its settings instead of the study",
             )
+        check_trusted(
+            result.workload, study=result.study, storage=result.storage, folder=result.folder
+        )
         device = result.device.type
         compute_capability = compute_capability or result.device.compute_capability
         workload = result.workload.to_dict()

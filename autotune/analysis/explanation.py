@@ -13,6 +13,7 @@ from autotune.analysis.peak import listed, peak_sentences
 from autotune.analysis.reasons import why_nothing
 from autotune.analysis.tolerance import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE
 from autotune.analysis.variants import Explained, Pair, Variant, named
+from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
@@ -105,7 +106,7 @@ class Explanation:
         for title, of_section in self.sections():
             lines += ["", title, *(f"  {line}" for line in of_section)]
         lines += ["", SIZES_NOTE, *(f"Note: {note}." for note in self.prediction.notes)]
-        return "\n".join(lines)
+        return printable("\n".join(lines), keep_lines=True)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the text where IPython would show the fields."""

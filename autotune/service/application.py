@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from autotune import __version__
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.study_view import StudyView
+from autotune.service.answers import AsciiResponse
 from autotune.service.gate import Gate
 from autotune.service.metrics import HttpMetrics
 from autotune.service.openapi import document_of
@@ -39,7 +40,7 @@ from autotune.service.scheduler import SEARCH_MODULE, Scheduler
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
 from autotune.service.stream import EventStream
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import work_folder_path
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import Tokens
@@ -82,6 +83,7 @@ def create_app(
         title="autotune",
         version=__version__,
         lifespan=_lifespan,
+        default_response_class=AsciiResponse,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -109,7 +111,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     store = StudyStore(settings.storage, create=True, busy_timeout_seconds=_BUSY_TIMEOUT_SECONDS)
     with closing(store):
         queue = Searches(store.database)
-        work = work_folder_path(settings.storage)
+        work = work_folder_path(store.database)
         retention = Retention(
             folder=work, keep_days=settings.keep_days, quota_bytes=settings.quota_bytes
         )

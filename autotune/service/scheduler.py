@@ -35,6 +35,7 @@ from autotune.service.search_json import search_object
 from autotune.service.settings import ServerSettings
 from autotune.spec.queued_search import QueuedSearch, SearchProcess
 from autotune.storage.searches import LeadLost, Searches
+from autotune.storage.typed import check_types
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -162,8 +163,9 @@ class Scheduler:
         lead = self._searches.lead()
         dead_epoch = None
         if lead.holder:
-            with suppress(ValueError, TypeError):
+            with suppress(ValueError, TypeError, RecursionError):
                 holder = SearchProcess(**json.loads(lead.holder))
+                check_types(holder)
                 if holder.host == this_host() and find_process(holder) is None:
                     dead_epoch = lead.epoch
         if lead.version not in ("", __version__):
@@ -298,7 +300,9 @@ class Scheduler:
         message = {"event": "search_ended", "search": search_object(search)}
         for attempt in range(1, _WEBHOOK_TRIES + 1):
             try:
-                httpx.post(url, json=message, timeout=_WEBHOOK_SECONDS).raise_for_status()
+                # Its status is enough: what follows it could be without end.
+                with httpx.stream("POST", url, json=message, timeout=_WEBHOOK_SECONDS) as response:
+                    response.raise_for_status()
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 _LOG.warning("the webhook has failed for search %d: %s", search.id, error)
                 if self._ended.wait(2.0**attempt):

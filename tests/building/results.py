@@ -82,9 +82,11 @@ def study_result(
     baseline=None,
     cap_bytes=256 * MIB,
     device="cpu",
+    folder=None,
 ):
     return StudyResult(
         study=study,
+        folder=folder,
         storage="sqlite:///studies/autotune.db",
         workload=make_workload("cpu"),
         device=DeviceInfo(

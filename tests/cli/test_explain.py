@@ -203,7 +203,9 @@ def test_a_mistake_is_rejected_with_what_there_is(arguments, named, folder):
 
 
 def test_a_model_that_cannot_be_predicted_is_one_sentence(folder):
-    ended = run(*FLAGS, "--width", str(2**30), "--layers", "4096", folder=folder)
+    batch = str(2**20)
+    sizes = ("--width", str(2**20), "--seq-len", str(2**27), "--global-batch", batch)
+    ended = run(*FLAGS, *sizes, "--micro-batch", batch, folder=folder)
     lines = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (2, "")
     assert [line.partition(":")[0] for line in lines[-2:]] == ["error", "hint"]

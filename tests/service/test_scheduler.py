@@ -228,6 +228,30 @@ def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_schedule
     assert f'"id":{number},"state":"finished"'.encode() in called[0].replace(b" ", b"")
 
 
+def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_scheduler):
+    has_gone = threading.Event()
+
+    class Verbose(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for _ in range(1024):
+                    self.wfile.write(bytes(2**16))
+            except OSError:
+                has_gone.set()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Verbose) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        submit(queue)
+        with make_scheduler(webhook=f"http://127.0.0.1:{receiver.server_port}/"):
+            assert has_gone.wait(30)
+        receiver.shutdown()
+
+
 def test_old_logs_are_removed_and_young_ones_stay(tmp_path):
     old, young = tmp_path / "s" / "logs" / "old.log", tmp_path / "s" / "logs" / "young.log"
     old.parent.mkdir(parents=True)

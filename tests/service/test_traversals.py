@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 import pytest
 
 import autotune.service.pages.assets as assets
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import find_work_folder
 from tests.building.listening_service import listening_service
 from tests.building.queued_searches import TOKEN
 from tests.building.service import STAND_IN, write_example
@@ -118,7 +118,7 @@ def world(tmp_path_factory):
     """A server with secrets next to each of its folders, and a file in each that may be read."""
     home = tmp_path_factory.mktemp("traversals")
     storage = f"sqlite:///{home}/studies/autotune.db"
-    work = work_folder_path(storage)
+    work = find_work_folder(storage)
     data, code = home / "data", home / "code"
     for folder in (data / "inner", code, work / "quick" / "logs", work / ".searches"):
         folder.mkdir(parents=True)

@@ -15,7 +15,7 @@ from sqlalchemy import insert, update
 from autotune.service.pages.form import OPTIONS
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
-from autotune.storage.database import work_folder_path
+from autotune.storage.identity import find_work_folder
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.tables import ACTIONS, SEARCHES, STUDIES, TOKENS
 from tests.building.page_server import RUNNING, TOKEN, page_server
@@ -104,7 +104,7 @@ def write_payload(url, payload):
                     who=payload, action=payload[:40], target=payload, detail=payload
                 )
             )
-    work = work_folder_path(url)
+    work = find_work_folder(url)
     for folder, file in ((work / name / "logs", "trial-0.log"), (work / ".searches", "1.log")):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / file).open("a") as log:

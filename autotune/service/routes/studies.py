@@ -242,8 +242,7 @@ async def show_log(
 ) -> PlainTextResponse:
     data = await service.reader.data(name)
     _check_trial(data, number)
-    storage = service.settings.storage
-    read = partial(end_of_log, storage, name, number, most_bytes=most_bytes)
+    read = partial(end_of_log, service.work_folder, name, number, most_bytes=most_bytes)
     return PlainTextResponse(await anyio.to_thread.run_sync(read))
 
 
