@@ -15,7 +15,7 @@ A training that has ended closes the connection. So does a search that has ended
 training. Does not import torch: the search imports this, too (`execution/in_turn.py`).
 
 A training runs code of the user, which can send anything: the search reads its messages with
-`step_seconds_of` and `block_of`, and whatever is none of them raises MalformedMessage.
+`step_seconds_of` and `block_of`, and any other message raises MalformedMessage.
 """
 
 import json

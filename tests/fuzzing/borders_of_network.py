@@ -306,7 +306,7 @@ _JSON = {"Accept": "application/json"}
 
 @cache
 def _answers() -> Mapping[str, tuple[int, str, Any]]:
-    """Return {what is asked: (status, content type, content)} as a real server answers."""
+    """Return {request: (status, content type, content)} as a real server answers."""
     paths = {
         "show": f"/api/v1/studies/{STUDY}",
         "trial": f"/api/v1/studies/{STUDY}/trials/1",
@@ -408,7 +408,7 @@ class _AnsweringServer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def ask(self, asked: str, body: bytes) -> None:
-        """Answer what is asked next with this body."""
+        """Answer the next request with this body."""
         self.asked, self.body, self.streams = asked, body, 0
 
     def answer_of(self, path: str) -> tuple[int, str, bytes]:
