@@ -47,7 +47,9 @@ def run(arguments, *, folder, shell=AS_IT_IS, **streams):
 
 
 def python_path():
-    return os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    """Return the path with this checkout in front; an empty entry would be the current folder."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(Path(__file__).parents[2]), *([inherited] if inherited else [])])
 
 
 def stored(folder):

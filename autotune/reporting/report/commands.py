@@ -6,6 +6,7 @@ say where it is stored.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -31,6 +32,7 @@ NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
 """Placeholders in a template. No user's text can contain them: neither a path nor an escaped TOML
 string has a zero byte."""
 
+_PLACEHOLDER = re.compile("\0(number|configuration|target)\0")
 _END = "END_OF_FILE"
 
 
@@ -62,6 +64,14 @@ def rerun_command(definition: StudyDefinition, *, number: int, config: TrainingC
     """Return the command that runs one trial again."""
     template = rerun_template(definition)
     return template.replace(NUMBER, str(number)).replace(CONFIGURATION, configuration_lines(config))
+
+
+def template_parts(template: str) -> list[str]:
+    """Return the template's texts and, between each two of them, the name of a placeholder.
+
+    A page receives this form: in its texts every control character becomes an escape.
+    """
+    return _PLACEHOLDER.split(template)
 
 
 def configuration_lines(config: TrainingConfig) -> str:

@@ -20,6 +20,7 @@ from autotune.printable import printable_values
 from autotune.reporting import style
 from autotune.reporting.html_page import PAPER_SCRIPT
 from autotune.reporting.html_text import printable_value
+from autotune.reporting.report.commands import template_parts
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
@@ -37,7 +38,11 @@ def page(report: Report) -> str:
         "trials": _resource("trials.js"),
     }
     figures = figures_of(report.view)
-    trials = {**report.trials, "rerun": report.rerun_template, "export": report.export_template}
+    trials = {
+        **report.trials,
+        "rerun": template_parts(report.rerun_template),
+        "export": template_parts(report.export_template),
+    }
     front = [figure for figure in figures if figure.id == "pareto"]
     others = [figure for figure in figures if figure.id != "pareto"]
     environment = jinja2.Environment(

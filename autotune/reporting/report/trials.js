@@ -71,9 +71,13 @@
   }
 
   function fill(template, index) {
-    return template.replaceAll("\0number\0", () => String(value("number", index)))
-      .replaceAll("\0configuration\0", () => configuration(index))
-      .replaceAll("\0target\0", () => (target ? target.value : ""));
+    const values = {
+      number: () => String(value("number", index)),
+      configuration: () => configuration(index),
+      target: () => (target ? target.value : ""),
+    };
+    // Texts are at the even places, names of placeholders at the odd ones.
+    return template.map((part, place) => (place % 2 ? values[part]() : part)).join("");
   }
 
   function commands(index) {
