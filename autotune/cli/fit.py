@@ -59,8 +59,8 @@ def fit(
         str,
         typer.Option(
             rich_help_panel=EVERYDAY,
-            metavar="layers|width|seq-len|micro-batch",
-            autocompletion=completion.one_of(("layers", "width", "seq-len", "micro-batch")),
+            metavar="layers|width|seq-len|micro-batch|rank",
+            autocompletion=completion.one_of(("layers", "width", "seq-len", "micro-batch", "rank")),
             help="What to increase until it no longer fits.",
         ),
     ] = "layers",
@@ -120,9 +120,9 @@ def fit(
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
     Works by prediction and shows techniques added one by one. With --precision, --checkpointing,
-    --compile, --optimizer-fusion or --memory-budget, or of a study, it shows that one configuration
-    instead. If the
-    device exists, trains the largest model that fits for a few steps to confirm it.
+    --compile, --optimizer-fusion, --memory-budget, --adapter or --base-weights, or of a study, it
+    shows that one configuration instead. If the device exists, trains the largest model that fits
+    for a few steps to confirm it.
     """
     # These import SQLAlchemy and numpy, 0.5 s that the help of this command does without.
     from autotune.study.fit.fit import fit as run  # noqa: PLC0415
@@ -234,6 +234,7 @@ _NAMES = {
     "width": "width",
     "seq-len": "sequence length",
     "micro-batch": "micro batch",
+    "rank": "rank",
 }
 
 
@@ -253,7 +254,7 @@ def _fixed_sizes(result: FitResult) -> str:
         _, width, heads = workload.block_sizes
         del sizes["width"]
         sizes["heads"] = f"heads of {width // heads}"
-    elif vary != "micro-batch" or not result.varying.keeps_global_batch:
+    elif vary != "rank" and (vary != "micro-batch" or not result.varying.keeps_global_batch):
         del sizes[vary]
     vocabulary = f"vocabulary {workload.vocab_size}"
     device = result.device_type

@@ -61,9 +61,18 @@ def predict(
             rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
             autocompletion=completion.spaces,
-            help="Predict every legal configuration of a search space, sorted by memory.",
+            help="Predict the named configurations of a search space, or all where it names none, "
+            "those of least memory first.",
         ),
     ] = None,
+    with_unnamed: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            rich_help_panel=EVERYDAY,
+            help="Predict every legal configuration of the search space.",
+        ),
+    ] = False,
     scale: options.SpaceScaleOption = None,
     reference: Annotated[
         bool,
@@ -77,6 +86,15 @@ def predict(
     configuration: Mapping[str, Any],
     compute_capability: options.ComputeCapabilityOption = None,
     torch_version: options.TorchVersionOption = None,
+    whole_depth: Annotated[
+        bool,
+        typer.Option(
+            "--whole-depth",
+            rich_help_panel=RESULTS,
+            help="Predict all layers of a search space's model; a deep one is otherwise "
+            "extrapolated from two shallow depths and checked at a third.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -109,6 +127,9 @@ def predict(
         study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration
     )
     options.check_scale(scale, space=space)
+    for option, is_given in (("--all", with_unnamed), ("--whole-depth", whole_depth)):
+        if is_given and space is None:
+            raise InvalidInput(f"{option} needs a search space", hint="add --space quick")
     if plot is not None:
         _check_page(plot)
     if reference and max_mem is not None:
@@ -131,7 +152,7 @@ def predict(
         on_some_device(target_device, requested_workload)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
-        executor = stack.enter_context(LocalExecutor(Path(folder)))
+        executor = stack.enter_context(LocalExecutor(Path(folder), only_predicts=True))
         if study is None:
             device_type, capability = predicted_device_of(
                 device, compute_capability=compute_capability, executor=executor
@@ -154,9 +175,16 @@ def predict(
             if reference:
                 predictions.predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
             else:
-                predictions.predict_space(
-                    forecaster, loaded, cap_bytes=cap_bytes, as_json=as_json, quiet=quiet
+                answers = predictions.predict_space(
+                    replace(forecaster, extrapolates=not whole_depth),
+                    loaded,
+                    cap_bytes=cap_bytes,
+                    with_unnamed=with_unnamed,
+                    as_json=as_json,
+                    quiet=quiet,
                 )
+                if answers.nothing_fits:
+                    raise typer.Exit(1)
             return
         record = None
         measured_on = None

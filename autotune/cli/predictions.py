@@ -5,10 +5,10 @@ One prediction is printed with what holds the memory, a whole search space as on
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.progress import Progress
 from rich.table import Table
@@ -22,7 +22,7 @@ from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
 from autotune.reporting.trial_text import short_description
 from autotune.spec.config import TrainingConfig, check_legal
-from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def is_too_large(self) -> bool:
-        return self.cap_bytes is not None and self.prediction.lower_bound_bytes > self.cap_bytes
+        return verdict_of(self.prediction, cap_bytes=self.cap_bytes) == OVER
 
     @property
     def measured_on_another_gpu(self) -> DeviceInfo | None:
@@ -58,7 +58,7 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         margin_bytes = None
         if self.cap_bytes is not None:
-            margin_bytes = self.cap_bytes - self.prediction.upper_bound_bytes
+            margin_bytes = self.cap_bytes - needed_bytes(self.prediction)
         measured_bytes = None if self.record is None else self.record.peak_memory_bytes
         return {
             "schema": JSON_SCHEMA,
@@ -93,9 +93,12 @@ class Answer:
         if self.is_too_large:
             excess = format_size(prediction.peak_memory_bytes - self.cap_bytes)
             return f"{text}: {excess} more than {cap}"
-        if prediction.upper_bound_bytes > self.cap_bytes:
+        if context := context_bytes_on(prediction.device):
+            cap += f" with {format_size(context)} for the CUDA context"
+        needed = needed_bytes(prediction)
+        if needed > self.cap_bytes:
             return f"{text}: too close to {cap} to say"
-        return f"{text}: {format_size(self.cap_bytes - prediction.upper_bound_bytes)} below {cap}"
+        return f"{text}: {format_size(self.cap_bytes - needed)} below {cap}"
 
 
 def print_answer(answer: Answer) -> None:
@@ -154,52 +157,178 @@ def print_answer(answer: Answer) -> None:
         say(f"Note: {note}.")
 
 
-def space_to_dict(
-    forecaster: Forecaster,
-    forecasts: Sequence[Forecast],
-    names: Mapping[str, str],
-    *,
-    cap_bytes: int | None,
-) -> dict[str, Any]:
-    return {
-        "schema": JSON_SCHEMA,
-        "workload": forecaster.workload.to_dict(),
-        "cap_bytes": cap_bytes,
-        "predictions": [
-            {
-                "name": names.get(forecast.config.fingerprint),
-                "config": forecast.config.to_dict(),
-                "refusal": forecast.error,
-                **({} if forecast.prediction is None else forecast.prediction.to_dict()),
-            }
-            for forecast in forecasts
-        ],
-    }
+Verdict = Literal["fits", "too close to say", "over the cap"]
+FITS: Verdict = "fits"
+CLOSE: Verdict = "too close to say"
+OVER: Verdict = "over the cap"
 
 
-def space_table(
-    forecasts: Sequence[Forecast],
-    names: Mapping[str, str],
-    *,
-    cap_bytes: int | None,
-    baseline: TrainingConfig | None = None,
-) -> Table:
+def needed_bytes(prediction: Prediction) -> int:
+    """Return what a device must have for the largest peak within the prediction's bounds."""
+    return prediction.upper_bound_bytes + context_bytes_on(prediction.device)
+
+
+def verdict_of(prediction: Prediction, *, cap_bytes: int | None) -> Verdict | None:
+    """Return whether all peaks, some or none within the prediction's bounds are under the cap.
+
+    What is said to fit does so together with the device's context. Returns None without a cap.
+    """
+    if cap_bytes is None:
+        return None
+    if needed_bytes(prediction) <= cap_bytes:
+        return FITS
+    return OVER if prediction.lower_bound_bytes > cap_bytes else CLOSE
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceAnswer:
+    """The predictions of a search space, those of least memory first."""
+
+    workload: Workload
+    device_type: str
+    cap_bytes: int | None
+    forecasts: Sequence[Forecast]
+    names: Mapping[str, str]
+    """Names of the space's configurations, by fingerprint."""
+    has_others: bool
+    """Whether the space has legal configurations that were not asked for."""
+    excluded: Sequence[str]
+    """Named configurations and values of the space that are not legal here, with the reason."""
+
+    @property
+    def predicted(self) -> list[tuple[Forecast, Prediction]]:
+        return [(one, one.prediction) for one in self.forecasts if one.prediction is not None]
+
+    @property
+    def nothing_fits(self) -> bool:
+        """Whether every configuration that can be predicted is surely over the cap."""
+        verdicts = {verdict_of(found, cap_bytes=self.cap_bytes) for _, found in self.predicted}
+        return verdicts == {OVER}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "schema": JSON_SCHEMA,
+            "workload": self.workload.to_dict(),
+            "device": self.device_type,
+            "cap_bytes": self.cap_bytes,
+            "is_whole_space": not self.has_others,
+            "predictions": [self._row_to_dict(forecast) for forecast in self.forecasts],
+        }
+
+    def _row_to_dict(self, forecast: Forecast) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "name": self.names.get(forecast.config.fingerprint),
+            "config": forecast.config.to_dict(),
+            "refusal": forecast.error,
+            "verdict": None,
+            "needed_bytes": None,
+        }
+        if forecast.prediction is not None:
+            row["needed_bytes"] = needed_bytes(forecast.prediction)
+            row["verdict"] = verdict_of(forecast.prediction, cap_bytes=self.cap_bytes)
+            row.update(forecast.prediction.to_dict())
+        return row
+
+    def conclusion(self) -> str:
+        """Return one line: how many configurations fit, and what the smallest one needs."""
+        predicted = self.predicted
+        if not predicted:
+            return "No configuration can be predicted."
+        forecast, least = predicted[0]
+        name = self.names.get(forecast.config.fingerprint) or forecast.config.describe()
+        need = f"{format_size(least.peak_memory_bytes)}"
+        if self.cap_bytes is None:
+            return f"The least memory is {need}, by {name}."
+        cap = format_size(self.cap_bytes)
+        verdicts = [verdict_of(found, cap_bytes=self.cap_bytes) for _, found in predicted]
+        fitting, close = verdicts.count(FITS), verdicts.count(CLOSE)
+        least_text = f"the least memory is {need}, by {name}"
+        if self.nothing_fits:
+            return f"None of {len(predicted)} configurations fits {cap}: {least_text}."
+        text = f"{fitting} of {len(predicted)} configurations fit {cap}"
+        if close:
+            text += f", {close} {'is' if close == 1 else 'are'} too close to say"
+        return f"{text}: {least_text}."
+
+    def notes(self) -> Iterator[str]:
+        """Yield what the rows have in common, and what is special about some of them."""
+        predicted = self.predicted
+        yield from self._about_extrapolation()
+        if self.cap_bytes is not None and (context := context_bytes_on(self.device_type)):
+            yield (
+                f"a configuration fits {format_size(self.cap_bytes)} if what it needs at most and "
+                f"a CUDA context of {format_size(context)} do"
+            )
+        by_note: dict[str, list[Forecast]] = {}
+        for forecast, prediction in predicted:
+            for note in prediction.notes:
+                by_note.setdefault(note, []).append(forecast)
+        for note, forecasts in by_note.items():
+            if len(forecasts) == len(predicted):
+                yield note
+            elif len(forecasts) == 1:
+                yield f"{self._label(forecasts[0])}: {note}"
+            else:
+                yield f"{len(forecasts)} of {len(predicted)} rows: {note}"
+        yield from self.excluded
+        smallest = min(forecast.config.micro_batch_size for forecast in self.forecasts)
+        if self.nothing_fits and smallest > 1:
+            yield (
+                f"every row has a micro-batch of {smallest} or more sequences; --global-batch 1 "
+                "shows what is the least"
+            )
+        if self.has_others:
+            yield (
+                "only the configurations that the space names are predicted; --all predicts every "
+                "legal one"
+            )
+
+    def _label(self, forecast: Forecast) -> str:
+        return self.names.get(forecast.config.fingerprint) or forecast.config.describe()
+
+    def _about_extrapolation(self) -> Iterator[str]:
+        checked = [found for _, found in self.predicted if found.checked_at is not None]
+        if not checked:
+            return
+        worst = max(found.check_error_bytes or 0 for found in checked)
+        rows = "every row" if len(checked) == len(self.predicted) else f"{len(checked)} rows"
+        yield (
+            f"{rows} extrapolated to {self.workload.layers} layers from predictions of fewer, as "
+            "the last column says, and compared with a prediction of a third depth, where it was "
+            f"at most {format_size(worst)} off; --whole-depth predicts all layers"
+        )
+
+
+def extrapolation_text(prediction: Prediction) -> str:
+    """Return `2 and 3; 4: 0 B off`, or `all`: by which numbers of layers, and how well."""
+    if prediction.checked_at is None:
+        return "all"
+    first, second = prediction.extrapolated_from
+    error = format_size(prediction.check_error_bytes or 0)
+    return f"{first} and {second}; {prediction.checked_at}: {error} off"
+
+
+def space_table(answer: SpaceAnswer, *, baseline: TrainingConfig | None = None) -> Table:
     """Return a table with one row per configuration.
 
     With a `baseline`, for narrow terminals, a row has the configuration's name or, in short, what
     differs from the baseline.
     """
-    title = f"{len(forecasts)} configurations by predicted peak"
-    table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    table = Table(box=None, pad_edge=False)
     if baseline is not None:
         table.caption, table.caption_justify = narrow_note(baseline), "left"
+    has_cap = answer.cap_bytes is not None
+    is_extrapolated = any(found.checked_at is not None for _, found in answer.predicted)
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("at most", justify="right", no_wrap=True)
+    if has_cap:
+        table.add_column(f"in {format_size(answer.cap_bytes or 0)}", no_wrap=True)
     table.add_column("configuration", ratio=1, overflow="fold")
     table.add_column("peak in", no_wrap=True)
-    table.add_column("", overflow="fold")
-    for forecast in forecasts:
-        name = names.get(forecast.config.fingerprint)
+    if is_extrapolated:
+        table.add_column("by layers", overflow="fold")
+    for forecast in answer.forecasts:
+        name = answer.names.get(forecast.config.fingerprint)
         if baseline is not None:
             description = name or short_description(forecast.config, baseline)
         else:
@@ -208,20 +337,19 @@ def space_table(
                 description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
-            table.add_row("-", "-", as_text(description), "-", as_text(forecast.error))
+            cells = ["-", "-", *(["-"] if has_cap else []), f"{description}: {forecast.error}", "-"]
+            table.add_row(*map(as_text, cells))
             continue
-        remark = ""
-        if cap_bytes is not None and prediction.upper_bound_bytes > cap_bytes:
-            is_over = prediction.lower_bound_bytes > cap_bytes
-            remark = "over the cap" if is_over else "too close to say"
-        table.add_row(
+        verdict = verdict_of(prediction, cap_bytes=answer.cap_bytes)
+        cells = [
             format_size(prediction.peak_memory_bytes),
             format_size(prediction.upper_bound_bytes),
-            as_text(description),
+            *([verdict or ""] if has_cap else []),
+            description,
             prediction.phase,
-            remark,
-            style="dim" if remark else "",
-        )
+            *([extrapolation_text(prediction)] if is_extrapolated else []),
+        ]
+        table.add_row(*map(as_text, cells), style="dim" if verdict in (CLOSE, OVER) else "")
     return table
 
 
@@ -230,26 +358,49 @@ def predict_space(
     space: SearchSpace,
     *,
     cap_bytes: int | None,
+    with_unnamed: bool,
     as_json: bool,
     quiet: bool,
-) -> None:
+) -> SpaceAnswer:
+    """Predict and print the named configurations of a space, or all where it names none.
+
+    `with_unnamed` also predicts the others.
+    """
     legal = _legal(forecaster, space)
     names = {config.fingerprint: name for name, config in legal.named.items()}
-    configs = {c.fingerprint: c for c in [*legal.named.values(), *legal.configurations()]}
+    configs = {config.fingerprint: config for config in legal.named.values()}
+    is_whole_space = with_unnamed or not configs
+    if is_whole_space:
+        configs.update((config.fingerprint, config) for config in legal.configurations())
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
     forecasts.sort(
         key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
     )
+    answer = SpaceAnswer(
+        workload=forecaster.workload,
+        device_type=forecaster.device_type,
+        cap_bytes=cap_bytes,
+        forecasts=forecasts,
+        names=names,
+        has_others=not is_whole_space and next(legal.configurations(), None) is not None,
+        excluded=legal.excluded,
+    )
     if as_json:
-        print(
-            json.dumps(space_to_dict(forecaster, forecasts, names, cap_bytes=cap_bytes), indent=2)
-        )
-        return
+        print(json.dumps(answer.to_dict(), indent=2))
+        return answer
     console = make_console()
     baseline = None
     if is_narrow(console):
         baseline = space.baseline_config(global_batch=forecaster.workload.global_batch)
-    console.print(space_table(forecasts, names, cap_bytes=cap_bytes, baseline=baseline))
+    about = f"{forecaster.workload.describe()}, predicted for {forecaster.device_type}"
+    console.print(as_text(about), soft_wrap=True)
+    console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
+    console.print()
+    console.print(space_table(answer, baseline=baseline))
+    console.print()
+    for note in answer.notes():
+        console.print(as_text(f"Note: {note}."), soft_wrap=True)
+    return answer
 
 
 def predict_reference(

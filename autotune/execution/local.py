@@ -30,7 +30,8 @@ _PREDICTION_SECONDS = 1800.0
 class LocalExecutor(ServerTasks):
     """Runs a study's trials through a trial server.
 
-    Logs, prepared files and the compilers' cache are in `folder`.
+    Logs, prepared files and the compilers' cache are in `folder`. One that `only_predicts` has its
+    server import the libraries of models and adapters, once for all predictions.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class LocalExecutor(ServerTasks):
         should_stop: Callable[[], bool] = lambda: False,
         server_command: Sequence[str] = SERVER_COMMAND,
         note: Callable[[str], None] = warn,
+        only_predicts: bool = False,
     ) -> None:
         super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
+        self._only_predicts = only_predicts
         self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
 
     @property
@@ -58,12 +61,13 @@ class LocalExecutor(ServerTasks):
         compute_capability: str | None = None,
         torch_version: str | None = None,
         with_timeline: bool = False,
+        extrapolates: bool = False,
     ) -> "Future[Reply]":
         """Predicts peak memory on fake tensors, without the device.
 
         The future's result is a Prediction as JSON, and its error PredictionImpossible.
         `compute_capability` is that of the GPU to predict for, such as 9.0; the process itself sees
-        no GPU.
+        no GPU. With `extrapolates`, a deep model may be predicted at shallower depths.
         """
         payload = {
             "workload": workload.to_dict(),
@@ -72,6 +76,7 @@ class LocalExecutor(ServerTasks):
             "compute_capability": compute_capability,
             "torch_version": torch_version,
             "with_timeline": with_timeline,
+            "extrapolates": extrapolates,
         }
         folder = self._folder / "predictions"
         log_file = folder / f"{config.fingerprint}.log"
@@ -84,6 +89,7 @@ class LocalExecutor(ServerTasks):
             environment=environment,
             slot=self._slot,
             cpus=self.cpus,
+            modules=_libraries_of(workload, config) if self._only_predicts else (),
         )
 
     def submit(
@@ -98,14 +104,16 @@ class LocalExecutor(ServerTasks):
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
         shares_perplexity: bool = False,
+        evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] = (),
     ) -> "Future[FinishedTrial]":
         """Trains `config` on the study's workload, or on `workload` where that is given.
 
         The training must begin as `reference` does. With `shares_perplexity`, only memory and speed
-        are measured. The trial ends with the outcome `dominated` as soon as one of `pruning_bounds`
-        is known to be better in both. The future's error is TrialLost where the machine ended the
-        trial, which says nothing about its configuration.
+        are measured; with `evaluates_only`, only the perplexity before any step. The trial ends
+        with the outcome `dominated` as soon as one of `pruning_bounds` is known to be better in
+        both. The future's error is TrialLost where the machine ended the trial, which says nothing
+        about its configuration.
         """
         snapshot_file = None
         if trial_options.memory_snapshot:
@@ -120,6 +128,7 @@ class LocalExecutor(ServerTasks):
             ),
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
+            "evaluates_only": evaluates_only,
             "pruning_bounds": [asdict(bound) for bound in pruning_bounds],
             "snapshot_file": snapshot_file,
         }
@@ -143,10 +152,12 @@ class LocalExecutor(ServerTasks):
         *,
         study_folder: Path,
         dropout: bool,
+        dequantized: bool = False,
         trial_options: TrialOptions,
     ) -> ParityTrace | str:
         """Returns the first steps of `config`, run without the cap, or why there are none.
 
+        With `dequantized` its quantized base weights are what they stand for, in plain layers.
         Raises TrialLost, and Stopped where the search is stopped while waiting.
         """
         payload = {
@@ -154,6 +165,7 @@ class LocalExecutor(ServerTasks):
                 definition, config, definition.workload, study_folder, enforce_cap=False
             ),
             "dropout": dropout,
+            "dequantized": dequantized,
         }
         reply = self._submit_training(
             "trace",
@@ -303,3 +315,21 @@ class LocalExecutor(ServerTasks):
             finished.set_exception(error)
         else:
             finished.set_result(trial)
+
+
+def _libraries_of(workload: Workload, config: TrainingConfig) -> list[str]:
+    """Returns the modules of other packages that building this model takes seconds to import.
+
+    A name that does not exist does no harm: the process that builds the model finds what it needs.
+    """
+    modules = []
+    if workload.model_config is not None:
+        kind = workload.model_config.get("model_type")
+        modules += [
+            "autotune.models.transformers_network",
+            "transformers.modeling_utils",
+            f"transformers.models.{kind}.modeling_{kind}",
+        ]
+    if config.adapter != "none":
+        modules.append("peft")
+    return modules

@@ -12,6 +12,7 @@ recording.
     attention.py       the attention kernel that torch chooses on that GPU, and its memory
     cublas.py          workspaces of matrix products on that GPU
     caching_allocator.py  the blocks that torch's CUDA allocator returns
+    depths.py          a deep model from two shallow depths, checked at a third
     accuracy.py        how far predictions were from measurements
 
 The recording, its peak and what holds the bytes at the peak are in `autotune/memory/`.
@@ -41,19 +42,22 @@ from autotune.data.batches import Batch
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
-from autotune.models.parts import held_tensors
+from autotune.models.parts import held_tensors, tensors_behind
 from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
+from autotune.predictor.depths import Depths, Extrapolated, at_depth, choose_depths, extrapolate
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
 from autotune.spec.config import TrainingConfig
-from autotune.spec.prediction import Category, Prediction
+from autotune.spec.prediction import Category, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
+from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.training.step import TrainingStep
+from autotune.units import format_percent, format_size
 
 _FAKE_DEVICE = torch.device("cpu")
 """The device of all fake tensors, also in predictions for CUDA: no GPU is needed or touched."""
@@ -76,6 +80,9 @@ class PredictionRequest:
     compute_capability: str | None = None
     """Of the GPU to predict for, such as 9.0; None: that of an A100, which a note mentions."""
     with_timeline: bool = False
+    extrapolates: bool = False
+    """Whether a deep model may be extrapolated from shallower ones, which takes less time. A
+    timeline is of the whole model."""
 
 
 def predict(request: PredictionRequest) -> Prediction:
@@ -85,11 +92,136 @@ def predict(request: PredictionRequest) -> Prediction:
     """
     started = time.perf_counter()
     try:
-        prediction = _FakeTraining(request).predict()
+        depths = None
+        if request.extrapolates and not request.with_timeline:
+            depths = choose_depths(request.workload, request.config)
+        if depths is None:
+            prediction = _FakeTraining(request).run().prediction(request)
+        else:
+            prediction = _extrapolated(request, depths)
     except Exception as error:
         traceback.print_exc()  # to the log of this process
         raise _to_prediction_impossible(error) from error
     return replace(prediction, seconds=time.perf_counter() - started)
+
+
+def _extrapolated(request: PredictionRequest, depths: Depths) -> Prediction:
+    """Returns the prediction of the whole model by shallower ones, if their check confirms them.
+
+    Where the check is off by too much, the model is predicted at its whole depth.
+    """
+    steps = []
+    for layers in depths.predicted:
+        shallow = replace(request, workload=at_depth(request.workload, layers))
+        steps.append(_FakeTraining(shallow).run())
+        if request.config.compile != "none":
+            torch.compiler.reset()  # or the code of the depth before might be reused
+    first, second, check = steps
+    found = extrapolate(depths, first.recording, second.recording, check.recording)
+    if found is not None and found.is_trusted:
+        return second.extrapolated(request, depths, found, parameters_at_first=first.parameters)
+    whole = _FakeTraining(request).run().prediction(request)
+    return replace(whole, notes=(*whole.notes, _why_whole(depths, found)))
+
+
+def _why_whole(depths: Depths, found: Extrapolated | None) -> str:
+    from_two = f"what {depths.first} and {depths.second} layers need"
+    if found is None:
+        reason = "another operator sets the peak there"
+    else:
+        reason = f"was off by {format_size(found.check_error_bytes)} there"
+    return (
+        f"predicted at its whole depth of {depths.whole} layers: {from_two} does not say what "
+        f"{depths.check} need ({reason})"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FakeStep:
+    """A recorded step, with what the recording does not have."""
+
+    recording: Recording
+    """With the sizes of the allocator's blocks."""
+    workspace_bytes: int
+    parameters: int
+    estimated_bytes: int
+    """The part of the peak that is only estimated."""
+    plan: str | None
+    notes: tuple[str, ...]
+
+    def prediction(self, request: PredictionRequest) -> Prediction:
+        """Returns the prediction that this step is."""
+        peak = find_peak(self.recording)
+        last = peak.last_block
+        prediction = self._of_peak(
+            request,
+            phase=peak.phase,
+            module=last.module if last else "",
+            operator=last.operator if last else "",
+            sizes=bytes_by_category(peak.blocks),
+            holders=largest_holders(peak.blocks),
+        )
+        timeline = make_timeline(self.recording, peak) if request.with_timeline else None
+        return replace(prediction, plan=self.plan, timeline=timeline)
+
+    def extrapolated(
+        self,
+        request: PredictionRequest,
+        depths: Depths,
+        found: Extrapolated,
+        *,
+        parameters_at_first: int,
+    ) -> Prediction:
+        """Returns the prediction of the whole model; this step is the one at the second depth."""
+        periods = (depths.whole - depths.second) // (depths.second - depths.first)
+        prediction = self._of_peak(
+            request,
+            phase=found.place.phase,
+            module=found.place.module,
+            operator=found.place.operator,
+            sizes=dict(found.bytes_by_category),
+            holders=found.holders,
+            allowance_bytes=found.allowance_bytes,
+        )
+        return replace(
+            prediction,
+            parameters=self.parameters + periods * (self.parameters - parameters_at_first),
+            extrapolated_from=(depths.first, depths.second),
+            checked_at=depths.check,
+            check_error_bytes=found.check_error_bytes,
+        )
+
+    def _of_peak(
+        self,
+        request: PredictionRequest,
+        *,
+        phase: str,
+        module: str,
+        operator: str,
+        sizes: dict[Category, int],
+        holders: tuple[Holder, ...],
+        allowance_bytes: int = 0,
+    ) -> Prediction:
+        """Returns the prediction; the bounds allow for `allowance_bytes` of further error."""
+        sizes["workspace"] += self.workspace_bytes
+        peak_bytes = sum(sizes.values())
+        error = error_of(
+            request.config, device=request.device, estimated_bytes=self.estimated_bytes
+        )
+        return Prediction(
+            device=request.device,
+            fake_device=_FAKE_DEVICE.type,
+            peak_memory_bytes=peak_bytes,
+            upper_bound_bytes=error.upper_bound(peak_bytes) + allowance_bytes,
+            lower_bound_bytes=max(0, error.lower_bound(peak_bytes) - allowance_bytes),
+            phase=phase,
+            module=module,
+            operator=operator,
+            bytes_by_category=sizes,
+            parameters=self.parameters,
+            holders=holders,
+            notes=self.notes,
+        )
 
 
 class _FakeTraining:
@@ -110,32 +242,16 @@ class _FakeTraining:
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
 
-    def predict(self) -> Prediction:
-        request = self._request
+    def run(self) -> _FakeStep:
         recording = self._record()
         workspace_bytes = self._round_to_allocator_blocks(recording)
-        peak = find_peak(recording)
-        sizes: dict[Category, int] = bytes_by_category(peak.blocks)
-        sizes["workspace"] += workspace_bytes
-        peak_bytes = peak.size_bytes + workspace_bytes
-        error = error_of(
-            request.config, device=request.device, estimated_bytes=self._kernels.cudnn_bytes
-        )
-        return Prediction(
-            device=request.device,
-            fake_device=_FAKE_DEVICE.type,
-            peak_memory_bytes=peak_bytes,
-            upper_bound_bytes=error.upper_bound(peak_bytes),
-            lower_bound_bytes=error.lower_bound(peak_bytes),
-            phase=peak.phase,
-            module=peak.last_block.module if peak.last_block else "",
-            operator=peak.last_block.operator if peak.last_block else "",
-            bytes_by_category=sizes,
+        return _FakeStep(
+            recording=recording,
+            workspace_bytes=workspace_bytes,
             parameters=self._parameters,
-            holders=largest_holders(peak.blocks),
+            estimated_bytes=self._kernels.cudnn_bytes,
             plan=self._programs.plan,
             notes=tuple(self._notes()),
-            timeline=make_timeline(recording, peak) if request.with_timeline else None,
         )
 
     def _round_to_allocator_blocks(self, recording: Recording) -> int:
@@ -172,7 +288,10 @@ class _FakeTraining:
             step(0, self._batch())
             gc.collect()
             batch = self._batch()
-            with self._watch.recording(lambda: _resident(training)) as recording:
+            has_paged_state = self._is_cuda and request.config.optimizer.startswith("paged")
+            with self._watch.recording(
+                lambda: _resident(training, has_paged_state=has_paged_state)
+            ) as recording:
                 step(1, batch)
             return recording
 
@@ -250,6 +369,12 @@ class _FakeTraining:
     def _notes(self) -> Iterator[str]:
         if self._is_cuda:
             config = self._request.config
+            error = error_of(config, device="cuda")
+            yield (
+                f"not compared with a GPU: that a peak is at most "
+                f"{format_percent(error.share)} % and {format_size(error.size_bytes)} off is an "
+                "assumption"
+            )
             yield from self._kernels.assumptions(
                 compiled=config.compile != "none",
                 autocast=config.precision.endswith("mixed") or config.precision == "fp8",
@@ -272,17 +397,24 @@ def _number_of_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _resident(training: Training) -> Iterator[tuple[Category, str, Tensor]]:
-    """Yields category, name and tensor of everything that is alive between two steps."""
+def _resident(
+    training: Training, *, has_paged_state: bool
+) -> Iterator[tuple[Category, str, Tensor]]:
+    """Yields category, name and tensor of everything that is alive between two steps.
+
+    Paged state is in memory that the device's allocator does not know of.
+    """
     modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]
     for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):
-            yield "parameters", f"{path}.{name}", parameter
+            for part in tensors_behind(parameter):
+                yield "parameters", f"{path}.{name}", part
     for path, module in modules:
         for name, tensor in held_tensors(module):
             yield "buffers", f"{path}.{name}", tensor
     for tensor in training.updater.state():
-        yield "optimizer_state", "optimizer state", tensor
+        if not (has_paged_state and tensor.numel() >= PAGED_ELEMENTS):
+            yield "optimizer_state", "optimizer state", tensor
 
 
 def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:

@@ -29,6 +29,14 @@ all other memory that is allocated and freed within a step, including the gradie
 inputs: tokens and labels; workspace: memory that cuBLAS keeps allocated.
 """
 
+CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
+"""Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
+
+
+def context_bytes_on(device_type: str) -> int:
+    """Return what a device must have in addition to a predicted peak, where it is not measured."""
+    return CUDA_CONTEXT_BYTES if device_type == "cuda" else 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
@@ -91,6 +99,14 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None
+    extrapolated_from: tuple[Count, ...] = ()
+    """The two numbers of layers that were predicted instead of the whole model; empty where the
+    whole model was. `module` then stands for the same module in any layer, as in holders."""
+    checked_at: Count | None = None
+    """The third number of layers, at which the extrapolation was compared with a prediction."""
+    check_error_bytes: SizeBytes | None = None
+    """How far the extrapolation was off there. The bounds allow for what that may become at the
+    whole depth."""
     seconds: Seconds = 0.0
     """Time that the prediction took."""
 
@@ -104,6 +120,7 @@ class Prediction:
         values = dict(stored)
         values["holders"] = tuple(Holder(**holder) for holder in values["holders"])
         values["notes"] = tuple(values["notes"])
+        values["extrapolated_from"] = tuple(values.get("extrapolated_from", ()))
         if timeline := values["timeline"]:
             values["timeline"] = Timeline(
                 events=tuple(timeline["events"]),

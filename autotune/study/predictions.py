@@ -31,6 +31,8 @@ class Forecaster:
     of the prediction names it."""
     torch_version: str | None = None
     """The torch release whose CUDA kernels to predict for; None: the installed one."""
+    extrapolates: bool = False
+    """Whether deep models may be extrapolated from shallower ones, which takes less time."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     @classmethod
@@ -100,6 +102,7 @@ class Forecaster:
             compute_capability=self.compute_capability,
             torch_version=self.torch_version,
             with_timeline=with_timeline,
+            extrapolates=self.extrapolates,
         )
 
 

@@ -103,7 +103,12 @@ class QuickExecutor(LocalExecutor):
     ) -> Any:
         if task == "prepare":
             Path(payload["folder"]).mkdir(parents=True)
-            return {"text_sha256": "0" * 64, "model_sha256": "", "parameters": 1}
+            return {
+                "text_sha256": "0" * 64,
+                "model_sha256": "",
+                "chat_column": None,
+                "parameters": 1,
+            }
         return {"examine": {"unavailable": {}}, "model_sha256": ""}.get(task)
 
 

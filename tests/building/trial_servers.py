@@ -75,7 +75,8 @@ class BorrowedServer:
     def is_lost(self) -> bool:
         return self._server.is_lost
 
-    def submit(self, task, payload, *, environment=None, **options) -> Future:
+    def submit(self, task, payload, *, environment=None, modules=(), **options) -> Future:
+        """Send the request, without the modules: trainings of other tests may need a GPU."""
         environment = {**self._environment, **(environment or {})}
         future = self._server.submit(task, payload, environment=environment, **options)
         self._futures.append(future)

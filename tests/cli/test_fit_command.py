@@ -160,3 +160,13 @@ def test_where_nothing_fits_it_says_so_and_ends_with_1(folder):
     assert ended.returncode == 1, ended.stderr
     assert "does not fit: 1 layer would need up to" in ended.stdout
     assert "Nothing fits under 600.0 KiB" in ended.stdout
+
+
+@pytest.mark.slow
+def test_the_rank_of_an_adapter_ends_with_the_smallest_layer(tmp_path):
+    pytest.importorskip("peft")
+    options = ["--vary", "rank", "--adapter", "lora", "--max-mem", "1GiB", "--no-confirm"]
+    ended = run_here("fit", *SMALL, *options, "--device", "cpu", "--json", folder=tmp_path)
+    (row,) = json.loads(ended.stdout)["rows"]
+    assert row["value"] == 32
+    assert "larger than layer" in row["message"]

@@ -68,6 +68,78 @@ def test_a_space_is_predicted_whole_and_sorted(folder, tmp_path):
     assert [one["config"]["checkpointing"] for one in predictions] == ["block", "none"]
 
 
+NAMED = """
+[techniques]
+checkpointing = ["none", "block"]
+[[configurations]]
+name = "plain"
+[[configurations]]
+name = "small steps"
+checkpointing = "block"
+"""
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    file = tmp_path_factory.mktemp("named") / "named.toml"
+    file.write_text(NAMED)
+    return str(file)
+
+
+def test_the_named_configurations_of_a_space_are_predicted(folder, named):
+    answer = json.loads(run(*SMALL, "--space", named, "--json", folder=folder).stdout)
+    names = {one["name"] for one in answer["predictions"]}
+    assert (names, answer["is_whole_space"]) == ({"plain", "small steps"}, False)
+
+
+def test_all_configurations_of_a_space_are_predicted_on_request(folder, tmp_path):
+    space = tmp_path / "space.toml"
+    space.write_text(NAMED.replace('"none", "block"', '"none", "block", "sqrt"'))
+    ended = run(*SMALL, "--space", str(space), "--all", "--json", folder=folder)
+    assert len(json.loads(ended.stdout)["predictions"]) == 3
+
+
+def test_a_space_is_answered_first_by_how_many_fit(folder, named):
+    ended = run(*SMALL, "--space", named, "--max-mem", "1GiB", folder=folder)
+    lines = ended.stdout.splitlines()
+    assert "2 layers" in lines[0]
+    assert lines[1].startswith("2 of 2 configurations fit 1.00 GiB: the least memory is")
+
+
+def test_a_space_of_which_nothing_fits_is_exit_code_1(folder, named):
+    ended = run(*SMALL, "--space", named, "--max-mem", "100KiB", folder=folder)
+    assert ended.returncode == 1
+    assert "None of 2 configurations fits 100.0 KiB" in ended.stdout
+    assert "--global-batch 1" in ended.stdout
+
+
+def test_a_deep_model_says_by_which_depths_it_was_predicted(folder, tmp_path):
+    space = tmp_path / "space.toml"
+    space.write_text('[[configurations]]\nname = "plain"\n')
+    deep = (*SMALL, "--layers", "14", "--space", str(space))
+    answer = json.loads(run(*deep, "--json", folder=folder).stdout)
+    (row,) = answer["predictions"]
+    assert (row["extrapolated_from"], row["checked_at"]) == ([2, 3], 4)
+    assert row["check_error_bytes"] == 0
+    printed = run(*deep, folder=folder).stdout
+    assert "2 and 3; 4: 0 B off" in printed
+    assert "--whole-depth" in printed
+
+
+@pytest.mark.slow
+def test_the_whole_depth_is_predicted_on_request(folder, tmp_path):
+    space = tmp_path / "space.toml"
+    space.write_text('[[configurations]]\nname = "plain"\n')
+    deep = (*SMALL, "--layers", "14", "--space", str(space), "--whole-depth", "--json")
+    (row,) = json.loads(run(*deep, folder=folder).stdout)["predictions"]
+    assert row["extrapolated_from"] == []
+
+
+def test_a_prediction_for_a_gpu_says_that_none_was_compared(folder, named):
+    ended = run(*SMALL, "--device", "cuda", "--space", named, folder=folder)
+    assert "Note: not compared with a GPU" in ended.stdout
+
+
 def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
     ended = run(*SMALL, "--device", "cuda", folder=folder)
     assert (
@@ -114,6 +186,8 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--study", "x"), "--study and --trial belong together"),
         (("--study", "x", "--trial", "1", "--layers", "3"), "--study and --trial set workload"),
         (("--space", "quick", "--precision", "fp32"), "selects one"),
+        (("--all",), "--all needs a search space"),
+        (("--whole-depth",), "--whole-depth needs a search space"),
         (("--precision", "fp7"), "precision = 'fp7' is not possible"),
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),

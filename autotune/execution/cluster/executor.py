@@ -259,6 +259,7 @@ class ClusterExecutor(LocalExecutor):
         compute_capability: str | None = None,
         torch_version: str | None = None,
         with_timeline: bool = False,
+        extrapolates: bool = False,
     ) -> "Future[Reply]":
         self._bring_user_files(workload)
         return self._request(
@@ -269,6 +270,7 @@ class ClusterExecutor(LocalExecutor):
             compute_capability=compute_capability,
             torch_version=torch_version,
             with_timeline=with_timeline,
+            extrapolates=extrapolates,
         )
 
     def submit(
@@ -283,6 +285,7 @@ class ClusterExecutor(LocalExecutor):
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
         shares_perplexity: bool = False,
+        evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] = (),
     ) -> "Future[FinishedTrial]":
         self._bring_user_files(definition.workload)
@@ -298,6 +301,7 @@ class ClusterExecutor(LocalExecutor):
             workload=workload,
             reference=reference,
             shares_perplexity=shares_perplexity,
+            evaluates_only=evaluates_only,
             pruning_bounds=tuple(pruning_bounds),
         )
         finished: Future[FinishedTrial] = Future()
@@ -339,6 +343,7 @@ class ClusterExecutor(LocalExecutor):
         *,
         study_folder: Path,
         dropout: bool,
+        dequantized: bool = False,
         trial_options: TrialOptions,
     ) -> ParityTrace | str:
         self.bring(definition, study_folder)
@@ -348,6 +353,7 @@ class ClusterExecutor(LocalExecutor):
             definition=definition,
             config=config,
             dropout=dropout,
+            dequantized=dequantized,
             trial_options=trial_options,
         )
         found: ParityTrace | str = self._wait(request)

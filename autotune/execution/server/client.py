@@ -152,13 +152,15 @@ class TrialServer:
         limit_host_memory: bool = False,
         slot: str | None = None,
         cpus: Sequence[int] | None = None,
+        modules: Sequence[str] = (),
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
 
         The process and all that it forks hold `slot`, a lock of `execution/device_slots.py`, and
-        run on `cpus` only, numbers of the operating system, with a thread on each. The
-        future's exception is the AutotuneError that the task raised, TrialLost where the machine
-        ended it, or PreparationFailed.
+        run on `cpus` only, numbers of the operating system, with a thread on each. The server
+        imports `modules` first, once for all its processes, as if there were no GPU: only for a
+        server that trains nothing. The future's exception is the AutotuneError that the task
+        raised, TrialLost where the machine ended it, or PreparationFailed.
         """
         future: Future[Reply] = Future()
         request_id = next(self._ids)
@@ -172,6 +174,7 @@ class TrialServer:
             "limit_host_memory": limit_host_memory,
             "turn": slot,
             "cpus": None if cpus is None else list(cpus),
+            "modules": list(modules),
         }
         with self._lock:
             if self._is_lost:

@@ -77,6 +77,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._requests = b""
         self._is_closing = False
+        self._imported: set[str] = set()
         self._beats = 0
         self._next_beat = time.monotonic()
 
@@ -129,6 +130,10 @@ class Server:
                 )
 
     def _start(self, request: dict[str, Any], *, attempt: int = 1) -> None:
+        modules = [name for name in request.get("modules", ()) if name not in self._imported]
+        if modules:
+            self._imported.update(modules)
+            _import_without_gpu(modules)
         try:
             self._fork(request, attempt=attempt)
         except OSError as error:  # no more processes, no more memory
@@ -358,6 +363,32 @@ def _import_what_trials_need() -> None:
             importlib.import_module(module)
 
 
+def _import_without_gpu(modules: list[str]) -> None:
+    """Imports what several processes will need, which then need not import it each.
+
+    No module sees a GPU, since some ask its driver while they are imported. A module that cannot be
+    imported is left to the processes: they report the error.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    try:
+        for module in modules:
+            with suppress(Exception), without_touching_cuda():
+                importlib.import_module(module)
+    finally:
+        if visible is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
+        else:
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    _freeze_objects()
+
+
+def _freeze_objects() -> None:
+    """Keeps the collector from touching, and so copying, pages shared with the children."""
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> None:
     # Keeps torch.cuda.is_available() from initializing CUDA, which forked children could then not
     # use.
@@ -372,8 +403,7 @@ def main() -> None:
     except CudaTouched as error:
         write_line(replies, {"failed": f"{error}, so that trials could not use it"})
         raise
-    gc.collect()
-    gc.freeze()  # or the collector would touch, and so copy, pages shared with the children
+    _freeze_objects()
     write_line(replies, {"ready": os.getpid()})
     Server(replies=replies).serve(requests=0)
     # A normal exit would take more than a second to unload modules, while the search waits.

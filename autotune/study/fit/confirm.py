@@ -6,6 +6,7 @@ from pathlib import Path
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TrainingConfig
+from autotune.spec.learning_rates import rate_name
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import SearchSpace
@@ -57,7 +58,10 @@ def confirm(
         warmup_steps=_WARMUP_STEPS,
         steps=_WARMUP_STEPS + MEMORY_STEPS + MINIMUM_TIMED_STEPS,
         evaluation_sequences=1,
-        learning_rates={**workload.learning_rates, config.optimizer: _NO_LEARNING},
+        learning_rates={
+            **workload.learning_rates,
+            rate_name(config.optimizer, config.adapter): _NO_LEARNING,
+        },
     )
     executor.prepare(short, folder / PREPARED)
     device, _ = executor.probe(device.device, {})  # with the size of its context

@@ -10,6 +10,7 @@ confirm.py    the real trial
 result.py     the result
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,10 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
     def note(sentence: str) -> None:
         listener(FitProgress(what=sentence, is_lasting=True))
 
-    with TemporaryDirectory() as name, LocalExecutor(Path(name), note=note) as executor:
+    with (
+        TemporaryDirectory() as name,
+        LocalExecutor(Path(name), note=note, only_predicts=True) as executor,
+    ):
         device_type, compute_capability = predicted_device_of(
             request.device, compute_capability=request.compute_capability, executor=executor
         )
@@ -152,7 +156,7 @@ class _Search:
     def _configurations(self, device: DeviceInfo | None) -> list[TrainingConfig]:
         """Return the space's legal configurations, without duplicates.
 
-        With a varying micro batch, the space's choices of it do not apply.
+        With a varying micro batch or rank, the space's choices of it do not apply.
         """
         assert self.request.space is not None
         space = self.request.space
@@ -166,6 +170,17 @@ class _Search:
             configs = [
                 replace(config, micro_batch_size=workload.global_batch) for config in configs
             ]
+        if self.varying.vary == "rank":
+            configs = [
+                replace(config, adapter_rank=TrainingConfig().adapter_rank)
+                for config in configs
+                if config.adapter != "none"
+            ]
+            if not configs:
+                raise InvalidInput(
+                    f"no configuration of space {space.name!r} has an adapter whose rank can vary",
+                    hint="use --space finetune, or --adapter lora without a space",
+                )
         return list({config.fingerprint: config for config in configs}.values())
 
     # -- one configuration -------------------------------------------------------------------------
@@ -176,9 +191,14 @@ class _Search:
         """Return the configuration's row, and the value after its largest, None if unknown."""
         predicted_before = len(self._predicted)
         values, end = self.varying.legal_values(config)
+        impossible: dict[int, str] = {}
 
         def need(value: int) -> int:
-            needed = self._needed(self._forecast(*self.varying.at(value, config)))
+            forecast = self._forecast(*self.varying.at(value, config))
+            if self.varying.vary == "rank" and value > start and forecast.prediction is None:
+                impossible[value] = forecast.error  # larger than one of the model's layers
+                return sys.maxsize
+            needed = self._needed(forecast)
             self._say(f"{technique}: {self._need_of(value, needed)}")
             return needed
 
@@ -189,7 +209,7 @@ class _Search:
             found = Largest(value=None, successor=None, needs={})
             message = error.message
         else:
-            message = self._why_no_more(found, end)
+            message = impossible.get(found.successor or 0) or self._why_no_more(found, end)
         made = len(self._predicted) - predicted_before
         row = FitRow(technique=technique, config=config, predictions_made=made, message=message)
         if found.value is not None:

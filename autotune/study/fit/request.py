@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import TrainingConfig, check_legal
-from autotune.spec.prediction import check_release
+from autotune.spec.prediction import check_release, context_bytes_on
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import check_device
 from autotune.study.fit.ablation import AblationStep, ablation_steps
@@ -16,9 +16,6 @@ from autotune.study.predictions import requested_device, workload_of
 from autotune.study.request import check_cap
 from autotune.study.requested_space import on_some_device
 from autotune.units import format_size
-
-CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
-"""Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
 
 _BASE = ("optimizer", "micro_batch_size")
 """Choices for the first step of an ablation; any other choice requests a single configuration."""
@@ -41,7 +38,7 @@ class FitRequest:
     one if it has none."""
     torch_version: str | None = None
     context_bytes: int | None = None
-    """Memory of the device's context; None: CUDA_CONTEXT_BYTES on a CUDA device."""
+    """Memory of the device's context; None: an assumed size on a CUDA device."""
     confirms: bool = True
     """Whether one real trial is run, if this machine has the device."""
 
@@ -68,7 +65,9 @@ class FitRequest:
     def context_bytes_on(self, device_type: str) -> int:
         """Return the memory of the context. Raises InvalidInput where it is given for a CPU."""
         if device_type == "cuda":
-            return CUDA_CONTEXT_BYTES if self.context_bytes is None else self.context_bytes
+            return (
+                context_bytes_on(device_type) if self.context_bytes is None else self.context_bytes
+            )
         if self.context_bytes is not None:
             raise InvalidInput(
                 f"a context of {format_size(self.context_bytes)} is for a CUDA device, but the "

@@ -10,7 +10,7 @@ from autotune.spec.config import FP8_MULTIPLE, TrainingConfig, check_legal
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 
-Vary = Literal["micro-batch", "seq-len", "layers", "width"]
+Vary = Literal["micro-batch", "seq-len", "layers", "width", "rank"]
 VARY: tuple[Vary, ...] = get_args(Vary)
 
 _MOST = 2**16
@@ -25,7 +25,8 @@ class Varying:
 
     width: the number of heads grows with it; the size of a head and a given feed-forward width
     stay. micro-batch: the global batch is the micro batch itself (no accumulation), unless
-    `keeps_global_batch`: then only divisors of the global batch are legal.
+    `keeps_global_batch`: then only divisors of the global batch are legal. rank: of the adapters;
+    the layers of the model, which are not known here, may end it earlier.
     """
 
     vary: Vary
@@ -56,6 +57,10 @@ class Varying:
 
         Raises InvalidInput if there is none.
         """
+        if self.vary == "rank" and config.adapter == "none":
+            raise InvalidInput(
+                "without an adapter there is no rank to vary", hint="add --adapter lora"
+            )
         if self._is_divisor:
             legal = [size for size in self._values if not self._why_illegal(size, config)]
             if not legal:
@@ -115,6 +120,8 @@ class Varying:
 
         For a micro batch of a fixed global batch, the whole global batch (no accumulation).
         """
+        if self.vary == "rank":
+            return config.adapter_rank
         if self.vary == "micro-batch":
             if self.keeps_global_batch:
                 return self.workload.global_batch
@@ -143,6 +150,8 @@ class Varying:
                 batch = self.workload.global_batch if self.keeps_global_batch else value
                 workload = replace(self.workload, global_batch=batch)
                 return workload, replace(config, micro_batch_size=value)
+            case "rank":
+                return self.workload, replace(config, adapter_rank=value)
 
     def accumulates(self, config: TrainingConfig) -> bool:
         """Return whether an optimizer step may have several micro batches."""
@@ -160,6 +169,8 @@ class Varying:
                 return f"width {value:,}"
             case "micro-batch":
                 return f"micro-batch {value:,}"
+            case "rank":
+                return f"rank {value:,}"
 
     @property
     def _head_size(self) -> int:

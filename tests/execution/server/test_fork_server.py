@@ -229,6 +229,20 @@ def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
         future.result(WAIT_SECONDS)
 
 
+def test_the_server_imports_a_module_once_for_all_its_processes(tmp_path, monkeypatch):
+    from autotune.execution.server.client import TrialServer
+
+    (tmp_path / "library.py").write_text("print('imported', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    log = tmp_path / "server.log"
+    with TrialServer(log_file=log) as own_server:
+        for _ in range(2):
+            modules = ["library", "none_of_this_name"]
+            reply = own_server.submit("devices", {}, log_file=tmp_path / "log", modules=modules)
+            assert reply.result(timeout=WAIT_SECONDS).result
+    assert log.read_text().splitlines().count("imported") == 1
+
+
 def test_closing_the_server_ends_its_trials(doomed_server, train, workload):
     pid = start_endless_trial(doomed_server, train, workload)
     doomed_server.close()

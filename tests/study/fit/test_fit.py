@@ -15,6 +15,7 @@ from autotune.study.fit.fit import FitRequest
 from autotune.study.fit.varying import VARY, Varying
 
 CONFIG = TrainingConfig(micro_batch_size=8)
+WITH_ADAPTER = TrainingConfig(micro_batch_size=8, adapter="lora")
 LLAMA = {
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -40,9 +41,10 @@ def varying(vary, workload=None, **options):
 
 @pytest.mark.parametrize("vary", VARY)
 def test_the_values_are_ascending_and_hold_the_one_given(vary):
-    values, _ = varying(vary).legal_values(CONFIG)
+    config = WITH_ADAPTER if vary == "rank" else CONFIG
+    values, _ = varying(vary).legal_values(config)
     assert list(values[:1000]) == sorted(set(values[:1000]))
-    assert varying(vary).start(CONFIG) in values
+    assert varying(vary).start(config) in values
 
 
 @pytest.mark.parametrize("vary", VARY)
@@ -54,6 +56,16 @@ def test_the_value_given_stands_for_the_workload_given(vary):
 def test_the_size_of_a_head_stays_while_the_width_grows():
     workload, _ = varying("width").at(320, CONFIG)
     assert (workload.width, workload.heads) == (320, 10)
+
+
+def test_a_rank_that_varies_is_that_of_the_adapter():
+    _, config = varying("rank").at(64, WITH_ADAPTER)
+    assert config == replace(WITH_ADAPTER, adapter_rank=64)
+
+
+def test_without_an_adapter_no_rank_varies():
+    with pytest.raises(InvalidInput, match="without an adapter there is no rank to vary"):
+        varying("rank").legal_values(CONFIG)
 
 
 def test_a_micro_batch_that_varies_takes_the_global_batch_with_it():

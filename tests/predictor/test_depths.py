@@ -1,0 +1,287 @@
+"""Deep models predicted by shallower ones: which depths, how exact, and when not."""
+
+import textwrap
+
+import pytest
+
+from autotune.memory.recording import Block, Recording
+from autotune.predictor.depths import (
+    Depths,
+    Pattern,
+    choose_depths,
+    extrapolate,
+    find_pattern,
+    spread_depths,
+    structure_of,
+)
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name, sizes_of
+from autotune.spec.prediction import Prediction
+from autotune.spec.workload import make_workload
+
+LAYERS = 16
+DEPTHS = Depths(first=2, second=3, check=4, whole=24)
+
+ONE_BLOCK = """
+    import torch
+
+    class Block(torch.nn.Module):
+        def __init__(self, width=16):
+            super().__init__()
+            self.linear = torch.nn.Linear(width, width)
+
+        def forward(self, x):
+            return x + torch.sin(self.linear(x))
+
+    class Model(torch.nn.Module):
+        def __init__(self, layers):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(256, 16)
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(layers))
+            self.head = torch.nn.Linear(16, 256)
+            self.prepare(layers)
+
+        def prepare(self, layers):
+            pass
+
+        def forward(self, tokens):
+            return self.head(self.run(self.embedding(tokens)))
+
+        def run(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+"""
+
+
+def workload_of(**settings):
+    sizes = {"layers": LAYERS, "width": 32, "heads": 2, "sequence_length": 16, "global_batch": 2}
+    return make_workload("cpu", {**sizes, **settings})
+
+
+def both(workload, *, device="cpu", **choices):
+    """The prediction of the whole model, and the one that may be extrapolated."""
+    config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
+    predictions = []
+    for extrapolates in (False, True):
+        request = PredictionRequest(
+            workload=workload, config=config, device=device, extrapolates=extrapolates
+        )
+        predictions.append(predict(request))
+    return predictions
+
+
+@pytest.fixture
+def user_model(tmp_path):
+    """user_model(code) is the workload of a model of the user, `ONE_BLOCK` with changes."""
+
+    def make(code):
+        file = tmp_path / f"{tmp_path.name}.py"  # modules of one name are imported once
+        source = textwrap.dedent(ONE_BLOCK) + textwrap.dedent(code)
+        source += "\n\ndef make(layers):\n    return Own(layers)\n"
+        file.write_text(source)
+        return workload_of(model=f"{file}:make", width=None, heads=None)
+
+    return make
+
+
+# -- which depths ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pattern"),
+    [
+        ("aaaaaaaa", Pattern(irregular=0, period=1)),
+        ("abababab", Pattern(irregular=0, period=2)),
+        ("aaabaaab", Pattern(irregular=0, period=4)),
+        ("xxaaaaaa", Pattern(irregular=2, period=1)),
+        ("xababab", Pattern(irregular=1, period=2)),
+        ("aabaabaabaa", Pattern(irregular=0, period=3)),
+        ("abcdefgh", None),
+        ("a", None),
+    ],
+)
+def test_the_pattern_of_the_layers_is_the_one_that_the_fewest_show(kinds, pattern):
+    assert find_pattern(kinds) == pattern
+
+
+def test_different_last_layers_leave_nothing_to_extrapolate():
+    pattern = find_pattern("a" * 28 + "b" * 4)
+    assert spread_depths(32, period=pattern.period, irregular=pattern.irregular) is None
+
+
+@pytest.mark.parametrize(("whole", "period"), [(32, 1), (42, 2), (61, 4), (62, 6)])
+def test_depths_differ_from_the_whole_by_whole_periods(whole, period):
+    depths = spread_depths(whole, period=period)
+    assert {(whole - depth) % period for depth in depths.predicted} == {0}
+
+
+def test_the_shallowest_depth_has_the_irregular_layers_and_a_whole_period():
+    depths = spread_depths(60, period=4, irregular=3)
+    assert depths.first >= 7
+
+
+def test_a_shallow_model_is_predicted_whole():
+    assert spread_depths(12, period=1) is None
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "depths"), [("every-4", (4, 8, 12)), ("block", (2, 3, 4)), ("sqrt", None)]
+)
+def test_depths_follow_the_blocks_that_are_recomputed(checkpointing, depths):
+    config = TrainingConfig(micro_batch_size=2, checkpointing=checkpointing)
+    chosen = choose_depths(workload_of(layers=40), config)
+    assert (chosen and chosen.predicted) == depths
+
+
+def test_blocks_that_differ_in_a_plain_attribute_are_of_different_kinds(user_model):
+    workload = user_model("""
+        class Own(Model):
+            def prepare(self, layers):
+                for index, block in enumerate(self.blocks):
+                    block.is_local = index % 2 == 0
+    """)
+    assert find_pattern(structure_of(workload).blocks) == Pattern(irregular=0, period=2)
+
+
+def test_the_number_of_a_block_makes_no_kind_of_its_own(user_model):
+    workload = user_model("""
+        class Own(Model):
+            def prepare(self, layers):
+                for index, block in enumerate(self.blocks):
+                    block.layer_index = index
+    """)
+    assert find_pattern(structure_of(workload).blocks) == Pattern(irregular=0, period=1)
+
+
+def test_a_model_whose_blocks_depend_on_the_depth_is_predicted_whole(user_model):
+    workload = user_model("""
+        class Own(Model):
+            def prepare(self, layers):
+                for block in self.blocks:
+                    block.scale = 1 / layers
+    """)
+    assert choose_depths(workload, TrainingConfig(micro_batch_size=2)) is None
+
+
+# -- extrapolation ---------------------------------------------------------------------------------
+
+
+def test_the_peak_of_a_deep_model_follows_from_shallow_ones_to_the_byte(user_model):
+    workload = user_model("class Own(Model): pass")
+    whole, extrapolated = both(workload, optimizer_fusion="foreach")
+    assert (extrapolated.extrapolated_from, extrapolated.checked_at) == ((2, 3), 4)
+    for field in ("peak_memory_bytes", "phase", "parameters", "bytes_by_category", "holders"):
+        assert getattr(extrapolated, field) == getattr(whole, field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"optimizer_fusion": "foreach"},
+        {"checkpointing": "every-2", "precision": "bf16-true", "optimizer_fusion": "backward"},
+    ],
+)
+def test_the_peak_of_a_deep_gpt_follows_from_shallow_ones_to_the_byte(choices):
+    whole, extrapolated = both(workload_of(layers=24), **choices)
+    assert extrapolated.extrapolated_from
+    for field in ("peak_memory_bytes", "phase", "parameters", "bytes_by_category", "holders"):
+        assert getattr(extrapolated, field) == getattr(whole, field)
+
+
+@pytest.mark.slow
+def test_layers_of_alternating_attention_are_counted_in_whole_periods():
+    pytest.importorskip("transformers")
+    content = {
+        "model_type": "gemma3_text",
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "max_position_embeddings": 64,
+    }
+    settings = {"model": model_name(content), "model_config": content, **sizes_of(content)}
+    whole, extrapolated = both(workload_of(**settings), checkpointing="block")
+    assert extrapolated.extrapolated_from == (2, 4)
+    assert extrapolated.peak_memory_bytes == whole.peak_memory_bytes
+    for field in ("peak_memory_bytes", "phase", "parameters", "bytes_by_category", "holders"):
+        assert getattr(extrapolated, field) == getattr(whole, field)
+
+
+def test_memory_that_is_not_linear_in_the_depth_is_predicted_whole(user_model):
+    workload = user_model("""
+        class Own(Model):
+            def run(self, x):
+                earlier = []
+                for block in self.blocks:
+                    x = block(x + sum(torch.sin(2 * one) for one in earlier))
+                    earlier.append(x)
+                return x
+    """)
+    whole, checked = both(workload)
+    assert checked.extrapolated_from == ()
+    assert checked.peak_memory_bytes == whole.peak_memory_bytes
+    assert any("predicted at its whole depth of 16 layers" in note for note in checked.notes)
+
+
+def allocating(*sizes):
+    """A recording of blocks that are each alive alone, at places of their own, of sizes in KiB."""
+    recording = Recording()
+    for number, size in enumerate(sizes):
+        block = Block(
+            size_bytes=1024 * size,
+            module="",
+            operator=f"aten.operator_{number}",
+            born=2 * number,
+            died=2 * number + 1,
+        )
+        recording.events += [(1, block), (-1, block)]
+    return recording
+
+
+def recordings(*sizes):
+    return [allocating(size) for size in sizes]
+
+
+def test_the_highest_line_through_two_depths_is_the_peak():
+    assert extrapolate(DEPTHS, *recordings(100, 110, 120)).peak_bytes == 320 * 1024
+
+
+def test_without_an_error_at_the_check_none_is_allowed_for():
+    assert extrapolate(DEPTHS, *recordings(100, 110, 120)).allowance_bytes == 0
+
+
+def test_the_allowance_grows_with_the_distance_from_the_check():
+    found = extrapolate(DEPTHS, *recordings(100, 110, 121))
+    assert found.check_error_bytes == 1024
+    assert found.allowance_bytes >= 21 * 1024
+
+
+def test_a_large_error_at_the_check_is_not_trusted():
+    assert not extrapolate(DEPTHS, *recordings(100, 110, 121)).is_trusted
+
+
+def test_another_place_that_grows_faster_than_a_line_is_allowed_for():
+    found = extrapolate(DEPTHS, allocating(100, 1), allocating(110, 2), allocating(120, 20))
+    assert found.allowance_bytes > 0
+
+
+def test_the_peak_may_be_at_another_place_than_at_the_shallow_depths():
+    found = extrapolate(DEPTHS, allocating(102, 40), allocating(103, 50), allocating(104, 60))
+    assert (found.place.operator, found.peak_bytes) == ("aten.operator_1", 260 * 1024)
+
+
+def test_a_prediction_from_before_extrapolation_can_be_read(user_model):
+    whole, extrapolated = both(user_model("class Own(Model): pass"))
+    stored = whole.to_dict()
+    for field in ("extrapolated_from", "checked_at", "check_error_bytes"):
+        del stored[field]
+    assert Prediction.from_dict(stored) == whole
+    assert Prediction.from_dict(extrapolated.to_dict()) == extrapolated
