@@ -1,30 +1,133 @@
 """Computes the memory that CPU kernels allocate while they run, which no fake tensor shows.
 
-These are only the buffers of flash attention, ordinary tensors whose sizes follow from the shapes
-and the number of threads. The scratch that oneDNN allocates in bf16 products depends on the
-blocking that it chooses for the processor; the bounds in `accuracy.py` account for it. Source:
-aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, and could_pack in
-aten/src/ATen/native/CPUBlas.cpp
+| kernel | allocates |
+|---|---|
+| flash attention | scores and sums for each thread |
+| elementwise, of several dtypes | the tensors that are not in the common dtype, converted to it |
+| sum, mean or norm in another dtype | the input, converted to it |
+| 16-bit product, by oneDNN | tiles of its operands and results, as it chooses for the processor |
+
+The first three are computed from the shapes; a GPU converts inside its kernels. The last is known
+only to oneDNN, so that a small product is computed once on real zeros of that layout, while the
+allocator is recorded. What a larger one needs hardly grows (3.3 MiB were observed for 2,048 x 4,096
+x 4,096 on two threads) and is left to the bounds in `accuracy.py`. Source:
+aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, could_pack in aten/src/ATen/native/CPUBlas.cpp,
+compute_types in aten/src/ATen/TensorIterator.cpp, and make_reduction in
+aten/src/ATen/native/ReduceOpsUtils.h
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from autotune.memory.cpu import peak_of
 
 _aten = torch.ops.aten
 
 _KEYS_AT_ONCE = 512
+_WITH_CONDITION = {_aten.where: 0, _aten.masked_fill: 1}
+"""Elementwise operators with an argument, at this position, that is not converted."""
+_REDUCTIONS = (_aten.sum, _aten.mean, _aten.prod, _aten.linalg_vector_norm)
+_PRODUCTS = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
+_HALVES = (torch.bfloat16, torch.float16)
+_MOST_OPERATIONS = 5 * 10**9
+"""Of a product that is computed once to see what it allocates: some 50 ms on two cores."""
+_MOST_PRODUCT_BYTES = 64 * 1024**2
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
 
 
-def scratch_bytes(operator: Any, args: Sequence[Any]) -> int:
-    """Returns the bytes that `operator` allocates besides its results; 0 where they are unknown."""
+def scratch_bytes(operator: Any, args: Sequence[Any], result: Any) -> int:
+    """Returns the bytes that `operator` allocates besides `result`; 0 where they are unknown."""
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu.default:
         return _forward_bytes(query=args[0], key=args[1])
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return _backward_bytes(gradient=args[0], query=args[1], key=args[2])
+    if isinstance(operator, torch._ops.OpOverload) and isinstance(result, Tensor):
+        if torch.Tag.pointwise in operator.tags:
+            return _conversion_bytes(operator, args, result)
+        if operator.overloadpacket in _REDUCTIONS:
+            return _reduction_bytes(operator, args[0], result)
+        if operator.overloadpacket in _PRODUCTS and result.dtype in _HALVES:
+            return _product_bytes(operator.overloadpacket, args, result)
     return 0
+
+
+def _conversion_bytes(operator: torch._ops.OpOverload, args: Sequence[Any], result: Tensor) -> int:
+    """Returns the bytes of the arguments that an elementwise kernel converts to a common dtype.
+
+    A result that is written in place is computed in the common dtype, too.
+    """
+    condition = _WITH_CONDITION.get(operator.overloadpacket)
+    values = [
+        arg
+        for position, arg in enumerate(args)
+        if isinstance(arg, Tensor | int | float) and position != condition
+    ]
+    _, common = elementwise_dtypes(
+        *values, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    )
+    if result.is_floating_point() and not common.is_floating_point:
+        common = result.dtype  # of whole numbers, such as a quotient
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if operator._schema.is_mutable:
+        tensors.append(result)
+    converted = sum(tensor.numel() for tensor in tensors if tensor.dtype != common)
+    return converted * common.itemsize
+
+
+def _reduction_bytes(operator: torch._ops.OpOverload, reduced: Tensor, result: Tensor) -> int:
+    """Returns the bytes of the input in the dtype in which it is summed.
+
+    The mean of 16-bit numbers is summed in fp32, and its result is converted.
+    """
+    dtype = result.dtype
+    size_bytes = 0
+    if operator.overloadpacket is _aten.mean and dtype in _HALVES:
+        dtype = torch.float32
+        size_bytes = result.numel() * dtype.itemsize
+    if reduced.dtype != dtype:
+        size_bytes += reduced.numel() * dtype.itemsize
+    return size_bytes
+
+
+def _product_bytes(product: Any, args: Sequence[Any], result: Tensor) -> int:
+    """Returns the bytes that a product of matrices allocates besides its result; 0 if too large."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    operations = 2 * result.numel() * tensors[-1].shape[-2]
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, result))
+    if not 0 < operations <= _MOST_OPERATIONS or size_bytes > _MOST_PRODUCT_BYTES:
+        return 0
+    layouts = tuple((tuple(one.shape), tuple(one.stride()), one.dtype) for one in tensors)
+    return _measured_bytes(product, layouts)
+
+
+@cache
+def _measured_bytes(product: Any, layouts: tuple[_Layout, ...]) -> int:
+    """Returns what a real product of tensors of these layouts allocates besides its result."""
+    with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        tensors = [_zeros(layout) for layout in layouts]
+        activities = [ProfilerActivity.CPU]
+        with (
+            profile(activities=activities, profile_memory=True) as recording,
+            record_function(product.__name__),
+        ):
+            result: Tensor = product(*tensors)
+        peak_bytes, _ = peak_of(recording, within=product.__name__, alive_bytes=0)
+        return peak_bytes - result.untyped_storage().nbytes()
+
+
+def _zeros(layout: _Layout) -> Tensor:
+    shape, strides, dtype = layout
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return torch.zeros(last + 1, dtype=dtype).as_strided(shape, strides)
 
 
 def _forward_bytes(*, query: Tensor, key: Tensor) -> int:

@@ -34,8 +34,8 @@ class CudaKernels:
         self.cudnn_bytes = 0
         """Largest estimate of the bytes that cuDNN allocates in a backward pass; 0 if unused."""
 
-    def scratch_bytes(self, operator: Any, args: Sequence[Any]) -> int:
-        """Returns the bytes that `operator` allocates while it runs, besides its results."""
+    def scratch_bytes(self, operator: Any, args: Sequence[Any], _result: Any) -> int:
+        """Returns the bytes that `operator` allocates while it runs, besides its result."""
         if operator in OPERATORS:
             self._attention.add(OPERATORS[operator])
         size_bytes = bytes_during(operator, args, gpu=self._gpu)

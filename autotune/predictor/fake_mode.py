@@ -6,7 +6,8 @@ block is recorded with its phase, module and operator.
 
 The recording is done inside the FakeTensorMode and not in a separate dispatch mode: with another
 dispatch mode active, torch.compile silently runs eager code. Memory that kernels allocate inside is
-invisible here; the `scratch` function returns it. Source:
+invisible here; the `scratch` function returns it. An operator of bitsandbytes that hides several
+tensors is run in its steps. Source:
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
@@ -24,6 +25,7 @@ from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit"
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
 """Operators that do not show what the memory is for: the next operator or generated kernel does."""
@@ -33,14 +35,15 @@ class StorageWatch:
     """A `PhaseMarker` that records the storages of the fake tensors of `mode`.
 
     `round_up` converts the bytes of a tensor to those of the allocator's block. `scratch` returns
-    the bytes that an operator with these arguments allocates while it runs, besides its results.
+    the bytes that an operator with these arguments and results allocates while it runs, besides
+    its results.
     """
 
     def __init__(
         self,
         *,
         round_up: Callable[[int], int] = lambda size_bytes: size_bytes,
-        scratch: Callable[[Any, Sequence[Any]], int] = lambda _operator, _args: 0,
+        scratch: Callable[[Any, Sequence[Any], Any], int] = lambda _operator, _args, _result: 0,
     ) -> None:
         # Not a subclass: higher-order operators have rules for exactly this class.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -175,6 +178,9 @@ class StorageWatch:
         if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
             with self.mode:
                 result = _grouped_product(*args, **(kwargs or {}))
+        elif _name_of(func) == _FOUR_BIT_PRODUCT:
+            with self.mode:
+                result = _four_bit_product(*args, **(kwargs or {}))
         else:
             result = self._fake_dispatch(func, types, args, kwargs or {})
         if self._recording is not None:
@@ -185,7 +191,7 @@ class StorageWatch:
             self._ignore_unknown(args)
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
-            scratch_bytes = self._scratch(func, args)
+            scratch_bytes = self._scratch(func, args, result)
             if scratch_bytes:
                 self._note_scratch(scratch_bytes, operator=name)
         return result
@@ -262,6 +268,40 @@ def _grouped_product(
     elif first.dim() == 3 and second.dim() == 2:
         shape = (first.shape[1], second.shape[1])
     return first.new_empty(shape, dtype=dtype or first.dtype)
+
+
+def _four_bit_product(
+    rows: Tensor,
+    packed: Tensor,
+    shape: Sequence[int],
+    absmax: Tensor,
+    blocksize: int,
+    quant_type: str,
+    bias: Tensor | None = None,
+    absmax_8bit: Tensor | None = None,
+    absmax_code: Tensor | None = None,
+    absmax_offset: Tensor | None = None,
+) -> Tensor:
+    """Computes a product with an nf4 weight in the steps that bitsandbytes hides in one operator.
+
+    The whole weight is converted first. On CUDA that is so above 1,536 rows; fewer may need less.
+    Source: bitsandbytes/backends, _gemm_4bit_default_impl in default/ops.py and
+    bitsandbytes::gemm_4bit in cuda/ops.py
+    """
+    operators = torch.ops.bitsandbytes
+    if absmax_8bit is not None:
+        scales = operators.dequantize_blockwise(
+            absmax_8bit, absmax, absmax_code, 256, torch.float32
+        )
+        absmax = scales + absmax_offset
+        del scales
+    weight = operators.dequantize_4bit(packed, absmax, blocksize, quant_type, shape, rows.dtype)
+    flat = rows.reshape(-1, rows.shape[-1])
+    # Not F.linear, which the mode would see as one operator without the memory of its product.
+    result_shape = (*rows.shape[:-1], shape[0])
+    if bias is not None:
+        return torch.addmm(bias, flat, weight.t()).view(result_shape)
+    return torch.mm(flat, weight.t()).view(result_shape)
 
 
 def _tensors_in(values: object) -> Iterator[Tensor]:

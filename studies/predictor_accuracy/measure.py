@@ -1,8 +1,10 @@
 """Compares predicted and measured peak memory of the same workloads and configurations.
 
     python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out FILE]
+    python studies/predictor_accuracy/measure.py --adapters [--out FILE]
     python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
 
+With `--adapters`: LoRA and DoRA beside frozen weights in every format, on five shapes of models.
 A pair is one prediction on fake tensors and one short real training, each in a separate process and
 by the same code as in a search. Writes machine, versions, date and every pair to `--out`, and
 resumes where such a file ends. Prints a summary and the proposed bounds for
@@ -29,7 +31,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
-from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig
+from autotune.spec.config import CHOICES, QUANTIZED_WEIGHTS, LegalityContext, TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
 from autotune.spec.study import StudyDefinition
@@ -56,6 +58,82 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2 dropout": {"model": f"{HERE}/models/gpt2_dropout.json", "sequence_length": 128},
     "mixtral": {"model": f"{HERE}/models/mixtral.json", "sequence_length": 128},
 }
+ADAPTED_MODELS: dict[str, dict[str, Any]] = {
+    "llama, grouped": {"model": f"{HERE}/models/llama_grouped.json", "sequence_length": 128},
+    "qwen3": {"model": f"{HERE}/models/qwen3.json", "sequence_length": 128},
+    "gpt2, wide": {"model": f"{HERE}/models/gpt2_wide.json", "sequence_length": 128},
+    "gpt-neox": {"model": f"{HERE}/models/gpt_neox.json", "sequence_length": 128},
+    "gemma3": {"model": f"{HERE}/models/gemma3.json", "sequence_length": 128},
+}
+"""Shapes of Hugging Face models, 4 to 6 layers of width 256 to 384, for `--adapters`."""
+ADAPTED: tuple[dict[str, Any], ...] = (
+    {"adapter": "lora", "precision": "fp32", "micro_batch_size": 4},
+    {"adapter": "dora", "precision": "fp32", "checkpointing": "block", "micro_batch_size": 2},
+    {"adapter": "lora", "precision": "bf16-true", "micro_batch_size": 2},
+    {"adapter": "dora", "precision": "bf16-true", "micro_batch_size": 2},
+    {"adapter": "lora", "precision": "bf16-true", "checkpointing": "block", "micro_batch_size": 1},
+    {"adapter": "dora", "precision": "bf16-true", "checkpointing": "block", "micro_batch_size": 1},
+    {"adapter": "lora", "precision": "bf16-mixed", "base_weights": "bf16", "micro_batch_size": 4},
+    {
+        "adapter": "dora",
+        "precision": "bf16-mixed",
+        "base_weights": "bf16",
+        "checkpointing": "block",
+        "micro_batch_size": 1,
+    },
+    {
+        "adapter": "lora",
+        "precision": "bf16-mixed",
+        "base_weights": "int8",
+        "checkpointing": "block",
+        "micro_batch_size": 2,
+    },
+    {
+        "adapter": "dora",
+        "precision": "bf16-true",
+        "base_weights": "int8",
+        "checkpointing": "block",
+        "micro_batch_size": 1,
+    },
+    {"adapter": "lora", "precision": "bf16-true", "base_weights": "fp8", "micro_batch_size": 2},
+    {
+        "adapter": "dora",
+        "precision": "bf16-mixed",
+        "base_weights": "fp8",
+        "checkpointing": "block",
+        "micro_batch_size": 1,
+    },
+    {
+        "adapter": "lora",
+        "precision": "bf16-true",
+        "base_weights": "nf4",
+        "checkpointing": "block",
+        "optimizer": "paged-adamw-8bit",
+        "micro_batch_size": 1,
+    },
+    {
+        "adapter": "dora",
+        "precision": "bf16-true",
+        "base_weights": "nf4",
+        "checkpointing": "block",
+        "micro_batch_size": 2,
+    },
+    {
+        "adapter": "lora",
+        "adapter_rank": 32,
+        "precision": "bf16-true",
+        "checkpointing": "sqrt",
+        "micro_batch_size": 2,
+    },
+    {
+        "adapter": "dora",
+        "adapter_targets": "attention",
+        "precision": "bf16-mixed",
+        "micro_batch_size": 2,
+    },
+    {"adapter": "lora", "precision": "bf16-mixed", "loss": "chunked", "micro_batch_size": 4},
+)
+"""What `--adapters` compares on each model; GPT-2's own linear layers cannot be quantized."""
 QUICK_MODELS = ("gpt", "gpt wide vocabulary", "llama")
 LARGE_MODELS: dict[str, dict[str, Any]] = {
     "gpt 100 M": {
@@ -105,10 +183,12 @@ SAMPLED = {
     "memory budget": 1,
 }
 """Combinations drawn of each group, for each model."""
-GROUPS = [*SAMPLED, TIMES]
+GROUPS = [*SAMPLED, "adapters", TIMES]
 
 
 def group_of(config: TrainingConfig) -> str:
+    if config.adapter != "none":
+        return "adapters"
     if config.memory_budget != 1.0:
         return "memory budget"
     if config.compile != "none":
@@ -139,6 +219,16 @@ def configurations(model: str, legal: LegalSpace, *, quick: bool) -> list[Traini
         ]
         sampled += draw.sample(candidates, count)
     return alone + sampled
+
+
+def adapted_configurations(model: str) -> list[TrainingConfig]:
+    """Returns those of `ADAPTED` that a model can have."""
+    configs = [TrainingConfig(**choices) for choices in ADAPTED]
+    if model.startswith("gpt2"):
+        return [config for config in configs if config.base_weights not in QUANTIZED_WEIGHTS]
+    if model == "gemma3":  # its blocks take different arguments
+        return [config for config in configs if config.checkpointing != "sqrt"]
+    return configs
 
 
 def one_technique_each(legal: LegalSpace) -> Iterator[TrainingConfig]:
@@ -252,11 +342,13 @@ def measure(
         legal = bind_space(
             SPACE, LegalityContext(global_batch=SHORTEST["global_batch"]), unavailable=unavailable
         )
-        jobs = [
-            (model, config)
-            for model in models
-            for config in configurations(model, legal, quick=quick)
-        ]
+        jobs = []
+        for model in models:
+            if model in ADAPTED_MODELS:
+                configs = adapted_configurations(model)
+            else:
+                configs = configurations(model, legal, quick=quick)
+            jobs += [(model, config) for config in configs]
         results["pairs"] = [row for row in results["pairs"] if row["predicted_bytes"]]
         known = {(row["model"], row["configuration"]) for row in results["pairs"]}
         random.Random(0).shuffle(
@@ -283,7 +375,7 @@ def about() -> dict[str, Any]:
     return {
         "models": {
             name: {**sizes, "model": Path(sizes.get("model", "gpt")).name}
-            for name, sizes in MODELS.items()
+            for name, sizes in {**MODELS, **ADAPTED_MODELS}.items()
         },
         "large_models": LARGE_MODELS,
     }
@@ -304,7 +396,7 @@ def run_now(info: DeviceInfo) -> dict[str, Any]:
 
 
 def prepare(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path) -> Bench:
-    workload = make_workload("cpu", SHORTEST, MODELS[model])
+    workload = make_workload("cpu", SHORTEST, {**MODELS, **ADAPTED_MODELS}[model])
     own_folder = folder / model.replace(
         " ", "_"
     )  # inductor's C++ compiler takes no space in its cache's path
@@ -352,7 +444,7 @@ def summary(rows: list[dict[str, Any]]) -> Iterator[str]:
         "| predicted too little |"
     )
     yield "|---|---|---|---|---|---|---|"
-    for group in [*SAMPLED, "all"]:
+    for group in [*SAMPLED, "adapters", "all"]:
         of_group = [row for row in compared(rows) if group in (row["group"], "all")]
         if of_group:
             ratios = [ratio_of(row) for row in of_group]
@@ -448,7 +540,10 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="three models, eight configurations each"
     )
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), help="only these")
+    parser.add_argument("--adapters", action="store_true", help="the models with adapters")
+    parser.add_argument(
+        "--models", nargs="+", choices=[*MODELS, *ADAPTED_MODELS], help="only these"
+    )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS, help="only these")
     parser.add_argument("--read", type=Path, help="results to summarize instead of measuring")
     parser.add_argument("--out", type=Path, default=Path("results.json"))
@@ -457,10 +552,14 @@ def main() -> None:
         results = json.loads(arguments.read.read_text())
     else:
         models = arguments.models or list(QUICK_MODELS if arguments.quick else MODELS)
+        groups = arguments.groups
+        if arguments.adapters:
+            models = arguments.models or list(ADAPTED_MODELS)
+            groups = ["adapters"]
         results = measure(
             device=arguments.device,
             models=models,
-            groups=arguments.groups,
+            groups=groups,
             quick=arguments.quick,
             file=arguments.out,
         )

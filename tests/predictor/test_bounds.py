@@ -8,12 +8,15 @@ import pytest
 from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_of, group_of
 from autotune.spec.config import TrainingConfig
 
-STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy" / "results.json"
-PAIRS = [
-    row
-    for row in json.loads(STUDY.read_text())["pairs"]
-    if row["predicted_bytes"] and row["measured_bytes"]
-]
+STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy"
+
+
+def pairs_in(name) -> list[dict]:
+    rows = json.loads((STUDY / name).read_text())["pairs"]
+    return [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
+
+
+PAIRS, PAIRS_WITH_ADAPTERS = pairs_in("results.json"), pairs_in("adapters.json")
 HALVES = ("calibration", "held out")
 
 
@@ -26,6 +29,12 @@ def is_outside(row) -> bool:
 @pytest.mark.parametrize("half", HALVES)
 def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
     assert [row for row in PAIRS if row["half"] == half and is_outside(row)] == []
+
+
+def test_no_measured_peak_with_adapters_is_more_than_one_percent_from_its_prediction():
+    ratios = [row["predicted_bytes"] / row["measured_bytes"] for row in PAIRS_WITH_ADAPTERS]
+    assert len(ratios) >= 50
+    assert max(abs(ratio - 1) for ratio in ratios) <= 0.01
 
 
 @pytest.mark.parametrize("half", HALVES)

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.predictor.cpu import scratch_bytes
 
-FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+aten = torch.ops.aten
+FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 SHAPES = [
     *((2, 2, 32, 16), (4, 4, 128, 32), (1, 1, 100, 24), (2, 3, 200, 32)),
     *((1, 2, 600, 64), (1, 2, 768, 32), (3, 1, 131, 25)),
@@ -18,7 +20,7 @@ odd numbers."""
 
 
 def measured_scratch(operator, args) -> int:
-    """Returns the peak during `operator`, without its results."""
+    """Returns the peak during `operator`, without results in memory of their own."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
         results = operator(*args)
     events = recording.profiler.kineto_results.events()
@@ -28,7 +30,15 @@ def measured_scratch(operator, args) -> int:
     ):
         live += size_bytes
         peak = max(peak, live)
-    return peak - sum(result.untyped_storage().nbytes() for result in results)
+    if isinstance(results, Tensor):
+        results = (results,)
+    given = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)}
+    storages = [result.untyped_storage() for result in results]
+    return peak - sum(one.nbytes() for one in storages if one._cdata not in given)
+
+
+def predicted_scratch(operator, args) -> int:
+    return scratch_bytes(operator, args, operator(*args))
 
 
 def draw(shape, dtype, *, heads_inside: bool) -> Tensor:
@@ -43,7 +53,7 @@ def draw(shape, dtype, *, heads_inside: bool) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_buffers_of_flash_attention_are_known(shape, dtype):
     args = [*(draw(shape, dtype, heads_inside=True) for _ in range(3)), 0.0, True]
-    assert scratch_bytes(FORWARD, args) == measured_scratch(FORWARD, args)
+    assert predicted_scratch(FORWARD, args) == measured_scratch(FORWARD, args)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -53,8 +63,81 @@ def test_the_buffers_of_its_backward_and_the_copy_of_a_gradient_are_known(shape,
     output, sums = FORWARD(query, key, value, 0.0, True)
     gradient = draw(shape, torch.float32, heads_inside=heads_inside)
     args = [gradient, query, key, value, output, sums, 0.0, True]
-    assert scratch_bytes(BACKWARD, args) == measured_scratch(BACKWARD, args)
+    assert predicted_scratch(BACKWARD, args) == measured_scratch(BACKWARD, args)
+
+
+A_NUMBER = 16
+"""Bytes of a plain number, which a kernel gets as a tensor and may convert."""
+WIDE, NARROW = torch.ones(64, 48), torch.ones(64, 48, dtype=torch.bfloat16)
+WHOLE = torch.ones(64, 48, dtype=torch.int64)
+COLUMN, ROW = torch.ones(64, 1), torch.ones(48, dtype=torch.bfloat16)
+NUMBER, MASK = torch.tensor(2.0), torch.ones(64, 48, dtype=torch.bool)
+ELEMENTWISE = {
+    "a scale in another format": (aten.mul.Tensor, [NARROW, COLUMN]),
+    "a row in another format": (aten.add.Tensor, [WIDE, ROW]),
+    "one format": (aten.add.Tensor, [NARROW, NARROW]),
+    "a tensor of one number": (aten.mul.Tensor, [NARROW, NUMBER]),
+    "a plain number": (aten.mul.Tensor, [NARROW, 2.0]),
+    "into a narrower tensor": (aten.mul_.Tensor, [NARROW.clone(), COLUMN]),
+    "into a wider tensor": (aten.add_.Tensor, [WIDE.clone(), NARROW]),
+    "a comparison": (aten.eq.Tensor, [NARROW, WIDE]),
+    "a choice between formats": (aten.where.self, [MASK, NARROW, WIDE]),
+    "a mask": (aten.masked_fill.Scalar, [NARROW, MASK, 0.0]),
+    "a quotient of whole numbers": (aten.div.Tensor, [WHOLE, WHOLE]),
+    "whole numbers times a fraction": (aten.mul.Tensor, [WHOLE, 0.5]),
+    "a root of whole numbers": (aten.sqrt.default, [WHOLE]),
+    "three tensors": (aten.addcmul.default, [WIDE, NARROW, NARROW]),
+}
+REDUCTIONS = {
+    "a mean of 16-bit numbers": (aten.mean.dim, [NARROW, [1]]),
+    "a mean": (aten.mean.dim, [WIDE, [1]]),
+    "a sum of 16-bit numbers": (aten.sum.dim_IntList, [NARROW, [1]]),
+    "a sum of booleans": (aten.sum.dim_IntList, [MASK, [1]]),
+    "a norm of 16-bit numbers": (aten.linalg_vector_norm.default, [NARROW, 2, [1]]),
+}
+
+
+@pytest.mark.parametrize("case", ELEMENTWISE)
+def test_what_an_elementwise_kernel_converts_is_known(case):
+    operator, args = ELEMENTWISE[case]
+    error_bytes = predicted_scratch(operator, args) - measured_scratch(operator, args)
+    assert abs(error_bytes) <= A_NUMBER
+
+
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_what_a_sum_converts_is_known(case):
+    operator, args = REDUCTIONS[case]
+    error_bytes = predicted_scratch(operator, args) - measured_scratch(operator, args)
+    assert abs(error_bytes) <= A_NUMBER
+
+
+def transposed(rows, columns) -> Tensor:
+    return torch.ones(columns, rows, dtype=torch.bfloat16).t()
+
+
+PRODUCTS = {
+    "narrow": (aten.mm.default, [torch.ones(64, 48, dtype=torch.bfloat16), transposed(48, 8)]),
+    "of a transposed matrix": (aten.mm.default, [transposed(48, 64), NARROW]),
+    "with a bias": (aten.addmm.default, [ROW, transposed(32, 64), NARROW]),
+    "of many": (aten.bmm.default, [NARROW.view(4, 16, 48), NARROW.view(4, 48, 16)]),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_the_scratch_of_a_16_bit_product_is_known(case):
+    operator, args = PRODUCTS[case]
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(arg) for arg in args]
+        predicted = predicted_scratch(operator, fakes)
+    assert predicted == measured_scratch(operator, args)
+
+
+def test_a_large_product_is_not_computed():
+    with FakeTensorMode():
+        large = torch.empty(100_000, 100_000, dtype=torch.bfloat16)
+        assert predicted_scratch(aten.mm.default, [large, large]) == 0
 
 
 def test_an_operator_without_a_formula_has_no_scratch():
-    assert scratch_bytes(torch.ops.aten.mm.default, [torch.zeros(2, 2), torch.zeros(2, 2)]) == 0
+    args = [torch.zeros(2, 2), torch.zeros(2, 2)]
+    assert predicted_scratch(aten.mm.default, args) == 0
