@@ -6,10 +6,11 @@ Keys: accelerate 1.15.
 """
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import left_to_script
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
-    BF16_WEIGHTS,
+    bf16_weights_line,
     blocks_line,
     model_and_data_note,
     optimizer_arguments,
@@ -108,6 +109,7 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
     reasons: dict[str, tuple[str | None, str]] = {}
     if reason := _unsupported_precision(recipe, line):
         reasons["precision"] = reason
+    reasons |= left_to_script(config, before="accelerator.prepare")
     reasons |= _unsupported_optimizer(recipe)
     reasons["micro_batch_size"] = (
         None,
@@ -153,12 +155,13 @@ def _unsupported_precision(recipe: Recipe, line: str) -> tuple[str | None, str] 
     if config.precision == "bf16-true":
         return (
             None,
-            f"the script sets the model's dtype: write {BF16_WEIGHTS} before the optimizer",
+            f"the script sets the model's dtype: write {bf16_weights_line(config)} before the "
+            "optimizer",
         )
     if config.precision == "bf16-stochastic":
         return None, (
-            f"the script makes weights and optimizer: {BF16_WEIGHTS} gives bf16-true, which rounds "
-            "updates to nearest; the pytorch export rounds them stochastically"
+            f"the script makes weights and optimizer: {bf16_weights_line(config)} gives bf16-true, "
+            "which rounds updates to nearest; the pytorch export rounds them stochastically"
         )
     if config.precision == "fp8":
         return "bf16-mixed", (

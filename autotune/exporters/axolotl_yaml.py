@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from autotune.exporters.adapters import lora_arguments
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
@@ -18,7 +19,8 @@ from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
 
@@ -53,7 +55,8 @@ def _unsupported(recipe: Recipe) -> Iterator[Unsupported]:
     config = recipe.config
     yield from _unsupported_optimizer(recipe)
     unsupported = {
-        "precision": _PRECISIONS.get(config.precision),
+        "precision": _precision(config),
+        "base_weights": _base_weights(config),
         "checkpointing": _CHECKPOINTING.get(config.checkpointing),
         "compile": _BY_BLOCK if config.compile == "block" else None,
         "loss": _FULL if config.loss == "chunked" else None,
@@ -90,6 +93,32 @@ _PRECISIONS = {
 }
 """{precision that it does not support: (what the file does instead, why)}."""
 
+
+def _precision(config: TrainingConfig) -> tuple[str, str] | None:
+    is_mixed = config.precision in ("bf16-mixed", "fp16-mixed")
+    if config.adapter != "none" and is_mixed:
+        # Adapters are in float32 beside the 16-bit weights: nothing is lost, gradients are scaled.
+        return None
+    return _PRECISIONS.get(config.precision)
+
+
+def _base_weights(config: TrainingConfig) -> tuple[str, str] | None:
+    """Return what the file does instead, and why; None if it expresses the base weights."""
+    if config.base_weights == "int8":
+        why = "axolotl has LLM.int8() of bitsandbytes, which treats outliers apart, for torchao"
+        return "int8 by bitsandbytes", why
+    if config.base_weights == "fp8":
+        return _frozen_in_16_bits(config), f"{_WEIGHTS}, and has no format of 8-bit floats"
+    is_mixed = config.precision in ("bf16-mixed", "fp16-mixed")
+    if config.adapter != "none" and config.base_weights == "trained" and is_mixed:
+        return _frozen_in_16_bits(config), f"{_WEIGHTS}: half the memory for frozen ones"
+    return None
+
+
+def _frozen_in_16_bits(config: TrainingConfig) -> str:
+    return "fp16" if config.precision == "fp16-mixed" else "bf16"
+
+
 _CHECKPOINTING = {
     "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
     "sqrt": ("block", "axolotl checkpoints blocks one by one, not in segments"),
@@ -119,7 +148,7 @@ def _unsupported_optimizer(recipe: Recipe) -> Iterator[Unsupported]:
         yield Unsupported(setting="optimizer", value=config.optimizer, instead=optimizer, why=why)
     if config.optimizer == "adafactor":
         replacements = {
-            "learning_rate": recipe.workload.learning_rate_of(optimizer),
+            "learning_rate": recipe.workload.learning_rate_of(optimizer, config.adapter),
             "weight_decay": OPTIMIZER_SETTINGS[optimizer]["weight_decay"],
         }
         for setting, instead in replacements.items():
@@ -161,6 +190,8 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "sgd without momentum": {"foreach": "sgd"},
     "adafactor-fixed-rate": {"none": "adafactor"},
     "adamw-8bit": {"none": "adamw_torch_8bit"},
+    "paged-adamw": {"none": "paged_adamw_32bit"},
+    "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
 
@@ -170,6 +201,7 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         **_model_and_text(recipe.workload),
         **_numbers(recipe, effective),
         **_techniques(effective),
+        **_adapter(recipe.config, effective),
     }
     dumped = yaml_text(keys, width=100)
     return f"# {recipe.origin}\n# For axolotl 0.19.\n{dumped}"
@@ -207,14 +239,30 @@ def _dataset(workload: Workload) -> dict[str, Any]:
         keys["name"] = workload.dataset_config
     if kind is None or workload.dataset_split != "train":
         keys["split"] = workload.dataset_split
+    if workload.chat_column is not None:
+        return {**keys, **_conversations(workload.chat_column)}
     return {**keys, "type": "completion", "field": workload.text_column or "text"}
+
+
+def _conversations(column: str) -> dict[str, Any]:
+    """Return the keys of a dataset whose answers are learned, as the chat template has them."""
+    keys: dict[str, Any] = {
+        "type": "chat_template",
+        "chat_template": "tokenizer_default",
+        "field_messages": column,
+        "roles_to_train": ["assistant"],
+        "train_on_eos": "turn",
+    }
+    if column == SHAREGPT_COLUMN:
+        keys["message_property_mappings"] = {"role": "from", "content": "value"}
+    return keys
 
 
 def _numbers(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
     optimizer = effective["optimizer"]
     schedule = named_schedule(effective)
     adam_keys = {}
-    if optimizer.startswith("adamw"):
+    if "betas" in OPTIMIZER_SETTINGS.get(optimizer, {}):
         adam = OPTIMIZER_SETTINGS["adamw"]
         adam_keys = {
             "adam_beta1": adam["betas"][0],
@@ -241,8 +289,8 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
     precision = effective["precision"]
     # All precisions are specified: the default is `auto`, which depends on the device.
     keys: dict[str, Any] = {
-        "bf16": precision == "bf16-true under autocast",
-        "fp16": False,
+        "bf16": precision in ("bf16-true under autocast", "bf16-mixed"),
+        "fp16": precision == "fp16-mixed",
         "tf32": precision == "tf32",
         "fp8": precision == "fp8",
     }
@@ -254,6 +302,38 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
         keys["torch_compile_backend"] = "inductor"
     return keys
 
+
+def _adapter(config: TrainingConfig, effective: Mapping[str, Any]) -> dict[str, Any]:
+    if config.adapter == "none":
+        return {}
+    arguments = lora_arguments(config)
+    is_4_bit = effective["base_weights"] == "nf4"
+    keys: dict[str, Any] = {
+        "adapter": "qlora" if is_4_bit else "lora",
+        "lora_r": arguments["r"],
+        "lora_alpha": arguments["lora_alpha"],
+        "lora_dropout": arguments["lora_dropout"],
+        "peft_use_dora": config.adapter == "dora",
+        # Whether adapters are in float32 beside 16-bit weights.
+        "peft_autocast_adapter_dtype": not effective["precision"].startswith("bf16-true"),
+        "load_in_4bit": is_4_bit,
+        "load_in_8bit": effective["base_weights"] == "int8 by bitsandbytes",
+        # Its own kernels, which are on by default, keep other tensors for the backward pass.
+        **dict.fromkeys(_LORA_KERNELS, False),
+    }
+    if config.adapter_targets == "all-linear":
+        keys["lora_target_linear"] = True
+    else:
+        keys["lora_target_modules"] = arguments["target_modules"]
+    if is_4_bit:
+        keys["bnb_config_kwargs"] = {
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+        }
+    return keys
+
+
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 _SAVED_OPERATORS = [
     "attention",
@@ -320,6 +400,11 @@ def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
         )
     if effective["optimizer"] == "adamw-8bit":
         yield "adamw_torch_8bit needs torchao"
+    if recipe.config.adapter_targets == "attention":
+        yield (
+            "lora_target_modules is a pattern of the names that models of transformers have in "
+            "their attention: compare the number of trained parameters with the trial's"
+        )
 
 
 TARGET = Target(title="axolotl", versions=("0.19",), checked_with="axolotl 0.19.0", write=write)

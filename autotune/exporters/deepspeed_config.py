@@ -9,10 +9,11 @@ Keys: deepspeed 0.19.
 import json
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import left_to_script
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
-    BF16_WEIGHTS,
+    bf16_weights_line,
     blocks_line,
     model_and_data_note,
     optimizer_arguments,
@@ -27,7 +28,7 @@ FILE = "ds_config.json"
 AUTO_FILE = "ds_config_auto.json"
 
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8": "bfloat16"}
-_SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate")
+_SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "paged-adamw-8bit")
 """Optimizers that the script must make: DeepSpeed makes only those of torch.optim and its own."""
 
 
@@ -96,8 +97,7 @@ def _optimizer(recipe: Recipe) -> dict[str, object]:
     arguments = optimizer_arguments(recipe)
     if _rises_by_scheduler(recipe):
         # The scheduler sets the rate after each step, so the first step has the optimizer's rate.
-        rate = recipe.workload.learning_rate_of(recipe.config.optimizer)
-        arguments["lr"] = rate / recipe.workload.learning_rate_warmup_steps
+        arguments["lr"] = _rate(recipe) / recipe.workload.learning_rate_warmup_steps
     if recipe.config.optimizer == "adamw":
         # Otherwise DeepSpeed would use its own kernel, which it compiles at the first step.
         arguments["torch_adam"] = True
@@ -109,6 +109,10 @@ def _rises_by_scheduler(recipe: Recipe) -> bool:
     return workload.schedule == "constant" and workload.learning_rate_warmup_steps > 1
 
 
+def _rate(recipe: Recipe) -> float:
+    return recipe.workload.learning_rate_of(recipe.config.optimizer, recipe.config.adapter)
+
+
 def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     """Return a WarmupLR whose step s, counted from 0, has (s + 1) / warm-up of the rate.
 
@@ -117,7 +121,7 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     if not _rises_by_scheduler(recipe):
         return None
     workload = recipe.workload
-    rate = workload.learning_rate_of(recipe.config.optimizer)
+    rate = _rate(recipe)
     warmup = workload.learning_rate_warmup_steps
     return {
         "type": "WarmupLR",
@@ -177,12 +181,14 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
             "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
             "also moves small tensors and the weights that products save",
         )
+    reasons |= left_to_script(config, before="deepspeed.initialize")
     return reasons | _unsupported_optimizer(recipe)
 
 
 def _unsupported_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
     cast = (
-        f"DeepSpeed's bf16 section holds a float32 copy of the weights: write {BF16_WEIGHTS} "
+        f"DeepSpeed's bf16 section holds a float32 copy of the weights: write "
+        f"{bf16_weights_line(config)} "
         "before deepspeed.initialize"
     )
     if config.precision == "bf16-true":

@@ -8,10 +8,11 @@ project may have set it.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.exporters.adapters import left_to_script, packages
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
-from autotune.exporters.script_lines import user_script_note
+from autotune.exporters.script_lines import answers_note, user_script_note
 
 FILE = "autotune.yaml"
 _COLLATOR = "DataCollatorForCausalLM"
@@ -43,6 +44,12 @@ def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     for setting, replacement in unsupported.items():
         if replacement is not None:
             instead, why = replacement
+            yield Unsupported(
+                setting=setting, value=getattr(config, setting), instead=instead, why=why
+            )
+    in_model = left_to_script(config, before="your project's model block returns it")
+    for setting, (instead, why) in in_model.items():
+        if recipe.settings()[setting] != instead:
             yield Unsupported(
                 setting=setting, value=getattr(config, setting), instead=instead, why=why
             )
@@ -129,6 +136,8 @@ lr_scheduler: &lr_scheduler ~
 _CLASSES = {
     "adamw": "torch:optim.AdamW",
     "adamw-8bit": "torchao.optim:AdamW8bit",
+    "paged-adamw": "bitsandbytes.optim:PagedAdamW",
+    "paged-adamw-8bit": "bitsandbytes.optim:PagedAdamW8bit",
     "adafactor": "torch:optim.Adafactor",
     "sgd": "torch:optim.SGD",
     "adafactor-fixed-rate": "forgather.ml.optim.adafactor:Adafactor",
@@ -216,6 +225,7 @@ def _yaml(value: Any) -> str:
 
 def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
     yield from user_script_note(recipe.workload)
+    yield from answers_note(recipe.workload)
     yield (
         "the template extends project.yaml and project.trainer_config of your project, which "
         "define model and text"
@@ -227,8 +237,10 @@ def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
             "forgather moves small tensors to the host as well; the trial moved those of more than "
             "1 MiB"
         )
-    if effective["optimizer"] == "adamw-8bit" or recipe.config.precision == "fp8":
-        yield "torchao must be installed: pip install torchao"
+    needed = packages(recipe.config)
+    if needed:
+        names = ", ".join(needed)
+        yield f"{names} must be installed: pip install {' '.join(needed)}"
 
 
 TARGET = Target(

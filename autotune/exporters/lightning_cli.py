@@ -4,6 +4,7 @@ Model and data are the user's classes, which the script passes to LightningCLI; 
 file replaces their `configure_optimizers`. Keys: lightning 2.6.
 """
 
+from autotune.exporters.adapters import left_to_script
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
@@ -93,7 +94,7 @@ def _clips_in_callback(recipe: Recipe) -> bool:
 def _callback(recipe: Recipe) -> dict[str, object]:
     config, workload = recipe.config, recipe.workload
     return {
-        "learning_rate": workload.learning_rate_of(config.optimizer),
+        "learning_rate": workload.learning_rate_of(config.optimizer, config.adapter),
         "schedule": workload.schedule,
         "warmup_steps": workload.learning_rate_warmup_steps,
         "total_steps": workload.steps,
@@ -153,6 +154,7 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
             "torch.autograd.graph.save_on_cpu(pin_memory=True): in training_step, which also moves "
             "small tensors and the weights that products save",
         )
+    reasons |= left_to_script(config, before="the end of your module's configure_model")
     return reasons
 
 

@@ -13,6 +13,8 @@ from autotune.spec.workload import Workload
 OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
     "adamw-8bit": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
+    "paged-adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
+    "paged-adamw-8bit": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
     "adafactor": {"weight_decay": 0.0, "eps": (1.1920928955078125e-07, 1e-3)},
     "sgd": {"weight_decay": 0.0, "momentum": 0.9},
     "adafactor-fixed-rate": {"weight_decay": 0.01},
@@ -97,7 +99,7 @@ class Recipe:
         workload = self.workload
         return {
             **{field: getattr(self.config, field) for field in FIELD_ORDER},
-            "learning_rate": workload.learning_rate_of(self.config.optimizer),
+            "learning_rate": workload.learning_rate_of(self.config.optimizer, self.config.adapter),
             "weight_decay": self.optimizer_settings["weight_decay"],
             **{name: getattr(workload, name) for name in WORKLOAD_SETTINGS[2:]},
         }

@@ -4,6 +4,7 @@ Each is one line as it would be typed, with the names `model` and `optimizer`. T
 refusals quote them.
 """
 
+from autotune.exporters.adapters import loading_arguments
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.shipped import BLOCKS
 from autotune.spec.config import TrainingConfig
@@ -14,13 +15,23 @@ _CLASSES = {
     "adafactor": "torch.optim.Adafactor",
     "sgd": "torch.optim.SGD",
     "adamw-8bit": "torchao.optim.AdamW8bit",
+    "paged-adamw": "bitsandbytes.optim.PagedAdamW",
+    "paged-adamw-8bit": "bitsandbytes.optim.PagedAdamW8bit",
     "adafactor-fixed-rate": "adafactor_fixed_rate.AdafactorFixedRate",
 }
-WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate")
+WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "paged-adamw-8bit")
 """Optimizers that take neither `foreach` nor `fused`."""
 
-BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(torch.bfloat16)"
+_BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(torch.bfloat16)"
 """Leaves buffers, such as the frequencies of positions, in their dtype, as trials do."""
+
+
+def bf16_weights_line(config: TrainingConfig) -> str:
+    """Return the line that stores in bfloat16 what is trained."""
+    if config.adapter == "none":
+        return _BF16_WEIGHTS
+    # The model's own weights may be quantized.
+    return f"{_BF16_WEIGHTS} if weight.requires_grad else weight.data"
 
 
 def optimizer_class(recipe: Recipe) -> str:
@@ -34,7 +45,7 @@ def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
     An optimizer step in the backward pass is not an argument of the optimizer.
     """
     config = recipe.config
-    rate = recipe.workload.learning_rate_of(config.optimizer)
+    rate = recipe.workload.learning_rate_of(config.optimizer, config.adapter)
     if config.optimizer == "adafactor-fixed-rate":
         return {"lr": rate}
     settings = {
@@ -142,6 +153,19 @@ def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]
     return notes
 
 
+ANSWERS_ONLY = (
+    "each conversation rendered by the tokenizer's chat template, with the label -100 on all that "
+    "is no answer"
+)
+
+
+def answers_note(workload: Workload) -> list[str]:
+    """Return a note for a trainer whose text the user provides, if the trial had chat data."""
+    if workload.chat_column is None:
+        return []
+    return [f"the trial's text was {workload.dataset}, {ANSWERS_ONLY}: its files cannot say so"]
+
+
 def model_and_data_note(recipe: Recipe) -> str:
     """Return a sentence on what was trained, which the user's script must provide."""
     workload = recipe.workload
@@ -152,6 +176,8 @@ def model_and_data_note(recipe: Recipe) -> str:
         f"The trial trained {workload.describe_model()} on {workload.dataset}; your script "
         "provides model and data"
     )
+    if workload.chat_column is not None:
+        note += f", {ANSWERS_ONLY}"
     if workload.packing == "padded":
         note += ", each sequence the beginning of a text and padding without labels (-100)"
         steps = recipe.accumulation_steps
@@ -163,6 +189,5 @@ def model_and_data_note(recipe: Recipe) -> str:
     if not workload.pretrained:
         return f"{note}."
     # Since transformers 5 the weights stay in the dtype that they were saved in.
-    dtype = "bfloat16" if recipe.config.precision in ("bf16-true", "bf16-stochastic") else "float32"
-    arguments = f"{workload.model_source!r}, dtype=torch.{dtype}"
+    arguments = f"{workload.model_source!r}, {loading_arguments(recipe.config)}"
     return f"{note}: write model = transformers.AutoModelForCausalLM.from_pretrained({arguments})."

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
 
@@ -126,8 +127,8 @@ def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -
 
 
 def _learning_rate(recipe: Recipe, closest: TrainingConfig) -> list[Change]:
-    used = recipe.workload.learning_rate_of(recipe.config.optimizer)
-    instead = recipe.workload.learning_rate_of(closest.optimizer)
+    used = recipe.workload.learning_rate_of(recipe.config.optimizer, recipe.config.adapter)
+    instead = recipe.workload.learning_rate_of(closest.optimizer, closest.adapter)
     if instead == used:
         return []
     why = f"it is the workload's rate for {closest.optimizer}"
@@ -168,11 +169,19 @@ def _batch_keys(recipe: Recipe) -> dict[str, Any]:
     }
 
 
+_OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "sgd": "sgd",
+}
+
+
 def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     """Return the keys of the optimizer, its learning rate and gradient clipping."""
     settings = recipe.optimizer_settings
-    names = {"adamw": "adamw_torch", "adamw-8bit": "adamw_torch_8bit", "sgd": "sgd"}
-    name = names.get(closest.optimizer, "adafactor")
+    name = _OPTIMIZERS.get(closest.optimizer, "adafactor")
     if name == "adamw_torch" and closest.optimizer_fusion == "kernel":
         name = "adamw_torch_fused"
     keys: dict[str, Any] = {"optim": name}
@@ -183,7 +192,7 @@ def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         keys["adam_epsilon"] = settings["eps"]
     return {
         **keys,
-        "learning_rate": recipe.workload.learning_rate_of(closest.optimizer),
+        "learning_rate": recipe.workload.learning_rate_of(closest.optimizer, closest.adapter),
         "weight_decay": settings["weight_decay"],
         # 0 is no limit; the default is 1.
         "max_grad_norm": recipe.workload.gradient_clipping or 0.0,
@@ -224,14 +233,12 @@ def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
     }
 
 
-def weights_dtype(config: TrainingConfig) -> str:
-    """Return the name of the torch dtype of the weights."""
-    return "bfloat16" if config.precision in ("bf16-true", "bf16-stochastic") else "float32"
-
-
 def model_keys(config: TrainingConfig) -> dict[str, Any]:
     """Return arguments of `from_pretrained`, which would use the dtype of the files by default."""
-    return {"dtype": weights_dtype(config), "attn_implementation": "sdpa"}
+    keys: dict[str, Any] = {"dtype": base_dtype(config), "attn_implementation": "sdpa"}
+    if is_quantized(config):
+        keys["quantization_config"] = quantization_settings(config)
+    return keys
 
 
 KEY_NOTES = (

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -23,6 +24,7 @@ from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.units import format_size
 
 FILE = "sft.yaml"
 
@@ -30,7 +32,8 @@ FILE = "sft.yaml"
 def write(recipe: Recipe, version: str) -> Export:
     closest, changes = closest_config(recipe)
     trl_changes = _trl_changes(recipe.config, closest)
-    changes += trl_changes
+    changed = {change.setting for change in trl_changes}
+    changes = [*(change for change in changes if change.setting not in changed), *trl_changes]
     if any(change.setting == "attention" for change in trl_changes):
         closest = dataclasses.replace(closest, attention="auto")
     text = yaml_text(_keys(recipe, closest))
@@ -53,7 +56,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
     """Return what trl does differently, in addition to what transformers does."""
-    changes = []
+    changes = _adapter_changes(config, closest)
     if config.loss == "full":
         why = "it always computes the loss from chunks of the logits, which takes less memory"
         changes.append(Change(setting="loss", instead="chunked", why=why))
@@ -64,6 +67,25 @@ def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change
         )
         changes.append(Change(setting="attention", instead="auto", why=why))
     return changes
+
+
+def _adapter_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
+    """Return where trl has adapters in another number format than a trial."""
+    if config.adapter == "none":
+        return []
+    wanted = trained_dtype(config)
+    made = "bfloat16" if config.base_weights == "nf4" else "float32"
+    if wanted == made:
+        return []
+    why = (
+        "it casts adapters beside 4-bit weights to bfloat16: half their memory, but small updates "
+        "are lost"
+    )
+    if made == "float32":
+        why = "peft has adapters in float32 beside 16-bit weights: twice their memory"
+    short = {"bfloat16": "bf16", "float32": "fp32"}[made]
+    instead = f"{closest.precision}, adapters in {short}"
+    return [Change(setting="precision", instead=instead, why=why)]
 
 
 def _unsupported(recipe: Recipe, change: Change) -> Unsupported:
@@ -83,7 +105,24 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         "activation_offloading": closest.activation_offload == "cpu",
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
+        **_adapter(closest),
+        **({"assistant_only_loss": True} if recipe.workload.chat_column is not None else {}),
         "model_init_kwargs": model_keys(closest),
+    }
+
+
+def _adapter(config: TrainingConfig) -> dict[str, Any]:
+    """Return the keys of peft; trl's own defaults are alpha 32 and a dropout of 0.05."""
+    if config.adapter == "none":
+        return {}
+    arguments = lora_arguments(config)
+    return {
+        "use_peft": True,
+        "lora_r": arguments["r"],
+        "lora_alpha": arguments["lora_alpha"],
+        "lora_dropout": arguments["lora_dropout"],
+        "lora_target_modules": [arguments["target_modules"]],
+        "use_dora": config.adapter == "dora",
     }
 
 
@@ -100,7 +139,9 @@ def _model(workload: Workload) -> dict[str, Any]:
 
 def _dataset(workload: Workload) -> dict[str, Any]:
     name = workload.dataset
-    column = {"dataset_text_field": workload.text_column or "text"}
+    column = {}
+    if workload.chat_column is None:
+        column = {"dataset_text_field": workload.text_column or "text"}
     if name == STANDARD_LIBRARY_TEXT:
         return {"dataset_name": "<DATASET>", **column}
     loader = LOADERS.get(PurePath(name).suffix.lower())
@@ -120,9 +161,37 @@ def _head(recipe: Recipe) -> str:
 """
 
 
+_LARGEST_TILE = (4_096, 32_768)
+"""Tokens and columns of the part of the logits that trl's loss computes at once
+(`trl/kernels/chunked_logprob.py`). There are that many columns whatever the vocabulary."""
+
+
+def _buffer_note(recipe: Recipe) -> str:
+    tokens = recipe.config.micro_batch_size * recipe.workload.sequence_length
+    rows, columns = min(tokens, _LARGEST_TILE[0]), _LARGEST_TILE[1]
+    bytes_of_a_number = 4 if recipe.config.precision in ("fp32", "tf32") else 2
+    size = format_size(rows * columns * bytes_of_a_number)
+    return (
+        f"its loss has a buffer of {rows:,} x {columns:,} numbers, {size}, whatever the "
+        "vocabulary, where a trial has logits"
+    )
+
+
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     workload = recipe.workload
     notes = [*KEY_NOTES, *user_script_note(workload), *text_notes(workload)]
+    if workload.chat_column is not None:
+        notes.append(
+            "assistant_only_loss needs {% generation %} around the answers in the chat template: "
+            "trl puts it into the templates that it knows and stops with an error at others, which "
+            "the trial could learn from without"
+        )
+        if workload.chat_column != "messages":
+            notes.append(
+                f"trl takes conversations for assistant_only_loss from the column messages only: "
+                f"rename {workload.chat_column}, and from and value in it to role and content"
+            )
+    notes.append(_buffer_note(recipe))
     if has_launcher:
         notes.append(
             f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft "
@@ -143,8 +212,14 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
             "activation_offloading moves tensors of more than 1 KiB, in parallel with the "
             "computation; the trial moved those of more than 1 MiB, as a part of it"
         )
-    if recipe.config.optimizer == "adamw-8bit":
-        notes.append("needs torchao: pip install torchao")
+    needed = packages(recipe.config)
+    if needed:
+        notes.append(f"needs {', '.join(needed)}: pip install {' '.join(needed)}")
+    if recipe.config.adapter_targets == "attention":
+        notes.append(
+            "lora_target_modules is a pattern of the names that models of transformers have in "
+            "their attention: compare the number of trained parameters with the trial's"
+        )
     return notes
 
 

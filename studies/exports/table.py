@@ -24,6 +24,9 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
 NEEDED: Mapping[str, Mapping[str, Any]] = {
     "memory_budget": {"compile": "block"},
     "attention": {"precision": "bf16-mixed"},
+    "adapter_rank": {"adapter": "lora"},
+    "adapter_targets": {"adapter": "lora"},
+    "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
 }
 """{technique: other settings that it needs in a legal configuration}."""
 SETTINGS = (

@@ -1,5 +1,7 @@
 """Recipes for the contract of all exporters: every technique value in a legal configuration."""
 
+from typing import Any
+
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.workload import make_workload
@@ -9,8 +11,27 @@ MIB = 1024**2
 NEEDED = {
     "memory_budget": {"compile": "block"},
     "attention": {"precision": "bf16-mixed"},
+    "adapter_rank": {"adapter": "lora"},
+    "adapter_targets": {"adapter": "lora"},
+    "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
 }
 """{technique: other settings that it needs in a legal configuration}."""
+
+
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "LoRA in 16 bits": {"precision": "bf16-true", "adapter": "lora", "adapter_rank": 16},
+    "DoRA over nf4, paged": {
+        "precision": "bf16-mixed",
+        "adapter": "dora",
+        "adapter_targets": "attention",
+        "base_weights": "nf4",
+        "optimizer": "paged-adamw-8bit",
+        "checkpointing": "block",
+    },
+    "int8 in fp16": {"precision": "fp16-mixed", "adapter": "lora", "base_weights": "int8"},
+    "rounded": {"precision": "bf16-stochastic", "adapter": "lora", "optimizer": "sgd"},
+}
+"""Combinations in which trainers have other number formats."""
 
 
 def recipe(config=None, *, device_type="cuda", **workload):
@@ -35,6 +56,7 @@ def configurations(global_batch=8):
         **CHOICES,
         "memory_budget": (1.0, 0.5, 0.0),
         "micro_batch_size": (global_batch, global_batch // 2, 1),
+        "adapter_rank": (8, 64),
     }
     found = {}
     for technique, options in values.items():
@@ -51,4 +73,6 @@ def configurations(global_batch=8):
                 config.to_dict(), LegalityContext(global_batch=global_batch)
             ), settings
             found[f"{technique}={value}"] = config
+    for name, settings in ADAPTERS.items():
+        found[name] = TrainingConfig(micro_batch_size=global_batch, **settings)
     return found

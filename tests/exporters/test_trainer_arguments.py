@@ -58,6 +58,7 @@ def json_settings(export, asked):
         "compile": "model" if args.torch_compile else "none",
         "loss": "full",
         "activation_offload": "none",
+        "adapter": "none",
         "checkpointing": checkpointing_by_json(args, model),
         **optimizer_by_json(args, model),
     }
@@ -87,6 +88,10 @@ def optimizer_by_json(args, model):
         :1
     ]  # the second leaves out norms and biases, as its note says
     done = optimizer_of(optimizer, adafactor="adafactor-fixed-rate")
+    if type(optimizer).__module__.startswith("bitsandbytes."):
+        assert optimizer.is_paged
+        bits = optimizer.args.optim_bits
+        done["optimizer"] = "paged-adamw" if bits == 32 else f"paged-adamw-{bits}bit"
     return {
         **done,
         **({"optimizer_fusion": "foreach"} if by_torch else {}),

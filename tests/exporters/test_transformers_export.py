@@ -256,6 +256,20 @@ def test_an_excerpt_of_what_a_module_lacks_is_an_error():
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["packed", "padded"])
 def test_the_exported_script_trains_in_its_folder(packing, tmp_path):
+    settings = {"checkpointing": "selective", "loss": "chunked"}
+    run_script(tmp_path, packing=packing, settings=settings)
+    assert (tmp_path / "trainer_output" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base_weights", ["bf16", "int8", "nf4"])
+def test_the_exported_script_saves_adapters_apart(base_weights, tmp_path):
+    settings = {"precision": "bf16-mixed", "adapter": "lora", "base_weights": base_weights}
+    run_script(tmp_path, packing="packed", settings=settings)
+    assert (tmp_path / "trainer_output" / "adapter_model.safetensors").exists()
+
+
+def run_script(tmp_path, *, packing, settings):
     config = tiny_llama().config.to_dict() | {"model_type": "llama", "vocab_size": 256}
     (tmp_path / "text.txt").write_text("a line of text for a model to learn\n" * 400)
     named = {
@@ -264,9 +278,8 @@ def test_the_exported_script_trains_in_its_folder(packing, tmp_path):
         "dataset": str(tmp_path / "text.txt"),
         "packing": packing,
     }
-    export = exported(checkpointing="selective", loss="chunked", workload={**named, "steps": 9})
+    export = exported(**settings, workload={**named, "steps": 9, "device_type": "cpu"})
     for name, text in export.files.items():
         (tmp_path / name).write_text(text)
     done = subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "trainer_output" / "model.safetensors").exists()

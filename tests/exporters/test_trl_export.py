@@ -8,15 +8,13 @@ import torch
 import transformers.modeling_utils
 import yaml
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 from trl import SFTTrainer
 
 from autotune.exporters.trl import write
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from tests.exporters.readers.hugging_face import LAYERS, counted_checkpoints, tiny_llama
-from tests.exporters.readers.trl import parse
+from tests.exporters.readers.trl import parse, tokenizer
 from tests.exporters.recipes import recipe
 
 STEPS = 2
@@ -26,15 +24,6 @@ def exported(**settings):
     workload = settings.pop("workload", {})
     config = TrainingConfig(micro_batch_size=2, **settings)
     return write(recipe(config, global_batch=4, sequence_length=16, steps=20, **workload), "1.16")
-
-
-def tokenizer():
-    words = {word: index for index, word in enumerate(["<end>", "<unknown>", *"abcdefgh"])}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<end>", pad_token="<end>", unk_token="<unknown>"
-    )
 
 
 @pytest.fixture
@@ -129,7 +118,20 @@ def test_pretrained_weights_and_text_of_the_workload_are_filled_in():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"checkpointing": "every-2"}, {"attention": "math"}], ids=["plain", "launched"]
+    "settings",
+    [
+        {"checkpointing": "every-2"},
+        {"attention": "math"},
+        {"precision": "bf16-mixed", "adapter": "lora", "base_weights": "int8"},
+        {
+            "precision": "bf16-mixed",
+            "adapter": "dora",
+            "base_weights": "nf4",
+            "adapter_targets": "attention",
+            "optimizer": "paged-adamw-8bit",
+        },
+    ],
+    ids=["plain", "launched", "int8", "nf4"],
 )
 def test_the_printed_command_trains(settings, tmp_path):
     tiny_llama().save_pretrained(tmp_path / "model")
@@ -145,4 +147,5 @@ def test_the_printed_command_trains(settings, tmp_path):
     )
     done = subprocess.run(command.split(), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "trainer_output" / "model.safetensors").exists()
+    file = "adapter_model.safetensors" if "adapter" in settings else "model.safetensors"
+    assert (tmp_path / "trainer_output" / file).exists()

@@ -2,6 +2,8 @@
 
 import json
 
+from tests.building import chat
+
 LINES = [
     f"the {number} quick brown foxes jumped over {number * 7} lazy dogs" * 3
     for number in range(400)
@@ -66,6 +68,18 @@ def _tokens(where, **settings):
     return {"dataset": str(where / "saved"), **settings}
 
 
+def _chat(where, **settings):
+    tokenizer = chat.write_tokenizer(where / "tokenizer", template=chat.LIKE_LLAMA)
+    file = chat.write_rows(where / "chat.jsonl", chat.conversations())
+    return {
+        "dataset": str(file),
+        "tokenizer": str(tokenizer),
+        "vocab_size": chat.VOCABULARY,
+        "chat_column": "messages",
+        **settings,
+    }
+
+
 _KINDS = {
     "a text with a BPE": _bpe,
     "rows": _rows,
@@ -79,6 +93,9 @@ _KINDS = {
     "a folder of rows": lambda where: _folder(where, ".jsonl", _jsonl),
     "a saved set": _saved,
     "tokens": _tokens,
+    "packed conversations": _chat,
+    "padded conversations": lambda where: _chat(where, packing="padded"),
+    "streamed conversations": lambda where: _chat(where, streaming=True),
     "padded tokens": lambda where: _tokens(where, packing="padded"),
 }
 KINDS = tuple(_KINDS)

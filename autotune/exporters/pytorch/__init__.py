@@ -9,7 +9,7 @@ import shlex
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters import launch
+from autotune.exporters import adapters, launch
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
@@ -104,10 +104,9 @@ def _decided_by_script(recipe: Recipe) -> list[Unsupported]:
 def _notes(recipe: Recipe) -> list[str]:
     config, workload = recipe.config, recipe.workload
     packages = ["torch", "numpy"]
-    if workload.model_config is not None:
+    if workload.model_config is not None or workload.chat_column is not None:
         packages.append("transformers")
-    if config.precision == "fp8" or config.optimizer == "adamw-8bit":
-        packages.append("torchao")
+    packages += adapters.packages(config)
     if not _is_plain_text(workload):
         packages.append("datasets")
     if workload.tokenizer != "bytes":

@@ -16,7 +16,13 @@ def data_pieces(workload: Workload) -> list[Piece]:
 
     It returns the training and the held-out part, each of which makes batches.
     """
-    batches = _PACKED if workload.packing == "packed" else _PADDED
+    if workload.chat_column is not None:
+        tokens = _CHAT_TOKENS + (_PACKED_CHAT if workload.packing == "packed" else _PADDED_CHAT)
+        batches = tokens + _ROWS_OF_TOKENS
+    elif workload.packing == "packed":
+        batches = _PACKED
+    else:
+        batches = _PADDED + _ROWS_OF_TOKENS
     return [
         *document_pieces(workload),
         _units(workload),
@@ -143,8 +149,11 @@ def _trained_bpe(workload: Workload) -> list[Piece]:
 
 
 def _from_file(workload: Workload) -> Piece:
+    template = ""
+    if workload.chat_column is not None:
+        template = _CHAT_TEMPLATE.format(name=repr(workload.tokenizer))
     return piece(
-        _FROM_FILE.format(name=repr(workload.tokenizer)),
+        _FROM_FILE.format(name=repr(workload.tokenizer)) + template,
         "import json",
         "from huggingface_hub import hf_hub_download",
         "from huggingface_hub.errors import EntryNotFoundError",
@@ -167,21 +176,38 @@ def make_tokenizer(text: str) -> SubwordTokenizer:
 '''
 _BPE_LIMIT = "    texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * {tokens}, texts)\n"
 _FROM_FILE = '''
-def make_tokenizer(text: str) -> SubwordTokenizer:
-    """Loads a tokenizer.json from a file, a folder or the hub, with its settings if it has any."""
+def tokenizer_file() -> Path:
+    """Returns a tokenizer.json, local or from the hub, next to its settings if it has any."""
     path = Path({name}).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
+    if file.is_file():
+        return file
+    for optional in ("tokenizer_config.json", "chat_template.jinja"):
         try:
-            hf_hub_download({name}, "tokenizer_config.json")
+            hf_hub_download({name}, optional)
         except EntryNotFoundError:
             pass  # SubwordTokenizer knows the usual names of special tokens
-        file = Path(hf_hub_download({name}, "tokenizer.json"))
-    settings = {{}}
-    settings_file = file.with_name("tokenizer_config.json")
-    if settings_file.exists():
-        settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    return SubwordTokenizer(Tokenizer.from_str(file.read_text(encoding="utf-8")), settings=settings)
+    return Path(hf_hub_download({name}, "tokenizer.json"))
+
+
+def tokenizer_settings() -> dict[str, Any]:
+    file = tokenizer_file().with_name("tokenizer_config.json")
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {{}}
+
+
+def make_tokenizer(text: str) -> SubwordTokenizer:
+    tokenizer = Tokenizer.from_str(tokenizer_file().read_text(encoding="utf-8"))
+    return SubwordTokenizer(tokenizer, settings=tokenizer_settings())
+'''
+_CHAT_TEMPLATE = '''
+
+def make_chat_template() -> ChatTemplate:
+    """Loads the chat template next to the tokenizer.json or in its settings."""
+    file = tokenizer_file().with_name("chat_template.jinja")
+    text = file.read_text(encoding="utf-8") if file.exists() else None
+    template = chat_template_of(tokenizer_settings(), file_text=text)
+    assert template is not None, "the tokenizer has no chat template"
+    return template
 '''
 
 _LIMIT = {
@@ -291,10 +317,54 @@ def tokens_of(text: str) -> tuple[list[Any], int]:
     nothing = numpy.zeros((0, SEQUENCE_LENGTH + 1), dtype=numpy.int32)
     samples = [numpy.stack(part) if part else nothing for part in parts]
     return samples, 0 if tokenizer is None else tokenizer.pad_token
+'''
 
+_CHAT_TOKENS = '''
+def tokens_of(text: str) -> tuple[list[Any], int]:
+    """Returns both parts and the padding token.
+
+    A part is int32 [sequences, SEQUENCE_LENGTH + 1], without those that have no answer.
+    """
+    parts: tuple[list[Any], list[Any]] = ([], [])
+    rests = [numpy.zeros(0, dtype=numpy.int32) for _ in parts]
+
+    def has_all(part: bool) -> bool:
+        return is_full(part, len(parts[part]), lambda sequences: sequences)
+
+    for part, conversation in units_of(text, has_all):
+        rows, rests[part] = sequences_of(rests[part], conversation.astype(numpy.int32))
+        for row in rows:
+            if (row[1:] >= 0).any() and not has_all(part):
+                parts[part].append(row)
+    nothing = numpy.zeros((0, SEQUENCE_LENGTH + 1), dtype=numpy.int32)
+    rows_of_parts = [numpy.stack(part) if part else nothing for part in parts]
+    return rows_of_parts, make_tokenizer(text).pad_token
+'''
+_PADDED_CHAT = '''
+
+def sequences_of(rest: Any, conversation: Any) -> tuple[list[Any], Any]:
+    """Returns the conversation as one sequence, padded with -1, and no rest."""
+    sample = conversation[:SEQUENCE_LENGTH]
+    padding = (0, SEQUENCE_LENGTH + 1 - len(sample))
+    return [numpy.pad(sample, padding, constant_values=-1)], rest
+'''
+_PACKED_CHAT = '''
+
+def sequences_of(rest: Any, conversation: Any) -> tuple[list[Any], Any]:
+    """Returns sequences from the stream of `rest` and the conversation, and what is left of it.
+
+    They overlap by one token: the last label of one is the first token of the next.
+    """
+    stream = numpy.concatenate([rest, conversation])
+    starts = range(0, len(stream) - SEQUENCE_LENGTH, SEQUENCE_LENGTH)
+    rows = [stream[start : start + SEQUENCE_LENGTH + 1] for start in starts]
+    return rows, stream[len(rows) * SEQUENCE_LENGTH :]
+'''
+
+_ROWS_OF_TOKENS = '''
 
 class Sequences:
-    """Padded samples, in batches.
+    """Rows of tokens, in batches.
 
     -1 is padding. A smaller value, -2 - token, stands for a token that is not a label.
     """

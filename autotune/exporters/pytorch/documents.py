@@ -35,7 +35,47 @@ def document_pieces(workload: Workload) -> list[Piece]:
         *([_python_docs()] if is_default else []),
         quoted_source("data.sources", *files, imports=(_PATH,)),
         piece(text, "import glob", _PATH, _ANY, _ITERABLE, _ITERATOR),
-        piece(_ROWS, "import numpy", _ANY, _ITERATOR),
+        *_row_pieces(workload),
+    ]
+
+
+CHAT_DEFINITIONS = (
+    "ROLES",
+    "ROLES_OF_SHAREGPT",
+    "_GENERATION",
+    "MARK_ANSWERS",
+    "_PROBE",
+    "Message",
+    "InvalidConversation",
+    "conversation_of",
+    "_message_of",
+    "_text_of",
+    "tools_of",
+    "ChatTemplate",
+    "_common_length",
+    "_check_learned",
+    "chat_template_of",
+    "labelled_tokens",
+)
+"""Definitions of `data.chat_template` that a script needs to find the answers in conversations."""
+
+
+def _row_pieces(workload: Workload) -> list[Piece]:
+    """Return the definition of `texts_of_rows(rows)`."""
+    if workload.chat_column is None:
+        return [piece(_ROWS, "import numpy", _ANY, _ITERATOR)]
+    imports = (
+        "import json",
+        "import re",
+        "from collections.abc import Mapping, Sequence",
+        "from dataclasses import dataclass",
+        "import numpy",
+        _ANY,
+    )
+    return [
+        quoted_source("data.token_file", "read_token_of", "NO_TOKEN", imports=(_ANY,)),
+        quoted_source("data.chat_template", *CHAT_DEFINITIONS, imports=imports),
+        piece(_CHAT_ROWS.format(column=workload.chat_column), _ANY, _ITERATOR),
     ]
 
 
@@ -158,4 +198,18 @@ def _samples(rows: Any, columns: list[str]) -> Iterator[Any]:
         trained_on = labels != IGNORED_LABEL
         end = int(trained_on.nonzero()[0].max(initial=-1)) + 1
         yield numpy.where(trained_on, tokens, -2 - tokens)[:end]
+'''
+
+_CHAT_ROWS = '''
+CHAT_COLUMN = {column!r}
+
+
+def texts_of_rows(rows: Any) -> Iterator[Any]:
+    """Yields the tokens of each conversation, with -2 - token where a token is not an answer."""
+    tokenizer, template = make_tokenizer(TEXT), make_chat_template()
+    for row in rows.with_format(None):
+        messages = conversation_of(row[CHAT_COLUMN])
+        text, answers = template.with_answers(messages, tools=tools_of(row.get("tools")))
+        tokens, offsets = tokenizer.encode_with_offsets(text)
+        yield labelled_tokens(tokens, offsets, answers)
 '''

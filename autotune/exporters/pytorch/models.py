@@ -37,6 +37,8 @@ def model_pieces(recipe: Recipe) -> list[Piece]:
         return [*_hugging_face(workload), *_found_blocks()]
     if is_function_reference(workload.model):
         return [*_user_function(workload), *_found_blocks()]
+    if recipe.config.adapter != "none":
+        return [*_built_in(workload), *_found_blocks()]
     return _built_in(workload)
 
 

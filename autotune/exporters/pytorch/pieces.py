@@ -65,9 +65,11 @@ def _merged(statements: Iterable[str]) -> list[str]:
 
 
 _THIRD_PARTY = (
+    "bitsandbytes",
     "datasets",
     "huggingface_hub",
     "numpy",
+    "peft",
     "tokenizers",
     "torch",
     "torchao",

@@ -8,11 +8,13 @@ branches that the configuration does not take.
 import textwrap
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import base_dtype, is_quantized
 from autotune.exporters.pytorch.data import data_pieces
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
 from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece, quoted_source
-from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces, weights_dtype
+from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
+from autotune.spec.config import TrainingConfig
 from autotune.units import format_size
 
 FILE = "train.py"
@@ -20,6 +22,7 @@ FILE = "train.py"
 
 def script(recipe: Recipe) -> str:
     """Return the text of the script."""
+    config = recipe.config
     pieces = [
         _settings(recipe),
         banner("techniques"),
@@ -33,7 +36,7 @@ def script(recipe: Recipe) -> str:
         banner("text"),
         *data_pieces(recipe.workload),
         banner("peak memory"),
-        *_peak_memory_pieces(),
+        *_peak_memory_pieces(config),
         banner("program"),
         piece(_MAIN, "import argparse", "import math", "import time", "import torch"),
     ]
@@ -87,10 +90,10 @@ MICRO_BATCH = {config.micro_batch_size}
 \"\"\"Sequences of one forward pass.\"\"\"
 STEPS = {workload.steps}
 EVALUATION_SEQUENCES = {workload.evaluation_sequences}
-LEARNING_RATE = {workload.learning_rate_of(config.optimizer)}
+LEARNING_RATE = {workload.learning_rate_of(config.optimizer, config.adapter)}
 LEARNING_RATE_WARMUP_STEPS = {workload.learning_rate_warmup_steps}
 SEED = {workload.seed}
-WEIGHTS_DTYPE = {weights_dtype(config)}
+WEIGHTS_DTYPE = torch.{base_dtype(config)}
 PEAK_MEMORY_BYTES: int | None = {recipe.peak_memory_bytes}
 \"\"\"Measured in the trial.\"\"\"
 TRIAL = {f"{recipe.origin}, on {recipe.device_type}"!r}
@@ -145,13 +148,24 @@ def _training(recipe: Recipe) -> Piece:
     if config.compile != "none":
         warm_up = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
     return piece(
-        _TRAINING.replace("FORWARD", forward).replace("WARM_UP", warm_up),
+        _TRAINING.replace("FORWARD", forward)
+        .replace("WARM_UP", warm_up)
+        .replace("PREPARE", "move_to_device" if config.adapter == "none" else "adapt")
+        .replace("FOR_EACH", _FOR_EACH_WEIGHT if is_quantized(config) else _FOR_EACH),
         "import numpy",
         "import torch",
         "from torch import Tensor, nn",
         "from typing import Any",
     )
 
+
+_FOR_EACH = """\
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)"""
+_FOR_EACH_WEIGHT = """\
+    for parameter in model.parameters():
+        if not is_quantized(parameter):
+            parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)"""
 
 _TRAINING = '''
 class Training:
@@ -162,7 +176,7 @@ class Training:
         self.model: Any = make_model()
         self.model.train()
         torch.manual_seed(SEED)  # dropout is the same as with weights from a file
-        move_to_device(self.model)
+        PREPARE(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
@@ -172,8 +186,7 @@ class Training:
 @torch.no_grad()
 def move_to_device(model: nn.Module) -> None:
     """Casts parameters on the host, one by one; buffers stay in their dtype."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)
+FOR_EACH
     for module in model.modules():
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.to(DEVICE)
@@ -231,7 +244,7 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 '''
 
 
-def _peak_memory_pieces() -> list[Piece]:
+def _peak_memory_pieces(config: TrainingConfig) -> list[Piece]:
     """Return what counts the peak of a step as trials do, on a CPU from the allocator's events."""
     meter = quoted_source(
         "memory.cpu",
@@ -248,13 +261,18 @@ def _peak_memory_pieces() -> list[Piece]:
             "import torch",
         ),
     )
+    names = ["held_tensors"]
+    weights = "*training.model.parameters()"
+    if is_quantized(config):
+        names.append("tensors_behind")
+        weights = "*(part for one in training.model.parameters() for part in tensors_behind(one))"
     held = quoted_source(
         "models.parts",
-        "held_tensors",
+        *names,
         imports=("from torch import nn", "from torch.utils._pytree import tree_leaves"),
     )
     own = piece(
-        _PEAK_MEMORY,
+        _PEAK_MEMORY.replace("WEIGHTS", weights),
         "from collections.abc import Iterator",
         "from contextlib import contextmanager",
         "from torch.profiler import ProfilerActivity, profile, record_function",
@@ -295,7 +313,7 @@ def resident_tensors(training: Training) -> list[Tensor]:
         for value in of_parameter.values()
         if isinstance(value, Tensor)
     ]
-    return [*training.model.parameters(), *held, *state]
+    return [WEIGHTS, *held, *state]
 '''
 
 _MAIN = """

@@ -4,6 +4,12 @@ The order is that of `autotune/techniques/__init__.py`. Techniques that the conf
 use are omitted.
 """
 
+from autotune.exporters.adapters import (
+    ALPHA,
+    is_quantized,
+    torchao_class,
+    trained_dtype,
+)
 from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
@@ -18,13 +24,6 @@ _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixe
 _EVERY = {"every-2": 2, "every-4": 4}
 
 
-def weights_dtype(config: TrainingConfig) -> str:
-    """Return the dtype of the weights as an expression."""
-    if config.precision in ("bf16-true", "bf16-stochastic"):
-        return "torch.bfloat16"
-    return "torch.float32"
-
-
 def autocast_dtype(config: TrainingConfig) -> str | None:
     """Return the dtype of autocast as an expression; None without autocast."""
     return _AUTOCAST.get(config.precision)
@@ -33,7 +32,107 @@ def autocast_dtype(config: TrainingConfig) -> str | None:
 def technique_pieces(recipe: Recipe) -> list[Piece]:
     """Return the definitions of `apply_techniques(model)` and `Updater(parameters)`."""
     config = recipe.config
-    return [_application(recipe), *_definitions(config), *_optimizer(recipe)]
+    return [_application(recipe), *_adapters(config), *_definitions(config), *_optimizer(recipe)]
+
+
+def _adapters(config: TrainingConfig) -> list[Piece]:
+    """Return the definition of `adapt(model)`, which freezes a model and adds adapters to it."""
+    if config.adapter == "none":
+        return []
+    lines = [
+        "found = find_blocks(model)",
+        'assert found is not None, "the model has no list of blocks of one class"',
+        "parts = list(found.blocks)",
+    ]
+    if is_quantized(config):
+        lines.append("quantize(model, linear_layers(model, parts))")
+    lines.append("move_to_device(model)")
+    if config.adapter_targets == "attention":
+        lines += [
+            'assert found.attention_name is not None, "the blocks have no attention"',
+            "parts = [getattr(block, found.attention_name) for block in parts]",
+        ]
+    lines += [
+        "layers = linear_layers(model, parts)",
+        "add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE)",
+        "draw_adapters(model, seed=SEED)",
+    ]
+    body = "\n".join(f"    {line}" for line in lines)
+    text = f'''
+ADAPTER_DTYPE = torch.{trained_dtype(config)}
+ADAPTER_SETTINGS: dict[str, Any] = {{
+    "r": {config.adapter_rank},
+    "lora_alpha": {ALPHA},
+    "lora_dropout": 0.0,
+    "use_dora": {config.adapter == "dora"},
+}}
+
+
+def adapt(model: Any) -> None:
+    """Moves the model to the device, freezes it and adds the adapters, which are trained."""
+{body}
+'''
+    names = ["linear_layers", "is_transposed", "add_adapters", "draw_adapters"]
+    imports = (
+        *_TORCH,
+        _ANY,
+        "from collections.abc import Iterable",
+        "from peft import LoraConfig, inject_adapter_in_model",
+        "import math",
+        "import zlib",
+    )
+    pieces = [piece(text, _ANY, "import torch"), *_quantization(config)]
+    return [*pieces, quoted_source("exporters.shipped.adapters", *names, imports=imports)]
+
+
+def _quantization(config: TrainingConfig) -> list[Piece]:
+    """Return the definition of `quantize(model, layers)`, if the configuration needs it."""
+    if not is_quantized(config):
+        return []
+    is_quantized_weight = quoted_source(
+        "exporters.shipped.adapters", "is_quantized", imports=("from torch import Tensor",)
+    )
+    if config.base_weights == "nf4":
+        quantize = piece(_IN_4_BITS, *_TORCH, "from bitsandbytes.nn import Linear4bit, Params4bit")
+    else:
+        name = torchao_class(config)
+        quantize = piece(
+            _BY_TORCHAO.replace("CONFIG", name),
+            *_TORCH,
+            f"from torchao.quantization import {name}, quantize_",
+        )
+    return [quantize, is_quantized_weight]
+
+
+_BY_TORCHAO = '''
+@torch.no_grad()
+def quantize(model: nn.Module, layers: list[str]) -> None:
+    """Stores the weights of these layers in 8 bits, one after the other on the device."""
+    for path in layers:
+        layer = model.get_submodule(path)
+        if isinstance(layer, nn.Linear):
+            layer.weight.requires_grad_(False).data = layer.weight.to(WEIGHTS_DTYPE).to(DEVICE)
+            quantize_(layer, CONFIG())
+'''
+
+_IN_4_BITS = '''
+@torch.no_grad()
+def quantize(model: nn.Module, layers: list[str]) -> None:
+    """Stores the weights of these layers in 4 bits, one after the other on the device."""
+    kind: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": True}
+    for path in layers:
+        layer = model.get_submodule(path)
+        if isinstance(layer, nn.Linear):
+            sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+            four_bit = Linear4bit(*sizes, compute_dtype=WEIGHTS_DTYPE, device="meta", **kind)
+            weight = layer.weight.to(WEIGHTS_DTYPE)
+            four_bit.weight = Params4bit(weight, requires_grad=False, **kind).to(DEVICE)
+            four_bit.bias = layer.bias
+            four_bit.support_avx512bf16_for_cpu = False  # it would rearrange weights to evaluate
+            owner, _, name = path.rpartition(".")
+            setattr(model.get_submodule(owner), name, four_bit)
+    model.is_loaded_in_4bit = True  # peft looks for it
+'''
 
 
 def _definitions(config: TrainingConfig) -> list[Piece]:
@@ -236,7 +335,7 @@ def _make_optimizer(recipe: Recipe) -> Piece:
     settings |= optimizer_flags(config)
     name = _CLASSES[config.optimizer]
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
-    imports = ["from torchao.optim import AdamW8bit"] if config.optimizer == "adamw-8bit" else []
+    imports = [_IMPORTS[config.optimizer]] if config.optimizer in _IMPORTS else []
     return piece(
         "def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
         f"    return {name}(\n        parameters,\n{arguments}    )",
@@ -251,6 +350,13 @@ _CLASSES = {
     "sgd": "torch.optim.SGD",
     "adafactor-fixed-rate": "AdafactorFixedRate",
     "adamw-8bit": "AdamW8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw-8bit": "PagedAdamW8bit",
+}
+_IMPORTS = {
+    "adamw-8bit": "from torchao.optim import AdamW8bit",
+    "paged-adamw": "from bitsandbytes.optim import PagedAdamW",
+    "paged-adamw-8bit": "from bitsandbytes.optim import PagedAdamW8bit",
 }
 
 

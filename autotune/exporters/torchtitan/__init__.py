@@ -9,12 +9,15 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from autotune.exporters.adapters import UNTRAINED
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
-from autotune.exporters.script_lines import user_script_note
+from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
+from autotune.spec.config import TrainingConfig
+from autotune.spec.learning_rates import rate_name
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -51,8 +54,9 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
 
 def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     config = recipe.config
-    yield from _unsupported_optimizer(recipe)
+    yield from _unsupported_optimizer(recipe, version)
     unsupported = {
+        **_unsupported_adapter(config, version),
         "precision": _PRECISIONS[version].get(config.precision),
         "checkpointing": _checkpointing(config.checkpointing, version),
         "compile": _WHOLE_MODEL if config.compile == "model" else None,
@@ -130,21 +134,50 @@ _FULL = (
 )
 
 
-def _unsupported_optimizer(recipe: Recipe) -> Iterator[Unsupported]:
-    name = recipe.config.optimizer
-    if name == "adamw":
-        return
-    yield Unsupported(
-        setting="optimizer", value=name, instead="adamw", why="torchtitan has only Adam and AdamW"
-    )
+def _unsupported_adapter(
+    config: TrainingConfig, version: str
+) -> Mapping[str, tuple[Any, str] | None]:
+    """Return {setting: (what the files do instead, why)}; None where the files express it."""
+    if config.adapter == "none":
+        return {}
+    if version == "0.2":
+        why = "torchtitan 0.2 has no adapters: all weights are trained, in much more memory"
+        return {
+            setting: (instead, why) if getattr(config, setting) != instead else None
+            for setting, instead in UNTRAINED.items()
+        }
+    why = "torchtitan's adapters have no magnitudes"
+    frozen = "torchtitan stores frozen weights in the number format of training"
+    return {
+        "adapter": ("lora", why) if config.adapter == "dora" else None,
+        "base_weights": ("trained", frozen) if config.base_weights != "trained" else None,
+    }
+
+
+def _adapter_of(config: TrainingConfig, version: str) -> str:
+    """Return what the files train: `none` is all weights."""
+    return "none" if config.adapter == "none" or version == "0.2" else "lora"
+
+
+def _unsupported_optimizer(recipe: Recipe, version: str) -> Iterator[Unsupported]:
+    config = recipe.config
+    if config.optimizer != "adamw":
+        yield Unsupported(
+            setting="optimizer",
+            value=config.optimizer,
+            instead="adamw",
+            why="torchtitan has only Adam and AdamW",
+        )
+    adapter = _adapter_of(config, version)
     replacements = {
-        "learning_rate": recipe.workload.learning_rate_of("adamw"),
+        "learning_rate": recipe.workload.learning_rate_of("adamw", adapter),
         "weight_decay": OPTIMIZER_SETTINGS["adamw"]["weight_decay"],
     }
+    used = rate_name(config.optimizer, config.adapter)
     for setting, instead in replacements.items():
         value = recipe.settings()[setting]
         if value != instead:
-            why = f"it belongs to {name}; the files have that of adamw in trials"
+            why = f"it belongs to {used}; the files have that of {rate_name('adamw', adapter)}"
             yield Unsupported(setting=setting, value=value, instead=instead, why=why)
 
 
@@ -180,6 +213,7 @@ _DESCRIPTIONS = {
 
 def _notes(recipe: Recipe, version: str, effective: Mapping[str, Any]) -> Iterator[str]:
     yield from user_script_note(recipe.workload)
+    yield from answers_note(recipe.workload)
     where = "the first lines of autotune()" if version == "0.3" else "[model] and [training]"
     yield f"model, tokenizer and text are torchtitan's debug ones: put yours into {where}"
     yield "torchtitan needs triton and does not install it: pip install triton"
@@ -197,6 +231,11 @@ def _notes(recipe: Recipe, version: str, effective: Mapping[str, Any]) -> Iterat
         yield (
             "attention kernels are tried in the order flash, efficient, math, cudnn; torch itself "
             "may prefer cudnn"
+        )
+    if effective["adapter"] != "none":
+        yield (
+            "adapters are beside the layers that models of torchtitan have, one for query, key and "
+            "value together: fewer parameters than in a model that has three layers for them"
         )
     if recipe.config.precision == "fp8":
         yield "fp8 needs torchao and a device of compute capability 8.9 or newer"

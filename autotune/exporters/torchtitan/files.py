@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.exporters.adapters import ALPHA
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SMALLEST_RATE, Recipe
 
 ATTENTION_MODULE = "autotune_attention.py"
@@ -26,6 +27,11 @@ _KERNELS = {
     "cudnn": "CUDNN_ATTENTION",
 }
 """{value of `attention`: name in torch}, in the order in which torch tries them."""
+
+
+_ATTENTION_LAYERS = ("wqkv", "wo")
+_FEED_FORWARD_LAYERS = ("w1", "w2", "w3")
+"""The last names of the linear layers in the blocks of torchtitan's models."""
 
 
 def module(recipe: Recipe, effective: Mapping[str, Any]) -> str:
@@ -65,6 +71,7 @@ def autotune():
 
 
 _MODULES = {
+    "torchtitan.components.lora": ("LoRAConverter",),
     "torchtitan.components.loss": ("ChunkedLossWrapper", "CrossEntropyLoss"),
     "torchtitan.components.optimizer": ("default_adamw",),
     "torchtitan.components.quantization.float8": ("Float8LinearConverter",),
@@ -94,6 +101,12 @@ def _model(effective: Mapping[str, Any]) -> str:
             f'recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled={compiled}'
         )
         arguments.append(f"converters=[Float8LinearConverter.Config({options})]")
+    if effective["adapter"] != "none":
+        layers = list(_ATTENTION_LAYERS)
+        if effective["adapter_targets"] == "all-linear":
+            layers += _FEED_FORWARD_LAYERS
+        options = f"rank={effective['adapter_rank']}, alpha={float(ALPHA)}, target_modules={layers}"
+        arguments.append(f"converters=[LoRAConverter.Config({options})]")
     return ", ".join(arguments)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import packages
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -73,6 +74,8 @@ AutotuneTrainer(model=model, args=training_arguments("output"), train_dataset=da
 
 def _beyond_json(config: TrainingConfig) -> list[Change]:
     changes = []
+    if config.adapter != "none":
+        changes.append(Change(setting="adapter", instead="none", why="it has no key"))
     if config.loss == "chunked":
         changes.append(Change(setting="loss", instead="full", why="it has no key"))
     if config.activation_offload == "cpu":
@@ -84,8 +87,9 @@ def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict
     """Return `keys` without those of settings that the code of autotune_trainer.py makes."""
     config = recipe.config
     has_key = config.checkpointing in ("block", "every-2", "every-4") and version != "4.57"
-    # With compiled blocks transformers would recompute outside the compiled code.
-    by_keys = has_key and config.compile != "block"
+    # With compiled blocks transformers would recompute outside the compiled code. With adapters it
+    # would compute the gradient of the embeddings' output, which nothing needs.
+    by_keys = has_key and config.compile != "block" and config.adapter == "none"
     checkpointing = checkpointing_keys(
         config.checkpointing if by_keys else "none", new_names=version == "5.23"
     )
@@ -98,7 +102,7 @@ def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict
     # The code makes the trial's optimizer, so its learning rate is not that of the closest one.
     return {
         **remaining,
-        "learning_rate": recipe.workload.learning_rate_of(config.optimizer),
+        "learning_rate": recipe.workload.learning_rate_of(config.optimizer, config.adapter),
         **checkpointing,
     }
 
@@ -131,8 +135,9 @@ def _requirements(recipe: Recipe, version: str) -> list[str]:
             "every_n_layers needs transformers 5.16 or newer: older versions silently checkpoint "
             "every layer"
         )
-    if config.optimizer == "adamw-8bit" or config.precision == "fp8":
-        notes.append("needs torchao: pip install torchao")
+    needed = packages(config)
+    if needed:
+        notes.append(f"needs {', '.join(needed)}: pip install {' '.join(needed)}")
     if config.attention in ("flash", "cudnn"):
         notes.append(
             f"batches must not contain attention_mask: attention {config.attention} takes no mask"

@@ -9,9 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters import launch
+from autotune.exporters.adapters import (
+    ALPHA,
+    base_dtype,
+    is_quantized,
+    torchao_class,
+    trained_dtype,
+)
+from autotune.exporters.pytorch.documents import CHAT_DEFINITIONS
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.source import excerpt
-from autotune.exporters.trainer_keys import weights_dtype
 from autotune.exporters.transformers.trainer_definitions import (
     HERE,
     definitions,
@@ -19,6 +26,7 @@ from autotune.exporters.transformers.trainer_definitions import (
     needs_causal_flag,
 )
 from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import Workload
 
 FILE = "autotune_trainer.py"
 
@@ -27,22 +35,27 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import os
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
-{before_torch}import torch
+{before_torch}import numpy
+import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import Trainer, TrainingArguments
+from transformers import BitsAndBytesConfig, TorchAoConfig, Trainer, TrainingArguments
 from transformers.modeling_outputs import CausalLMOutputWithPast
 """
 
@@ -60,7 +73,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
         [
             *definitions(recipe, by_keys=by_keys, version=version),
             *([_sequences(recipe)] if recipe.workload.script is None else []),
-            _arguments(),
+            _arguments(config),
             _prepare_model(config, by_keys=by_keys, version=version),
             _make_optimizer(recipe),
             _trainer(recipe),
@@ -88,6 +101,8 @@ Measured on one device. On N devices the global batch is N times as large, unles
 gradient_accumulation_steps is divided by N.
 """'''
     length = recipe.workload.sequence_length
+    is_chat = recipe.workload.chat_column is not None
+    data = "sequences(rows, tokenizer)" if is_chat else "sequences(texts, encode)"
     return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
 
     {recipe.config.describe()}
@@ -97,7 +112,7 @@ Import it first in your training script, because the import makes settings of th
     from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments
 
     model = AutoModelForCausalLM.from_pretrained("...", **model_kwargs())
-    data = sequences(texts, encode)  # {length} tokens each; or your dataset
+    data = {data}  # {length} tokens each; or your dataset
     arguments = training_arguments("trainer_output")
     AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
@@ -119,7 +134,10 @@ def _used_import(line: str, body: str) -> str | None:
             return f"from {module} import {', '.join(used)}" if used else None
         case ["import", "os"]:
             return line if "os." in body else None
-        case ["import", _, "as", name] | ["import", "functools" | "itertools" | "math" as name]:
+        case ["import", _, "as", name] | [
+            "import",
+            "functools" | "itertools" | "json" | "math" | "numpy" | "re" as name,
+        ]:
             return line if re.search(rf"\b{name}\.", body) else None
     return line
 
@@ -141,12 +159,27 @@ def _constants(recipe: Recipe, keys: Mapping[str, Any]) -> str:
     if recipe.workload.script is None:
         length = f"\nSEQUENCE_LENGTH = {recipe.workload.sequence_length}"
     return f"""{length}
-WEIGHTS_DTYPE = torch.{weights_dtype(recipe.config)}
+WEIGHTS_DTYPE = torch.{base_dtype(recipe.config)}{_adapter_constants(recipe.config)}
 SCHEDULE = {_literal(recipe.workload.schedule)}
 SETTINGS = {{
 {settings}
 }}
 """
+
+
+def _adapter_constants(config: TrainingConfig) -> str:
+    if config.adapter == "none":
+        return ""
+    arguments = {
+        "r": config.adapter_rank,
+        "lora_alpha": ALPHA,
+        "lora_dropout": 0.0,
+        "use_dora": config.adapter == "dora",
+    }
+    listed = ", ".join(f"{_literal(name)}: {value!r}" for name, value in arguments.items())
+    return f"""
+ADAPTER_DTYPE = torch.{trained_dtype(config)}
+ADAPTER_SETTINGS = {{{listed}}}"""
 
 
 def _literal(value: Any) -> str:
@@ -157,6 +190,8 @@ def _literal(value: Any) -> str:
 
 
 def _sequences(recipe: Recipe) -> str:
+    if recipe.workload.chat_column is not None:
+        return _sequences_of_conversations(recipe.workload)
     kind = f"{recipe.workload.packing}_sequences"
     return f'''{excerpt(HERE, kind)}
 
@@ -166,30 +201,78 @@ def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> l
     return {kind}(texts, encode, SEQUENCE_LENGTH)'''
 
 
-def _arguments() -> str:
-    return '''def model_kwargs() -> dict[str, Any]:
-    """Returns arguments for `from_pretrained` and `from_config`."""
-    return {"dtype": WEIGHTS_DTYPE, "attn_implementation": "sdpa"}
+def _sequences_of_conversations(workload: Workload) -> str:
+    kind = f"{workload.packing}_conversations"
+    parts = [
+        excerpt("data.token_file", "Tokens", "NO_TOKEN", "read_token_of"),
+        excerpt("data.chat_template", *CHAT_DEFINITIONS),
+        excerpt(HERE, "answered_conversations", kind, "_learned_sample"),
+        f'''def sequences(rows: Iterable[Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Returns a training set for Trainer: the answers in `rows` are learned, nothing else."""
+    conversations = answered_conversations(rows, tokenizer, {workload.chat_column!r})
+    return {kind}(conversations, SEQUENCE_LENGTH)''',
+    ]
+    return "\n\n\n".join(parts)
 
 
+def _arguments(config: TrainingConfig) -> str:
+    functions = (
+        "`from_pretrained`" if is_quantized(config) else "`from_pretrained` and `from_config`"
+    )
+    return f'''def model_kwargs() -> dict[str, Any]:
+    """Returns arguments for {functions}."""
+{_model_kwargs(config)}
+
+
+{_TRAINING_ARGUMENTS}'''
+
+
+def _model_kwargs(config: TrainingConfig) -> str:
+    if not is_quantized(config):
+        return '    return {"dtype": WEIGHTS_DTYPE, "attn_implementation": "sdpa"}'
+    returned = """\
+    return {
+        "dtype": WEIGHTS_DTYPE,
+        "attn_implementation": "sdpa",
+        "quantization_config": quantization,
+    }"""
+    if config.base_weights == "nf4":
+        return f"""\
+    quantization = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=WEIGHTS_DTYPE,
+    )
+{returned}"""
+    name = torchao_class(config)
+    return f"""\
+    from torchao.quantization import {name}
+
+    quantization = TorchAoConfig({name}())
+{returned}"""
+
+
+_TRAINING_ARGUMENTS = '''\
 def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
     """Returns these settings with your `changes`."""
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})'''
 
 
 def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> str:
-    lines = ["set_weights_dtype(model, WEIGHTS_DTYPE)"]
+    lines = []
+    if not is_quantized(config):
+        lines.append("set_weights_dtype(model, WEIGHTS_DTYPE)")
+    if config.adapter != "none":
+        lines += [*_FIND_BLOCKS, *_adapter_lines(config)]
+    elif needs_blocks(config, by_keys=by_keys):
+        lines += _FIND_BLOCKS
     if version == "4.57":  # later ones do so by themselves
         lines.append("model.config.use_cache = False  # recomputation would fill it twice")
     if needs_causal_flag(config, version):
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":
         lines.append("use_chunked_loss(model, chunked_token_loss)")
-    if needs_blocks(config, by_keys=by_keys):
-        lines += [
-            "found = find_blocks(model)",
-            'assert found is not None, "the model has no list of blocks of one class"',
-        ]
     if config.precision == "fp8":
         lines += ["for block in found.blocks:", "    convert(block)"]
     if not by_keys:
@@ -205,6 +288,26 @@ def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> st
     AutotuneTrainer calls it.
     """
 {body}'''
+
+
+_FIND_BLOCKS = (
+    "found = find_blocks(model)",
+    'assert found is not None, "the model has no list of blocks of one class"',
+)
+
+
+def _adapter_lines(config: TrainingConfig) -> list[str]:
+    lines = ["parts = list(found.blocks)"]
+    if config.adapter_targets == "attention":
+        lines = [
+            'assert found.attention_name is not None, "the blocks have no attention module"',
+            "parts = [getattr(block, found.attention_name) for block in found.blocks]",
+        ]
+    return [
+        *lines,
+        "layers = linear_layers(model, parts)",
+        "add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE)",
+    ]
 
 
 def _checkpointing_lines(config: TrainingConfig) -> list[str]:
@@ -236,11 +339,18 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
     ]
 
 
+_OPTIMIZER_IMPORTS = {
+    "adamw-8bit": "from torchao.optim import AdamW8bit",
+    "paged-adamw": "from bitsandbytes.optim import PagedAdamW",
+    "paged-adamw-8bit": "from bitsandbytes.optim import PagedAdamW8bit",
+}
+
+
 def _make_optimizer(recipe: Recipe) -> str:
     config = recipe.config
-    imports = (
-        "    from torchao.optim import AdamW8bit\n\n" if config.optimizer == "adamw-8bit" else ""
-    )
+    imports = _OPTIMIZER_IMPORTS.get(config.optimizer, "")
+    if imports:
+        imports = f"    {imports}\n\n"
     body = f"    return {_call(*_optimizer_arguments(recipe))}"
     if config.precision == "bf16-stochastic":
         make_exact = body.replace("\n", "\n    ")
@@ -282,6 +392,10 @@ def _optimizer_arguments(recipe: Recipe) -> tuple[str, ...]:
             return ("torch.optim.AdamW", *common, foreach, fused)
         case "adamw-8bit":
             return ("AdamW8bit", *common)
+        case "paged-adamw":
+            return ("PagedAdamW", *common)
+        case "paged-adamw-8bit":
+            return ("PagedAdamW8bit", *common)
         case "sgd":
             return ("torch.optim.SGD", *common, foreach, fused)
         case "adafactor":

@@ -3,6 +3,7 @@
 They come from the code of the trials and from `inside_trainer.py`.
 """
 
+from autotune.exporters.adapters import is_quantized
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, excerpt
 from autotune.spec.config import TrainingConfig
@@ -25,14 +26,19 @@ def needs_causal_flag(config: TrainingConfig, version: str) -> bool:
     return config.compile != "none" and version != "4.57"
 
 
+_ADAPTERS = ("linear_layers", "is_transposed", "add_adapters")
+
+
 def definitions(recipe: Recipe, *, by_keys: bool, version: str) -> list[str]:
     """Return the source of the definitions, in the order in which they go into the file."""
     config = recipe.config
-    found = [excerpt(HERE, "set_weights_dtype")]
-    if needs_blocks(config, by_keys=by_keys):
+    found = [] if is_quantized(config) else [excerpt(HERE, "set_weights_dtype")]
+    if needs_blocks(config, by_keys=by_keys) or config.adapter != "none":
         searches = ("find_blocks", "_block_lists", "_are_alike", "_is_of_torch", "_is_of_blocks")
         names = ("BlockList", *searches)
         found += [excerpt("models.parts", "Blocks"), excerpt("models.structure", *names)]
+    if config.adapter != "none":
+        found.append(excerpt("exporters.shipped.adapters", *_ADAPTERS))
     if config.precision == "fp8":
         found += [
             excerpt("spec.config", "FP8_MULTIPLE"),

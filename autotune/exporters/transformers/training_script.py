@@ -6,6 +6,7 @@ The names of model, tokenizer and data are filled in as far as the workload has 
 import json
 from pathlib import PurePath
 
+from autotune.exporters.adapters import is_quantized
 from autotune.exporters.recipe import Recipe, in_one_line
 from autotune.spec.model_file import with_layers
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
@@ -24,22 +25,24 @@ LOADERS = {
 def training_script(recipe: Recipe) -> dict[str, str]:
     """Return {file name: text}, with the model's config if it was trained from random weights."""
     workload = recipe.workload
+    is_chat = workload.chat_column is not None
+    data = "rows, tokenizer" if is_chat else "texts, encode"
     text = f'''"""Trains with autotune_trainer.py. Replace each <NAME>, then: python {FILE}"""
 
-from autotune_trainer import AutotuneTrainer, model_kwargs, sequences, training_arguments  # first
+from autotune_trainer import {", ".join(_names(recipe))}  # first
 
 from datasets import load_dataset
 from transformers import {_classes(workload)}, set_seed
 
 set_seed({workload.seed})
 {_tokenizer(workload)}
-{_model(workload)}
+{_model(recipe)}
 {_texts(workload)}
 
 trainer = AutotuneTrainer(
     model=model,
     args=training_arguments("trainer_output", logging_steps=1),
-    train_dataset=sequences(texts, encode),
+    train_dataset=sequences({data}),
 )
 trainer.train()
 trainer.save_model()
@@ -50,6 +53,14 @@ trainer.save_model()
         content.pop("auto_map", None)  # names code outside transformers, which is not run
         files[MODEL_CONFIG_FILE] = json.dumps(content, indent=2) + "\n"
     return files
+
+
+def _names(recipe: Recipe) -> list[str]:
+    """Return what the script imports from the trainer's file."""
+    names = ["AutotuneTrainer", "model_kwargs", "sequences", "training_arguments"]
+    if "WEIGHTS_DTYPE" in _model(recipe):
+        names.insert(0, "WEIGHTS_DTYPE")
+    return names
 
 
 def names_model(workload: Workload) -> bool:
@@ -69,7 +80,7 @@ def _classes(workload: Workload) -> str:
     classes = ["AutoModelForCausalLM"]
     if names_model(workload) and not workload.pretrained:
         classes.insert(0, "AutoConfig")
-    if workload.tokenizer.endswith(".json"):
+    if workload.tokenizer.endswith(".json") and workload.chat_column is None:
         classes.append("PreTrainedTokenizerFast")
     elif workload.tokenizer != "bytes" or not names_model(workload):
         classes.append("AutoTokenizer")
@@ -77,7 +88,11 @@ def _classes(workload: Workload) -> str:
 
 
 def _tokenizer(workload: Workload) -> str:
-    """Return the definition of `encode(text)`."""
+    """Return the definition of `encode(text)`, or of the tokenizer of conversations."""
+    if workload.chat_column is not None:
+        path = PurePath(workload.tokenizer)
+        folder = str(path.parent) if path.suffix == ".json" else workload.tokenizer
+        return f"tokenizer = AutoTokenizer.from_pretrained({folder!r})"
     if workload.tokenizer == "bytes" and names_model(workload):
         return """
 
@@ -109,7 +124,8 @@ def encode(text):
 """
 
 
-def _model(workload: Workload) -> str:
+def _model(recipe: Recipe) -> str:
+    workload = recipe.workload
     if not names_model(workload):
         about = in_one_line(workload.describe_model())
         return (
@@ -120,6 +136,11 @@ def _model(workload: Workload) -> str:
         arguments = f"{workload.model_source!r}, **model_kwargs()"
         return f"model = AutoModelForCausalLM.from_pretrained({arguments})"
     config = f'AutoConfig.from_pretrained("{MODEL_CONFIG_FILE}")'
+    if is_quantized(recipe.config):
+        return f"""# Only weights from files are quantized.
+model = AutoModelForCausalLM.from_config({config}, dtype=WEIGHTS_DTYPE)
+model.save_pretrained("initial_weights")
+model = AutoModelForCausalLM.from_pretrained("initial_weights", **model_kwargs())"""
     return f"model = AutoModelForCausalLM.from_config({config}, **model_kwargs())"
 
 
@@ -127,6 +148,8 @@ def _texts(workload: Workload) -> str:
     """Return the lines that read the dataset and define `texts`."""
     column = repr(workload.text_column or "text")
     lines = [f"rows = {_dataset(workload)}"]
+    if workload.chat_column is not None:
+        return lines[0]
     if workload.text_column is None and workload.dataset != STANDARD_LIBRARY_TEXT:
         column = "column"
         lines += [

@@ -98,6 +98,7 @@ TITAN = [
 
 
 def torchtitan_0_3():
+    from torchtitan.components.lora import LoRAConverter
     from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.components.quantization.float8 import Float8LinearConverter
@@ -112,6 +113,7 @@ def torchtitan_0_3():
         CrossEntropyLoss,
         Float8LinearConverter,
         FullAC,
+        LoRAConverter,
         MemoryBudgetAC,
         SelectiveAC,
     )
@@ -189,9 +191,17 @@ AXOLOTL = [
     "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "warmup_steps", "max_grad_norm",
     "bf16", "fp16", "tf32", "fp8", "fp8_config", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "selective_checkpointing", "torch_compile",
-    "torch_compile_backend",
+    "torch_compile_backend", "adapter", "lora_r", "lora_alpha", "lora_dropout",
+    "lora_target_linear", "lora_target_modules", "peft_use_dora", "peft_autocast_adapter_dtype",
+    "load_in_4bit", "load_in_8bit", "bnb_config_kwargs", "lora_mlp_kernel", "lora_qkv_kernel",
+    "lora_o_kernel", "lora_embedding_kernel",
 ]
 # fmt: on
+DATASET = [
+    *("path", "name", "split", "ds_type", "type", "field"),
+    *("chat_template", "field_messages", "message_property_mappings"),
+    *("roles_to_train", "train_on_eos"),
+]
 
 
 def axolotl():
@@ -210,7 +220,7 @@ def axolotl():
     keys["lr_scheduler"]["values"] = sorted(one.value for one in SchedulerType)
     keys["attn_implementation"]["values"] = sorted(CANONICAL_ATTN_IMPLS)
     inner = {
-        "datasets": of_pydantic(SFTDataset, ["path", "name", "split", "ds_type", "type", "field"]),
+        "datasets": of_pydantic(SFTDataset, DATASET),
         "fp8_config": of_pydantic(FP8Config, ["recipe"]),
         "selective_checkpointing": of_pydantic(
             SelectiveCheckpointingConfig, ["save", "save_sliding_window"]

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.exporters import launch
 from autotune.exporters.accelerate_config import ACCUMULATION, FILE
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.launcher import process_settings
 
 PRECISIONS = {"no": "fp32", "bf16": "bf16-mixed", "fp16": "fp16-mixed", "fp8": "another fp8"}
@@ -25,6 +26,7 @@ def read(export, version):
         "precision": precision(environment, process, dynamo),
         "compile": scope(dynamo),
         "checkpointing": "none",
+        **UNTRAINED,
         "loss": "full",
         "activation_offload": "none",
         "schedule": "constant",

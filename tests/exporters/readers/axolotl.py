@@ -5,6 +5,7 @@ import shlex
 
 import yaml
 
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.launcher import process_settings
 from tests.exporters.readers.named_rates import schedule_named
@@ -13,6 +14,8 @@ OPTIMIZERS = {
     "adamw_torch": ("adamw", "foreach"),  # on CUDA, where torch batches by itself
     "adamw_torch_fused": ("adamw", "kernel"),
     "adamw_torch_8bit": ("adamw-8bit", "none"),
+    "paged_adamw_32bit": ("paged-adamw", "none"),
+    "paged_adamw_8bit": ("paged-adamw-8bit", "none"),
     "adafactor": ("adafactor-fixed-rate", "none"),
     "sgd": ("sgd without momentum", "foreach"),
 }
@@ -36,7 +39,7 @@ def read(export, version):
     assert not process["tf32"], "axolotl has a key of its own"
     assert process["allocator"] == "default", "axolotl's own choice, or the environment's"
     optimizer, fusion = OPTIMIZERS[values["optimizer"]]
-    if optimizer.startswith("adamw"):
+    if "adamw" in optimizer:
         assert (values["adam_beta1"], values["adam_beta2"], values["adam_epsilon"]) == (
             0.9,
             0.999,
@@ -44,6 +47,7 @@ def read(export, version):
         )
     return {
         "precision": _precision(values),
+        **_adapter(values),
         "optimizer": optimizer,
         "micro_batch_size": values["micro_batch_size"],
         "checkpointing": _checkpointing(values),
@@ -97,10 +101,45 @@ def _precision(values):
         assert values["fp8_config"] == {"recipe": "tensorwise"}
         assert not values["bf16"]
         return "fp8"
+    has_adapters = values.get("adapter") is not None
+    if values["fp16"]:
+        assert has_adapters
+        assert values["peft_autocast_adapter_dtype"], "float16 gradients cannot be scaled"
+        return "fp16-mixed"
+    if values["bf16"] and has_adapters and values["peft_autocast_adapter_dtype"]:
+        return "bf16-mixed"
     if values["bf16"]:
         return "bf16-true under autocast"
-    assert not values["fp16"]
     return "tf32" if values["tf32"] else "fp32"
+
+
+def _adapter(values):
+    if values.get("adapter") is None:
+        return UNTRAINED
+    assert (values["lora_alpha"], values["lora_dropout"]) == (16, 0.0)
+    kernels = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+    assert not any(values[name] for name in kernels), "they are on unless they are turned off"
+    assert (values["adapter"] == "qlora") == values["load_in_4bit"]
+    assert bool(values.get("lora_target_linear")) != bool(values.get("lora_target_modules"))
+    return {
+        "adapter": "dora" if values["peft_use_dora"] else "lora",
+        "adapter_rank": values["lora_r"],
+        "adapter_targets": "all-linear" if values.get("lora_target_linear") else "attention",
+        "base_weights": _base_weights(values),
+    }
+
+
+def _base_weights(values):
+    if values["load_in_4bit"]:
+        settings = values["bnb_config_kwargs"]
+        assert settings == {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        return "nf4"
+    if values["load_in_8bit"]:
+        return "int8 by bitsandbytes"
+    if values["fp16"]:
+        return "fp16"
+    # What is trained has the same format unless it is kept in float32.
+    return "bf16" if values["bf16"] and values["peft_autocast_adapter_dtype"] else "trained"
 
 
 def _checkpointing(values):

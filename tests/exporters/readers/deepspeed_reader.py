@@ -11,6 +11,7 @@ import torch
 from autotune.exporters import launch
 from autotune.exporters.deepspeed_config import FILE
 from tests.exporters.readers.accelerate_reader import process_settings_of_nothing
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.launcher import process_settings
 from tests.exporters.readers.rates import schedule_of
 
@@ -33,6 +34,7 @@ def read(export, version):
         "global_batch": config.train_batch_size,
         "gradient_clipping": config.gradient_clipping or None,
         "checkpointing": "none",
+        **UNTRAINED,
         "compile": "none",
         "loss": "full",
         "activation_offload": "none",

@@ -5,12 +5,18 @@ import textwrap
 
 import yaml
 
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.named_rates import schedule_named
 
 OPTIMIZERS = {
     "torch:optim.AdamW": ("adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),
     "torchao.optim:AdamW8bit": ("adamw-8bit", {"betas": [0.9, 0.999], "eps": 1e-8}),
+    "bitsandbytes.optim:PagedAdamW": ("paged-adamw", {"betas": [0.9, 0.999], "eps": 1e-8}),
+    "bitsandbytes.optim:PagedAdamW8bit": (
+        "paged-adamw-8bit",
+        {"betas": [0.9, 0.999], "eps": 1e-8},
+    ),
     "torch:optim.Adafactor": ("adafactor", {"eps": [1.1920928955078125e-07, 1e-3]}),
     "torch:optim.SGD": ("sgd", {"momentum": 0.9}),
     "forgather.ml.optim.adafactor:Adafactor": ("adafactor-fixed-rate", {}),
@@ -69,6 +75,7 @@ def read(export, version):
         **_numbers(values, blocks),
         **_optimizer(blocks["optimizer"]["optimizer"], values),
         **_techniques(values),
+        **UNTRAINED,
     } | {"allocator": _allocator(export)}
 
 

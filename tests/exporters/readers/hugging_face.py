@@ -48,6 +48,14 @@ def tiny_llama(**options):
     return model.to(options["dtype"]) if "dtype" in options else model
 
 
+@functools.cache
+def saved_llama():
+    """Return the folder with its weights, which only files can quantize."""
+    folder = Path(FOLDER) / "llama"
+    _llama().save_pretrained(folder)
+    return folder
+
+
 def batch(sequences=2, length=16):
     tokens = torch.arange(sequences * length).view(sequences, length) % 64
     return {"input_ids": tokens, "labels": tokens}

@@ -12,6 +12,7 @@ import torch
 
 from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.rates import schedule_of
 
 PRECISIONS = {
@@ -25,6 +26,8 @@ OPTIMIZERS = {
     "Adafactor": "adafactor",
     "SGD": "sgd",
     "AdamW8bit": "adamw-8bit",
+    "PagedAdamW": "paged-adamw",
+    "PagedAdamW8bit": "paged-adamw-8bit",
     "AdafactorFixedRate": "adafactor-fixed-rate",
 }
 STEPS = 20
@@ -38,6 +41,7 @@ def read(export, version):
     assert export.files[BLOCKS] == shipped_text(BLOCKS)
     return {
         **read_file(export.files[FILE]),
+        **UNTRAINED,
         "allocator": "expandable"
         if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5]
         else "default",

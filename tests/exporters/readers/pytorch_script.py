@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tests.exporters.readers.adapters import adapter_settings, trained_dtype
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
 
 
@@ -55,6 +56,7 @@ def read(export, version):
         return {
             **{name: of_process[name] for name in ("memory_budget", "attention", "allocator")},
             "precision": _precision(training, observer, optimizer),
+            **adapter_settings(training.model, training.model.blocks, "attention"),
             "checkpointing": _checkpointing(script, training.model),
             "compile": _compiled(training.model),
             "optimizer": _OPTIMIZERS[type(inner).__name__],
@@ -84,13 +86,15 @@ _OPTIMIZERS = {
     "Adafactor": "adafactor",
     "SGD": "sgd",
     "AdafactorFixedRate": "adafactor-fixed-rate",
+    "PagedAdamW": "paged-adamw",
+    "PagedAdamW8bit": "paged-adamw-8bit",
 }
 
 
 def _precision(training, observer, optimizer):
     if any(type(module).__name__ == "Float8Linear" for module in training.model.modules()):
         return "fp8"
-    if next(training.model.parameters()).dtype == torch.bfloat16:
+    if trained_dtype(training.model) == torch.bfloat16:
         return (
             "bf16-stochastic"
             if type(optimizer).__name__ == "StochasticallyRounded"

@@ -5,6 +5,7 @@ import math
 import shlex
 import tomllib
 
+from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.launcher import process_settings
 
@@ -47,6 +48,7 @@ def _read_module(export, tokens):
     return {
         **_common(values),
         "precision": _precision_by_fsdp2(values, model["converters"]),
+        **_adapter(model["converters"]),
         "optimizer": "adamw",
         "learning_rate": adamw["lr"],
         "weight_decay": adamw["weight_decay"],
@@ -112,6 +114,22 @@ def _value(node):
     return math.inf if ast.unparse(node) == "float('inf')" else ast.literal_eval(node)
 
 
+def _adapter(converters):
+    adapters = [settings for name, settings in converters or () if name == "LoRAConverter.Config"]
+    if not adapters:
+        return UNTRAINED
+    [settings] = adapters
+    assert settings["alpha"] == 16.0
+    layers = settings["target_modules"]
+    assert layers in (["wqkv", "wo"], ["wqkv", "wo", "w1", "w2", "w3"])
+    return {
+        **UNTRAINED,
+        "adapter": "lora",
+        "adapter_rank": settings["rank"],
+        "adapter_targets": "attention" if len(layers) == 2 else "all-linear",
+    }
+
+
 def _precision_by_fsdp2(values, converters):
     kinds = (values["training.dtype"], values["training.mixed_precision_param"])
     precision = {
@@ -119,6 +137,7 @@ def _precision_by_fsdp2(values, converters):
         ("float32", "bfloat16"): "bf16-mixed by FSDP2",
         ("bfloat16", "bfloat16"): "bf16-true",
     }[kinds]
+    converters = [one for one in converters or () if one[0] != "LoRAConverter.Config"]
     if not converters:
         return precision
     ((name, options),) = converters
@@ -146,6 +165,7 @@ def _read_toml(export, tokens):
     return {
         **_common(values),
         "precision": _precision_by_autocast(values),
+        **UNTRAINED,
         "optimizer": values["optimizer.name"].lower(),
         "learning_rate": values["optimizer.lr"],
         "weight_decay": values["optimizer.weight_decay"],

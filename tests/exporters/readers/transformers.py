@@ -6,7 +6,9 @@ import os
 import torch
 import torch._functorch.config
 import transformers.modeling_utils
+from transformers import LlamaForCausalLM
 
+from tests.exporters.readers.adapters import adapter_settings, trained_dtype
 from tests.exporters.readers.hugging_face import (
     FOLDER,
     SWITCHES,
@@ -15,6 +17,7 @@ from tests.exporters.readers.hugging_face import (
     checkpointing_of,
     compile_of,
     imported,
+    saved_llama,
     tiny_llama,
     uncompiled,
     workload_settings,
@@ -27,6 +30,7 @@ _OPTIMIZERS = {
     "AdafactorFixedRate": "adafactor-fixed-rate",
 }
 _OPTIMIZERS["AdamW8bit"] = "adamw-8bit"
+_OPTIMIZERS |= {"PagedAdamW": "paged-adamw", "PagedAdamW8bit": "paged-adamw-8bit"}
 
 
 def read(export, version):
@@ -53,7 +57,10 @@ def _read(code):
 
 def _read_trainer(module):
     args = module.training_arguments(FOLDER, use_cpu=True, report_to="none")
-    trainer = module.AutotuneTrainer(model=tiny_llama(), args=args)
+    model = tiny_llama()
+    if "quantization_config" in module.model_kwargs():
+        model = LlamaForCausalLM.from_pretrained(saved_llama(), **module.model_kwargs())
+    trainer = module.AutotuneTrainer(model=model, args=args)
     return {
         "sequence_length": len(
             module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]
@@ -62,6 +69,7 @@ def _read_trainer(module):
         **optimizer_of(trainer.create_optimizer()),
         **rates_of(trainer),
         "precision": precision_of(module, trainer),
+        **adapter_settings(trainer.model, trainer.model.model.layers, "self_attn"),
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
         "activation_offload": activation_offload_of(trainer),
@@ -103,7 +111,7 @@ def rates_of(trainer):
 
 def precision_of(module, trainer):
     model, args, optimizer = trainer.model, trainer.args, trainer.optimizer
-    by_autocast = autocast_by_arguments(args, next(model.parameters()).dtype)
+    by_autocast = autocast_by_arguments(args, trained_dtype(model))
     assert module.model_kwargs()["dtype"] == next(model.parameters()).dtype
     inner = getattr(optimizer, "_single", optimizer)
     if any(type(part).__name__ == "Float8Linear" for part in model.modules()):
@@ -116,6 +124,9 @@ def precision_of(module, trainer):
 
 
 def loss_of(model):
+    for part in model.modules():  # small layers cannot be rearranged, as bitsandbytes would do
+        if type(part).__name__ == "Linear4bit":
+            part.support_avx512bf16_for_cpu = False
     tokens = torch.ones(1, 8, dtype=torch.int64)
     converted = [
         part

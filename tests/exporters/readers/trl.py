@@ -10,17 +10,39 @@ from pathlib import Path
 import torch
 import transformers.modeling_utils
 import yaml
-from transformers import Trainer
-from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig, TrlParser
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Trainer
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    SFTConfig,
+    SFTTrainer,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
 
+from tests.exporters.readers.adapters import adapter_settings
 from tests.exporters.readers.hugging_face import (
     FOLDER,
     autocast_by_arguments,
     checkpointing_of,
+    saved_llama,
     tiny_llama,
     workload_settings,
 )
 from tests.exporters.readers.launcher import process_settings
+
+
+def tokenizer():
+    words = {word: index for index, word in enumerate(["<end>", "<unknown>", *"abcdefgh"])}
+    made = Tokenizer(models.WordLevel(words, unk_token="<unknown>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<end>", pad_token="<end>", unk_token="<unknown>"
+    )
 
 
 def parse(text, **changes):
@@ -51,13 +73,21 @@ def read(export, version):
 
 @functools.cache
 def _read(text, is_tf32):
-    _, args, _, _ = parse(text)
+    _, args, model_args, _ = parse(text)
     assert args.packing is False or args.packing_strategy == "wrapped"
     options = args.model_init_kwargs
     assert options["attn_implementation"] == "sdpa"
     model = tiny_llama(dtype=getattr(torch, options["dtype"]))
+    adapted = adapted_model(args, model_args)
     precision = autocast_by_arguments(args, next(model.parameters()).dtype)
+    if adapted is not None:
+        precision = precision_with_adapters(args, adapted)
+        model = adapted
+    adapters = adapter_settings(model, model.model.layers, "self_attn")
+    if precision == "bf16-true, adapters in fp32" and adapters["base_weights"] == "bf16":
+        adapters = {**adapters, "base_weights": "trained"}
     return {
+        **adapters,
         **workload_settings(args),
         **optimizer_by_arguments(args),
         "precision": "tf32" if is_tf32 and precision == "fp32" else precision,
@@ -69,6 +99,38 @@ def _read(text, is_tf32):
     }
 
 
+def adapted_model(args, model_args):
+    """Return the model with the adapters that a real SFTTrainer adds; None without adapters."""
+    peft_config = get_peft_config(model_args)
+    if peft_config is None:
+        return None
+    data = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[1, 2, 3]]})
+    trainer = SFTTrainer(
+        str(saved_llama()),
+        args,
+        train_dataset=data,
+        processing_class=tokenizer(),
+        peft_config=peft_config,
+        quantization_config=get_quantization_config(model_args),
+    )
+    return trainer.model.get_base_model()
+
+
+def precision_with_adapters(args, model):
+    """Name the number format of adapters where it is not that of a trial."""
+    # The magnitudes of DoRA keep theirs.
+    [trained] = {
+        weight.dtype
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and "magnitude" not in name
+    }
+    autocast = autocast_by_arguments(args, model.model.norm.weight.dtype)
+    wanted = torch.bfloat16 if autocast == "bf16-true" else torch.float32
+    if trained == wanted:
+        return autocast
+    return f"{autocast}, adapters in {'bf16' if trained == torch.bfloat16 else 'fp32'}"
+
+
 def optimizer_by_arguments(args):
     """By what transformers makes of them, where nothing said means torch's own choice on CUDA."""
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
@@ -78,7 +140,11 @@ def optimizer_by_arguments(args):
         "AdamW8bit": "adamw-8bit",
         "Adafactor": "adafactor-fixed-rate",
     }
-    assert kind.__module__.partition(".")[0] in ("torch", "torchao", "transformers")
+    if kind.__module__.startswith("bitsandbytes."):
+        assert settings["is_paged"]
+        bits = settings["optim_bits"]
+        known["AdamW"] = "paged-adamw" if bits == 32 else f"paged-adamw-{bits}bit"
+    assert kind.__module__.partition(".")[0] in ("torch", "torchao", "transformers", "bitsandbytes")
     assert settings.get("momentum", 0.9) == 0.9
     assert settings.get("betas", (0.9, 0.999)) == (0.9, 0.999)
     by_torch = "foreach" if kind in (torch.optim.AdamW, torch.optim.SGD) else "none"
