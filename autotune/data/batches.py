@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, TextFacts, Tokens, read_token_of
-from autotune.spec.workload_settings import Packing
 
 
 class Batch(NamedTuple):
@@ -30,20 +29,20 @@ class Batch(NamedTuple):
 class TokenSequences:
     """The sequences of `train.npy` or `held_out.npy`, memory-mapped."""
 
-    def __init__(self, file: Path, *, packing: Packing, sequence_length: int) -> None:
+    def __init__(self, file: Path, *, sequence_length: int) -> None:
         self._tokens: Tokens = numpy.load(file, mmap_mode="r")
-        self._is_packed = packing == "packed"
+        self._is_stream = self._tokens.ndim == 1
         self._sequence_length = sequence_length
         self._pad_token = TextFacts.read(file.parent).pad_token
 
     def __len__(self) -> int:
-        if not self._is_packed:
+        if not self._is_stream:
             return len(self._tokens)
         return sequences_in(self._tokens, sequence_length=self._sequence_length)
 
     def batch(self, indices: Iterable[int]) -> Batch:
         """Return the sequences at `indices`, on the host."""
-        if self._is_packed:
+        if self._is_stream:
             packed = batch_of(self._tokens, indices, sequence_length=self._sequence_length)
             rows = torch.from_numpy(packed)
             return Batch(rows[:, :-1], rows[:, 1:])

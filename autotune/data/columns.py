@@ -1,4 +1,4 @@
-"""Select what to train on from the rows of a dataset: a column of text, or columns of tokens."""
+"""Select what to train on from the rows of a dataset: text, tokens or conversations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,18 +6,14 @@ from typing import Any
 
 import numpy
 
-from autotune.data.hub import reason_of
+from autotune.data.chat import CHAT_COLUMNS, TOOLS, ChatColumn
+from autotune.data.rows import columns_of, values
 from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, Tokens, read_token_of
 from autotune.errors import InvalidDataset
 from autotune.spec.workload import Workload
 
 TOKENS, LABELS, MASK = "input_ids", "labels", "attention_mask"
 """Names of the columns of a tokenized dataset in transformers."""
-
-_STRING_TYPES = {"string", "large_string", "string_view"}
-_SAMPLED_ROWS = 64
-"""Rows that are read to find the columns, if a streamed dataset does not declare them."""
-_ROWS_PER_READ = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +25,7 @@ class TextColumn:
     dataset: str
 
     def __iter__(self) -> Iterator[str]:
-        for (text,) in _values(self.rows, [self.column], dataset=self.dataset):
+        for (text,) in values(self.rows, [self.column], dataset=self.dataset):
             if text:
                 yield text
 
@@ -46,7 +42,7 @@ class TokenColumn:
     workload: Workload
 
     def __iter__(self) -> Iterator[Tokens]:
-        for row in _values(self.rows, list(self.columns), dataset=self.workload.dataset):
+        for row in values(self.rows, list(self.columns), dataset=self.workload.dataset):
             yield self._sample(dict(zip(self.columns, row, strict=True)))
 
     def _sample(self, row: dict[str, Any]) -> Tokens:
@@ -95,19 +91,28 @@ class TokenColumn:
             )
 
 
-def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn:
+def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | ChatColumn:
     """Return the documents in `rows`.
 
-    These are the text column that the workload names, else the tokens, else the column `text`, else
-    the only column of strings. Raises InvalidDataset, with the existing columns, for none of them.
+    These are the column of text or conversations that the workload names, else the tokens, else the
+    conversations, else the column `text`, else the only column of strings. Raises InvalidDataset,
+    with the existing columns, for none of them.
     """
     if hasattr(rows, "with_format"):
         rows = rows.with_format(None)  # a saved dataset may return its rows as tensors
-    texts, others = _columns_of(rows, dataset=workload.dataset)
-    if workload.text_column is None and TOKENS in others:
-        columns = tuple(name for name in (TOKENS, LABELS, MASK) if name in others)
+    found = columns_of(rows, dataset=workload.dataset)
+    if workload.text_column is None and TOKENS in (*found.lists, *found.others):
+        names = (*found.lists, *found.others)
+        columns = tuple(name for name in (TOKENS, LABELS, MASK) if name in names)
         return TokenColumn(rows=rows, columns=columns, workload=workload)
-    column = workload.text_column
+    named = CHAT_COLUMNS if workload.text_column is None else (workload.text_column,)
+    conversations = next((name for name in named if name in found.lists), None)
+    if conversations is not None:
+        has_tools = TOOLS in (*found.texts, *found.lists)
+        chat = ChatColumn(rows=rows, column=conversations, has_tools=has_tools, workload=workload)
+        chat.check()
+        return chat
+    texts, column = found.texts, workload.text_column
     if column is None and "text" in texts:
         column = "text"
     elif column is None and len(texts) == 1:
@@ -119,42 +124,3 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn:
             hint=f"name one with --text-column; columns of text: {', '.join(texts) or 'none'}",
         )
     return TextColumn(rows=rows, column=column, dataset=workload.dataset)
-
-
-def _columns_of(rows: Any, *, dataset: str) -> tuple[list[str], list[str]]:
-    """Return the names of the columns of strings, and of the other columns."""
-    if rows.features is not None:
-        is_text = {
-            name: getattr(feature, "dtype", "") in _STRING_TYPES
-            for name, feature in rows.features.items()
-        }
-    else:
-        is_text = {}
-        for row in _iterated(rows.take(_SAMPLED_ROWS), dataset=dataset):
-            for name, value in row.items():
-                is_text[name] = is_text.get(name, False) or isinstance(value, str)
-    texts = [name for name, text in is_text.items() if text]
-    others = [name for name, text in is_text.items() if not text]
-    return texts, others
-
-
-def _values(rows: Any, columns: list[str], *, dataset: str) -> Iterator[tuple[Any, ...]]:
-    batches = rows.select_columns(columns).iter(batch_size=_ROWS_PER_READ)
-    for batch in _iterated(batches, dataset=dataset):
-        yield from zip(*(batch[name] for name in columns), strict=True)
-
-
-def _iterated(rows: Any, *, dataset: str) -> Iterator[Any]:
-    """Yield from `rows`; an error while reading, as of a streamed dataset, is an InvalidDataset."""
-    try:
-        yield from rows
-    except Exception as error:
-        raise unreadable(dataset, error) from error
-
-
-def unreadable(dataset: str, error: Exception, *, kind: str = "rows of text") -> InvalidDataset:
-    """Return the error for a dataset that cannot be read as `kind`."""
-    return InvalidDataset(
-        f"dataset {dataset!r} cannot be read as {kind}: {reason_of(error)}",
-        hint="check that the file is complete and that its suffix is right",
-    )

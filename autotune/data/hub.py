@@ -89,6 +89,19 @@ def tokenizer_file(name: str) -> Path:
         ) from error
 
 
+def template_file(name: str) -> Path | None:
+    """Return the chat_template.jinja of repository `name`, or None.
+
+    Older repositories have the template in their tokenizer_config.json.
+    """
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+
+    try:
+        return Path(hf_hub_download(name, "chat_template.jinja"))
+    except Exception:  # there is none, or no connection: the caller says what is missing
+        return None
+
+
 def _request(request: Callable[[Any], object]) -> None:
     """Send a request to the hub unless it is in offline mode; raises what the hub answers."""
     from huggingface_hub import HfApi, constants  # noqa: PLC0415

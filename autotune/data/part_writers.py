@@ -1,4 +1,4 @@
-"""Write the training or held-out part of a text: as one stream of tokens, or as padded samples.
+"""Write the training or held-out part of a text: as one stream of tokens, or as rows.
 
 A writer also counts the bytes and labels of the text that will be evaluated, to convert losses per
 token to bits per byte.
@@ -26,6 +26,8 @@ class PartWriter(ABC):
         self._sequence_length = workload.sequence_length
         self._evaluated = self.length_of(workload.evaluation_sequences)
         self._bytes = self._labels = 0.0
+        self.without_labels = 0
+        """Samples, or packed sequences, that were left out because they have no label."""
         self.limit: int | None = None
         """Length at which the part is full; None: never."""
 
@@ -94,7 +96,10 @@ class PaddedWriter(PartWriter):
             sample = numpy.concatenate([self._tokenizer.beginning, tokens])
         sample = sample.astype(numpy.int32)[: self._sequence_length]
         labels = int((sample[1:] >= 0).sum())
-        if self.is_full or not labels:  # a sample without a label is not trained on
+        if self.is_full:
+            return
+        if not labels:
+            self.without_labels += 1
             return
         if self.length < self._evaluated and size_bytes is not None:
             # Without a beginning token, the first token is not a label: its share of the bytes does
@@ -106,22 +111,53 @@ class PaddedWriter(PartWriter):
         self._file.append(row)
 
 
+class PackedRowsWriter(PartWriter):
+    """Writes sequences that are cut from one stream of conversations, one per row.
+
+    Rows overlap by one token, which is the last label of one and the first input of the next. A
+    sequence without an answer is left out: a batch of them would have no loss.
+    """
+
+    unit = "sequences"
+
+    def __init__(self, file: TokenFile, workload: Workload, tokenizer: Tokenizer | None) -> None:
+        super().__init__(file, workload, tokenizer)
+        self._rest: Tokens = numpy.zeros(0, dtype=numpy.int32)
+
+    def length_of(self, sequences: int) -> int:
+        return sequences
+
+    def add(self, tokens: Tokens, size_bytes: int | None) -> None:
+        stream = numpy.concatenate([self._rest, tokens.astype(numpy.int32)])
+        start = 0
+        while len(stream) - start > self._sequence_length and not self.is_full:
+            row = stream[start : start + self._sequence_length + 1]
+            start += self._sequence_length
+            if (row[1:] >= 0).any():
+                self._file.append(row[None])
+            else:
+                self.without_labels += 1
+        self._rest = stream[start:]
+
+
 def part_writer(
     file: Path,
     workload: Workload,
     *,
     dtype: Any,
     tokenizer: Tokenizer | None,
+    is_chat: bool,
     most_sequences: int | None,
 ) -> PartWriter:
-    """Return the writer for the workload's packing; packed tokens have `dtype`."""
+    """Return the writer for the workload's packing; a stream of packed tokens has `dtype`."""
     writer: PartWriter
-    if workload.packing == "packed":
+    if workload.packing == "packed" and not is_chat:
         writer = PackedWriter(TokenFile(file, dtype=dtype), workload, tokenizer)
     else:
         rows = TokenFile(
             file, dtype=numpy.dtype(numpy.int32), row_length=workload.sequence_length + 1
         )
-        writer = PaddedWriter(rows, workload, tokenizer)
+        kind = PackedRowsWriter if workload.packing == "packed" else PaddedWriter
+        writer = kind(rows, workload, tokenizer)
     writer.limit = None if most_sequences is None else writer.length_of(most_sequences)
     return writer

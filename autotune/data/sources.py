@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.data import hub, python_docs
-from autotune.data.columns import TokenColumn, documents_of, unreadable
+from autotune.data.chat import ChatColumn
+from autotune.data.columns import TokenColumn, documents_of
+from autotune.data.rows import unreadable
 from autotune.data.text_files import TextFiles, check_files
 from autotune.errors import InvalidDataset
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
@@ -35,7 +37,7 @@ MOST_FILES = 100_000
 _ALL = "train"
 """The split of all files if no file is named after a split."""
 
-Documents = Iterable[str] | TokenColumn
+Documents = Iterable[str] | TokenColumn | ChatColumn
 
 
 @dataclass(frozen=True, kw_only=True)

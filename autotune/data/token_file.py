@@ -1,9 +1,9 @@
 """The files of a prepared text: two arrays of tokens, written in pieces, and facts about them.
 
 Packed text is a one-dimensional stream of tokens in the smallest unsigned type that fits the
-vocabulary. Padded text is int32 [samples, sequence_length + 1]. An entry is a token to train on
-(zero or above), `NO_TOKEN` for padding, or a token that is input but no label, encoded by
-`read_token_of` as a number below `NO_TOKEN`.
+vocabulary. Padded text and packed conversations are rows, int32 [samples, sequence_length + 1]. An
+entry is a token to train on (zero or above), `NO_TOKEN` for padding, or a token that is input but
+no label, encoded by `read_token_of` as a number below `NO_TOKEN`.
 """
 
 import hashlib

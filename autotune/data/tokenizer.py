@@ -5,7 +5,7 @@ All but the first use the `tokenizers` library: https://huggingface.co/docs/toke
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from autotune.data import hub
+from autotune.data.chat_template import ChatTemplate, chat_template_of
 from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
 from autotune.spec.user_files import LARGEST_TOKENIZER_BYTES, read_file, read_json
@@ -22,11 +23,13 @@ from autotune.spec.workload import BYTE_VOCABULARY, Workload
 
 FILE_NAME = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 END_OF_TEXT = "<|endoftext|>"
 PADDING = "<|pad|>"
 
 _LARGEST_SETTINGS_BYTES = 16 * 2**20
 """Gemma 3 describes its 6,414 special tokens in 1.2 MB."""
+_LARGEST_TEMPLATE_BYTES = 2**20
 _LONG_WORD = re.compile(r"\w{256,}")
 """Removed before a BPE is trained: it learns nothing from such words, but stores each of them."""
 _NAMES = {
@@ -92,6 +95,11 @@ class SubwordTokenizer:
             for text, encoding in zip(decoded, encodings, strict=True)
         ]
 
+    def encode_with_offsets(self, text: str) -> tuple[Tokens, list[tuple[int, int]]]:
+        """Return the tokens of a text, and from which to which character each goes."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        return _array(encoding.ids), encoding.offsets
+
 
 class LoadedTokenizer(SubwordTokenizer):
     """A tokenizer that somebody else has made; `source` is how messages name it."""
@@ -102,11 +110,19 @@ class LoadedTokenizer(SubwordTokenizer):
 
     def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
         """Return tokens as `Tokenizer` says. Raises InvalidInput for a text that has none."""
-        with _translated_errors(
+        with self._without_tokens():
+            return super().encode(texts, longest=longest)
+
+    def encode_with_offsets(self, text: str) -> tuple[Tokens, list[tuple[int, int]]]:
+        """Return the tokens of a text and where they are. Raises InvalidInput if it has none."""
+        with self._without_tokens():
+            return super().encode_with_offsets(text)
+
+    def _without_tokens(self) -> AbstractContextManager[None]:
+        return _translated_errors(
             f"tokenizer {self._source!r} has no tokens for a text",
             hint="use the tokenizer.json of the model, whole and unchanged",
-        ):
-            return super().encode(texts, longest=longest)
+        )
 
 
 def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
@@ -173,13 +189,36 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
 def _load(name: str) -> SubwordTokenizer:
     file = _file_of(name)
     text = read_file(file, most_bytes=LARGEST_TOKENIZER_BYTES)
+    return parse_tokenizer(text, settings=_settings_next_to(file), source=str(file))
+
+
+def _settings_next_to(file: Path) -> Any:
     settings_file = file.with_name(SETTINGS_FILE)
-    settings = (
-        read_json(settings_file, most_bytes=_LARGEST_SETTINGS_BYTES)
-        if settings_file.exists()
-        else {}
-    )
-    return parse_tokenizer(text, settings=settings, source=str(file))
+    if not settings_file.exists():
+        return {}
+    return read_json(settings_file, most_bytes=_LARGEST_SETTINGS_BYTES)
+
+
+def load_chat_template(name: str) -> ChatTemplate | None:
+    """Return the chat template of a tokenizer that is not built in, or None if it has none.
+
+    Raises InvalidInput if the tokenizer or the template cannot be read.
+    """
+    file = _file_of(name)
+    settings = _settings_next_to(file)
+    template_file: Path | None = file.with_name(TEMPLATE_FILE)
+    if not path_exists(name):
+        template_file = hub.template_file(name)
+    text = None
+    if template_file is not None and template_file.exists():
+        try:
+            text = read_file(template_file, most_bytes=_LARGEST_TEMPLATE_BYTES).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidInput(
+                f"chat template {str(template_file)!r} is not UTF-8: {error.reason}",
+                hint="save it as UTF-8",
+            ) from None
+    return chat_template_of(settings if isinstance(settings, dict) else {}, file_text=text)
 
 
 def parse_tokenizer(text: bytes, *, settings: Any, source: str) -> SubwordTokenizer:

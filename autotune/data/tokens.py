@@ -1,7 +1,8 @@
 """Write the documents of a dataset to the token files of a study, `train.npy` and `held_out.npy`.
 
 Packed: documents are cut into passages, and each passage is a separate text in the stream. Padded:
-a document is one sample, cut at the end of the sequence. If no held-out split is specified, a hash
+a document is one sample, cut at the end of the sequence. A conversation is never cut before it is
+tokenized. If no held-out split is specified, a hash
 of the passage or document decides whether it is held out, independent of its position. Only the
 pieces that are being processed are in memory.
 """
@@ -13,9 +14,10 @@ from typing import Any
 
 import numpy
 
+from autotune.data.chat import ChatColumn
 from autotune.data.columns import TokenColumn
 from autotune.data.part_writers import PartWriter, part_writer
-from autotune.data.sources import Parts
+from autotune.data.sources import Documents, Parts
 from autotune.data.token_file import TextFacts
 from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, train_bpe
 from autotune.errors import InvalidDataset
@@ -56,15 +58,22 @@ def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
     Returns the SHA-256 of the tokens. Raises InvalidDataset if a part is too short for the workload
     or cannot be read, and InvalidInput for a tokenizer that cannot be used.
     """
-    is_tokenized = isinstance(parts.train, TokenColumn)
-    if parts.held_out is not None and isinstance(parts.held_out, TokenColumn) != is_tokenized:
+    kind = _kind_of(parts.train)
+    if parts.held_out is not None and _kind_of(parts.held_out) != kind:
         raise InvalidDataset(
-            f"dataset {workload.dataset!r} has one tokenized split and one split of text",
+            f"dataset {workload.dataset!r} has one split of {kind} and one of "
+            f"{_kind_of(parts.held_out)}",
             hint="use splits of one kind, or name the column of text with --text-column",
         )
-    if is_tokenized:
-        return _write_samples(parts, workload, folder=folder)
-    return _write_texts(parts, workload, folder=folder)
+    if kind == "text":
+        return _write_texts(parts, workload, folder=folder)
+    return _write_samples(parts, workload, folder=folder)
+
+
+def _kind_of(documents: Documents) -> str:
+    if isinstance(documents, ChatColumn):
+        return "conversations"
+    return "tokens" if isinstance(documents, TokenColumn) else "text"
 
 
 def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
@@ -86,19 +95,22 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
 
 
 def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
-    """Write samples that are already tokenized, without adding special tokens."""
+    """Write samples that have all their tokens: of a tokenized dataset, or conversations."""
     dtype = numpy.min_scalar_type(workload.vocab_size - 1)
-    writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None)
+    is_chat = isinstance(parts.train, ChatColumn)
+    writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None, is_chat=is_chat)
     samples = _assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
     for part, tokens in samples:
-        if workload.packing == "packed" and (tokens < 0).any():
+        if not is_chat and workload.packing == "packed" and (tokens < 0).any():
             raise InvalidDataset(
                 f"the labels of dataset {workload.dataset!r} ignore some tokens, "
                 "but packed sequences learn every token",
                 hint="use --packing padded",
             )
         writers[part].add(tokens, None)
-    return _finish(writers, workload, TextFacts(bytes_per_token=None), folder=folder)
+    pad_token = parts.train.pad_token if isinstance(parts.train, ChatColumn) else 0
+    facts = TextFacts(bytes_per_token=None, pad_token=pad_token)
+    return _finish(writers, workload, facts, folder=folder)
 
 
 # -- assignment to the two parts -------------------------------------------------------------------
@@ -178,7 +190,12 @@ _FILES = {TRAIN: "train.npy", HELD_OUT: "held_out.npy"}
 
 
 def _writers(
-    workload: Workload, *, folder: Path, dtype: Any, tokenizer: Tokenizer | None
+    workload: Workload,
+    *,
+    folder: Path,
+    dtype: Any,
+    tokenizer: Tokenizer | None,
+    is_chat: bool = False,
 ) -> Writers:
     used = {TRAIN: workload.steps * workload.global_batch, HELD_OUT: workload.evaluation_sequences}
     return {
@@ -187,6 +204,7 @@ def _writers(
             workload,
             dtype=dtype,
             tokenizer=tokenizer,
+            is_chat=is_chat,
             most_sequences=used[part] if workload.streaming else None,
         )
         for part, name in _FILES.items()
@@ -215,8 +233,15 @@ def _check_length(writers: Writers, workload: Workload) -> None:
                     f"use more documents (a text file is one), a smaller {option}, "
                     "or --packing packed"
                 )
+            left_out = ""
+            if writer.without_labels:
+                left_out = (
+                    f"; {writer.without_labels} without a label in their "
+                    f"{workload.sequence_length} tokens are left out"
+                )
+                hint = f"use a larger --seq-len, more data, or a smaller {option}"
             raise InvalidDataset(
                 f"the {name} part of dataset {workload.dataset!r} has {writer.length} "
-                f"{writer.unit} and {needed} are needed",
+                f"{writer.unit} and {needed} are needed{left_out}",
                 hint=hint,
             )

@@ -29,8 +29,8 @@ READ_WHOLE_BYTES = 2**20
 """Datasets up to this size are tokenized completely."""
 _READ = (sys.executable, "-P", "-m", "autotune.data.validation")
 _LONGEST_SECONDS = 300.0
-"""It takes some seconds, and longer on a slow disk; a tokenizer can be written so that it does not
-end, in code that no signal stops."""
+"""It takes some seconds, and longer on a slow disk; a tokenizer and its chat template can be
+written so that they do not end, in code that no signal stops."""
 _FIRST_DOCUMENTS = 16
 """Number of documents, or pieces of a text file, that are read of a larger dataset."""
 
@@ -61,7 +61,8 @@ def check_data(workload: Workload) -> None:
         raise InvalidDataset(
             f"reading the beginning of dataset {workload.dataset!r} with tokenizer "
             f"{workload.tokenizer!r} took more than {_LONGEST_SECONDS:g} s",
-            hint="use another tokenizer, or save the text as a .txt file on a faster disk",
+            hint="use another tokenizer, look for a loop in its chat template, or save the text as "
+            "a .txt file on a faster disk",
         ) from None
     try:
         answer = json.loads(reader.stdout)

@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import LegalityContext
+from autotune.spec.learning_rates import FROM_SCRATCH, default_learning_rates, learning_rate_of
 from autotune.spec.model_choice import (
     HOW_TO_NAME,
     MODEL_NAMES,
@@ -40,6 +41,9 @@ STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library, which every machine
 has."""
 
+SHAREGPT_COLUMN = "conversations"
+"""Name of the column of conversations in the format of ShareGPT."""
+
 BYTE_VOCABULARY = 256
 SMALLEST_BPE_VOCABULARY = BYTE_VOCABULARY + 2
 """One token per byte, one for the end of a text and one for padding."""
@@ -50,17 +54,6 @@ MEMORY_STEPS = 2
 MINIMUM_TIMED_STEPS = 3
 SHORT_TIMED_STEPS = 10
 """Steps that are timed if only memory and speed of a training are measured."""
-
-DEFAULT_LEARNING_RATES: Mapping[str, float] = {
-    "adamw": 2e-3,
-    "adafactor": 3e-2,
-    "sgd": 0.1,
-    "adafactor-fixed-rate": 2e-4,
-}
-"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times
-torch.optim.Adafactor's default, relative to the size of each weight. SGD: the usual rate with
-momentum 0.9. Adafactor with a fixed rate: the rate published with the model of
-`autotune/models/deep_one.py`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +109,9 @@ class Workload:
     streaming: bool = False
     """Whether to read only as much text as the steps and the held-out set can use."""
     text_column: str | None = None
+    chat_column: str | None = None
+    """The column of conversations, whose answers alone are trained on and evaluated; None for other
+    data, and until the data has been read."""
     text_sha256: str = ""
     """SHA-256 of the prepared training and held-out tokens; empty until the text has been read."""
     tokenizer: str = "bytes"
@@ -140,8 +136,9 @@ class Workload:
     seed: int = 0
     """Seed of the initial weights and of the data order."""
     learning_rates: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: dict(DEFAULT_LEARNING_RATES)
+        default_factory=lambda: dict(FROM_SCRATCH)
     )
+    """By optimizer, or adapter and optimizer (`learning_rates.py`)."""
     schedule: Schedule = "constant"
     learning_rate_warmup_steps: int = 10
     """Steps over which the learning rate rises linearly to its full value."""
@@ -313,16 +310,15 @@ class Workload:
             sequence_length=self.sequence_length if self.script is None else None,
         )
 
-    def learning_rate_of(self, optimizer: str) -> float:
-        """Return the learning rate of `optimizer`, or its default, which an older study may lack.
+    @property
+    def has_random_weights(self) -> bool:
+        """Whether training begins with random weights; a user's code may load others."""
+        is_users = self.script is not None or is_function_reference(self.model)
+        return not self.pretrained and not is_users
 
-        AdamW in 8 bits uses the rate of AdamW unless the workload has a separate one.
-        """
-        full_precision = optimizer.removesuffix("-8bit")
-        for name in (optimizer, full_precision):
-            if name in self.learning_rates:
-                return self.learning_rates[name]
-        return DEFAULT_LEARNING_RATES[full_precision]
+    def learning_rate_of(self, optimizer: str, adapter: str = "none") -> float:
+        """Return the learning rate of an optimizer for full training, or for that of an adapter."""
+        return learning_rate_of(self.learning_rates, optimizer, adapter)
 
     @property
     def tokens_per_step(self) -> int:
@@ -359,6 +355,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "held_out_split": None,
     "packing": "packed",
     "streaming": False,
+    "chat_column": None,
     "model_sha256": "",
     "pretrained": False,
     "model_source": None,
@@ -389,7 +386,6 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
         "global_batch": 16,
         "steps": 60,
         "evaluation_sequences": 64,
-        "learning_rates": {**DEFAULT_LEARNING_RATES, "adamw": 6e-4},
     },
 }
 """Settings by type of device, for what neither the command line nor the search space specifies."""
@@ -402,7 +398,6 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     InvalidInput for unknown or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
-    merged["learning_rates"] = dict(merged.get("learning_rates", DEFAULT_LEARNING_RATES))
     known = {field.name for field in dataclasses.fields(Workload)}
     for setting in map(with_model_config, settings):
         if setting.get("model") is not None:
@@ -423,6 +418,8 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
                 check_setting(name, value)
                 given[name] = value
         merged = overridden(merged, given)
+    defaults = default_learning_rates(device_type, pretrained=merged.get("pretrained", False))
+    merged["learning_rates"] = {**defaults, **merged.get("learning_rates", {})}
     if merged.get("tokenizer") == "bpe":
         merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)

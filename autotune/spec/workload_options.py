@@ -126,8 +126,9 @@ _OPTIONS = (
         group=THE_STEPS,
         keyword="learning_rates",
         kind=TEXTS,
-        metavar="OPTIMIZER=RATE",
-        help="Learning rate of an optimizer: adamw=3e-4. Repeatable.",
+        metavar="[ADAPTER/]OPTIMIZER=RATE",
+        help="Learning rate of an optimizer, adamw=3e-4, or of an adapter's training with it, "
+        "lora/adamw=3e-4. Repeatable.",
     ),
     Option(
         flag="--schedule",

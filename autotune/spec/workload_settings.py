@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import CHOICES
+from autotune.spec.learning_rates import LEARNING_RATE_NAMES
 from autotune.spec.model_choice import HOW_TO_NAME
 from autotune.spec.user_code import check_script_arguments
 from autotune.units import is_positive_number
@@ -16,7 +17,14 @@ Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 
 _TEXTS = ("model", "model_sha256", "dataset", "dataset_split", "text_sha256", "tokenizer")
-_TEXTS_OR_NONE = ("model_source", "script", "dataset_config", "text_column", "held_out_split")
+_TEXTS_OR_NONE = (
+    "model_source",
+    "script",
+    "dataset_config",
+    "text_column",
+    "chat_column",
+    "held_out_split",
+)
 _MAXIMUM = {
     "layers": 1_000,
     "width": 2**20,
@@ -104,19 +112,20 @@ def _check_learning_rates(rates: object) -> None:
             f"learning_rates = {rates!r} is not a table",
             hint="write one rate per optimizer: adamw=3e-4",
         )
-    for optimizer, rate in rates.items():
-        if optimizer not in CHOICES["optimizer"]:
+    for name, rate in rates.items():
+        if name not in LEARNING_RATE_NAMES:
             raise InvalidInput(
-                f"there is no optimizer {optimizer!r} to set a learning rate for",
+                f"there is no optimizer {name!r} to set a learning rate for",
                 hint=suggestion(
-                    optimizer,
-                    CHOICES["optimizer"],
-                    otherwise=f"use one of {', '.join(CHOICES['optimizer'])}",
+                    name,
+                    LEARNING_RATE_NAMES,
+                    otherwise=f"use one of {', '.join(CHOICES['optimizer'])}, or one of them after "
+                    "an adapter: lora/adamw",
                 ),
             )
         if not is_positive_number(rate):
             raise InvalidInput(
-                f"learning rate {rate!r} of {optimizer} is not possible",
+                f"learning rate {rate!r} of {name} is not possible",
                 hint="use a number above zero",
             )
 

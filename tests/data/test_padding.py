@@ -35,7 +35,7 @@ def sequences(tmp_path):
     def make(documents, **settings):
         workload = make_workload("cpu", SETTINGS, settings)
         write_tokens(Parts(train=documents, held_out=HELD_OUT), workload, folder=tmp_path)
-        return TokenSequences(tmp_path / "train.npy", packing="padded", sequence_length=LENGTH)
+        return TokenSequences(tmp_path / "train.npy", sequence_length=LENGTH)
 
     return make
 

@@ -216,7 +216,7 @@ def test_masked_tokens_are_left_out(tokenized, write):
 def test_labels_of_minus_100_are_read_and_not_learned(tokenized, write):
     labels = [[-100, -100, -100, *ids[3:]] for ids in IDS]
     folder = write(tokenized(input_ids=IDS, labels=labels), packing="padded")
-    batch = TokenSequences(folder / "train.npy", packing="padded", sequence_length=16).batch([0])
+    batch = TokenSequences(folder / "train.npy", sequence_length=16).batch([0])
     assert batch.tokens[0, 1:6].tolist() == [1, 2, 3, 4, 5]
     assert batch.labels[0, :6].tolist() == [-100, -100, 3, 4, 5, -100]
 

@@ -137,7 +137,7 @@ def test_a_tokenized_split_and_one_of_text_are_rejected(tmp_path):
     import datasets
 
     tokens = documents_of(datasets.Dataset.from_dict({"input_ids": [[1, 2]]}), WORKLOAD)
-    with pytest.raises(InvalidDataset, match="one tokenized split and one split of text"):
+    with pytest.raises(InvalidDataset, match="one split of tokens and one of text"):
         write_tokens(Parts(train=tokens, held_out=DOCUMENTS), WORKLOAD, folder=tmp_path)
 
 

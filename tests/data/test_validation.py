@@ -18,6 +18,7 @@ from autotune.data.validation import check_data, read_data
 from autotune.errors import InvalidDataset, InvalidInput
 from autotune.spec.workload import make_workload
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from tests.building import chat
 from tests.cli.mistaken_files import DATASETS, dataset_options, write_files
 
 
@@ -36,9 +37,7 @@ def test_a_dataset_that_cannot_be_used_has_a_sentence_and_a_hint(name, folder, m
     settings = {}
     for word, following in itertools.pairwise(words):
         if word.startswith("--"):
-            settings[fields[word]] = following or True
-    if "evaluation_sequences" in settings:
-        settings["evaluation_sequences"] = int(settings["evaluation_sequences"])
+            settings[fields[word]] = int(following) if following.isdigit() else following or True
     with pytest.raises(InvalidInput) as rejected:
         read_data(make_workload("cpu", settings, {}))
     assert rejected.value.hint
@@ -87,6 +86,17 @@ def test_a_tokenizer_that_does_not_end_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(validation, "_LONGEST_SECONDS", 3.0)
     with pytest.raises(InvalidDataset, match=r"took more than 3 s"):
         check_data(workload)
+
+
+@pytest.mark.slow
+def test_a_chat_template_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    chat.write_tokenizer(tmp_path, template=endless)
+    file = chat.write_rows(tmp_path / "chat.jsonl", chat.conversations(9))
+    settings = {"dataset": str(file), "tokenizer": str(tmp_path), "vocab_size": 999}
+    monkeypatch.setattr(validation, "_LONGEST_SECONDS", 3.0)
+    with pytest.raises(InvalidDataset, match=r"took more than 3 s"):
+        check_data(make_workload("cpu", settings, {}))
 
 
 def test_an_error_of_the_process_that_reads_comes_back(tmp_path):

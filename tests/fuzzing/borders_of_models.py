@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from autotune.data.tokenizer import load_tokenizer
 from autotune.errors import InvalidInput
 from autotune.models import config_class
-from autotune.models.weights import draw_weights, load_model
+from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.model_file import (
     largest_sequence_length,
     model_name,
@@ -229,7 +229,7 @@ class _Weights(Reader):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             draw_weights(workload, file=drawn)
             cpu = torch.device("cpu")
-            load_model(workload, file=drawn, dtype=torch.float32, device=cpu)
+            load_model(workload, file=drawn, placement=Placement(dtype=torch.float32, device=cpu))
         yield from ()
 
 

@@ -50,7 +50,10 @@ _RESULTS: tuple[tuple[str, Any], ...] = (
         "examine",
         {"unavailable": {}, "files": {"train.py": "f" * 64}, "missing_variable": ""},
     ),
-    ("prepare", {"text_sha256": "f" * 64, "model_sha256": "", "parameters": 1000}),
+    (
+        "prepare",
+        {"text_sha256": "f" * 64, "model_sha256": "", "parameters": 1000, "chat_column": None},
+    ),
     ("rehearse", "two steps"),
     ("trace", {"trace": _TRACE, "failure": ""}),
 )

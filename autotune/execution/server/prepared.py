@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from autotune.data.chat import ChatColumn
 from autotune.data.sources import read_documents
 from autotune.data.tokens import write_tokens
 from autotune.execution.server.prepared_folder import write_made_of
@@ -21,8 +22,8 @@ from autotune.spec.workload import Workload
 def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     """Writes tokens and initial weights into `folder`, atomically.
 
-    Returns {"text_sha256", "model_sha256", "parameters"}. Raises InvalidDataset, and InvalidInput
-    for an invalid model or tokenizer.
+    Returns {"text_sha256", "model_sha256", "chat_column", "parameters"}. Raises InvalidDataset, and
+    InvalidInput for an invalid model or tokenizer.
     """
     study_workload = Workload(**workload)
     target = Path(folder)
@@ -30,7 +31,7 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
     if study_workload.script is not None:
         target.mkdir(parents=True)  # a script reads its text and draws its weights itself
         write_made_of(target, made_of)
-        return {**made_of, "parameters": None}
+        return {**made_of, "chat_column": None, "parameters": None}
     unfinished = target.with_name(f"{target.name}.unfinished-{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
@@ -43,7 +44,8 @@ def prepare(*, workload: dict[str, Any], folder: str) -> dict[str, Any]:
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return {**made_of, "parameters": parameters}
+    chat_column = parts.train.column if isinstance(parts.train, ChatColumn) else None
+    return {**made_of, "chat_column": chat_column, "parameters": parameters}
 
 
 def model_sha256(*, workload: dict[str, Any]) -> str:

@@ -358,9 +358,13 @@ def _prepared(result: Any) -> dict[str, Any]:
     parameters = result["parameters"]
     if parameters is not None and (type(parameters) is not int or parameters < 0):
         raise ValueError(f"parameters is {_shown(parameters)}")
+    chat_column = result["chat_column"]
+    if chat_column is not None:
+        chat_column = _string(chat_column, "chat_column")
     return {
         "text_sha256": _string(result["text_sha256"], "text_sha256"),
         "model_sha256": _string(result["model_sha256"], "model_sha256"),
+        "chat_column": chat_column,
         "parameters": parameters,
     }
 

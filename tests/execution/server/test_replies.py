@@ -60,7 +60,7 @@ PREDICTION = {
     "notes": ["an assumption"],
 }
 VALID_RESULTS = {
-    "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10},
+    "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10, "chat_column": None},
     "identify": asdict(DEVICE),
     "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},
     "examine": {"unavailable": {}, "files": {"train.py": "ab"}, "missing_variable": ""},
