@@ -339,13 +339,14 @@ def fit(
 ) -> "FitResult":
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
-    Works by prediction. `vary` is "layers", "width", "seq-len" or "micro-batch". Either `study`
-    names a study: its workload and device, its cap unless `max_mem` is given, and the configuration
-    of its trial of that number, by default of its pick; techniques are added one by one if it has
-    no pick. Or `workload` takes the fields of `Workload` and `configuration` those of
-    `TrainingConfig`; without a configuration techniques are added one by one, and with `space` the
-    configurations of that search space are tried. `context` is the memory of a CUDA context. With
-    `confirm`, one short real trial follows if this machine has the device. Raises InvalidInput.
+    Works by prediction. `vary` is "layers", "width", "seq-len", "micro-batch" or "rank" (of
+    adapters). Either `study` names a study: its workload and device, its cap unless `max_mem` is
+    given, and the configuration of its trial of that number, by default of its pick; techniques are
+    added one by one if it has no pick. Or `workload` takes the fields of `Workload` and
+    `configuration` those of `TrainingConfig`; without a configuration techniques are added one by
+    one, and with `space` the configurations of that search space are tried. `context` is the memory
+    of a CUDA context. With `confirm`, one short real trial follows if this machine has the device.
+    Raises InvalidInput.
     """
     from autotune.study.fit.fit import fit as run
 

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.config import (
+    DEPENDENT_FIELDS,
+    FIELD_ORDER,
+    LegalityContext,
+    TrainingConfig,
+    reverted,
+    rule_violations,
+)
 from autotune.spec.result import VARIANT_NUMBER, TrialRecord
 
 PredictedPeak = Callable[[TrainingConfig], int | None]
@@ -111,17 +118,6 @@ def ablation_steps(
                 )
             )
     return tuple(steps)
-
-
-def without(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -> TrainingConfig:
-    """Return `config` with the plain value of `technique`.
-
-    Without compilation the memory budget is plain, too, as it has no effect.
-    """
-    reverted = replace(config, **{technique: getattr(plain, technique)})
-    if technique == "compile" and reverted.compile == "none":
-        return replace(reverted, memory_budget=1.0)
-    return reverted
 
 
 # -- one pair --------------------------------------------------------------------------------------
@@ -229,13 +225,13 @@ def _on_top(
         return "no pick"
     if getattr(pick.config, technique) != value:
         return "not in the pick"
-    reverted = without(pick.config, technique, plain=plain)
-    if not legal(reverted):
+    without = reverted(pick.config, technique, plain=plain)
+    if not legal(without):
         return "not possible"
-    effect = known.effect(with_it=pick.config, without=reverted)
+    effect = known.effect(with_it=pick.config, without=without)
     if effect is not None:
         return effect
-    return "failed" if known.was_tried(reverted) else "not tried"
+    return "failed" if known.was_tried(without) else "not tried"
 
 
 def _number(record: TrialRecord | None) -> int | None:
@@ -248,6 +244,8 @@ def _number(record: TrialRecord | None) -> int | None:
 def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:
     """Return new / old - 1 of a number of two records; None if one has not the number."""
     if new is None or old is None:
+        return None
+    if number == "perplexity" and (new.perplexity_says_nothing or old.perplexity_says_nothing):
         return None
     new_value = getattr(new, number)
     old_value = getattr(old, number)
@@ -296,20 +294,21 @@ class _Measured:
     ) -> Iterator[tuple[TrialRecord, TrialRecord]]:
         """Yield (with the technique, without it) for trials that differ in nothing else.
 
-        What "without" means is defined by `without`.
+        What "without" means is defined by `spec/config.py: reverted`.
         """
         index = FIELD_ORDER.index(technique)
+        plain_value = getattr(plain, technique)
+        changes = {index: plain_value}
+        if plain_value == "none":
+            for field in DEPENDENT_FIELDS.get(technique, ()):
+                changes[FIELD_ORDER.index(field)] = getattr(TrainingConfig(), field)
         for choices, record in self._by_choices.items():
             if choices[index] == value:
-                reverted = list(choices)
-                reverted[index] = getattr(plain, technique)
-                if technique == "compile" and plain.compile == "none":
-                    reverted[_BUDGET] = 1.0
-                if partner := self._by_choices.get(tuple(reverted)):
+                without = list(choices)
+                for position, changed in changes.items():
+                    without[position] = changed
+                if partner := self._by_choices.get(tuple(without)):
                     yield record, partner
-
-
-_BUDGET = FIELD_ORDER.index("memory_budget")
 
 
 def _choices(config: TrainingConfig) -> tuple[Any, ...]:

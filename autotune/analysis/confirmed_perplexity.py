@@ -69,7 +69,11 @@ def with_seed_perplexities(
             continue
         mean, spread, seeds = known
         if measured_in == record.number:
-            source = PerplexitySource(kind="measured", seeds=seeds)
+            source = PerplexitySource(
+                kind="measured",
+                seeds=seeds,
+                over_random_weights=record.perplexity_says_nothing,
+            )
         result.append(
             replace(
                 record,
@@ -91,7 +95,8 @@ def classes_to_repeat(
     compared with it where one of its trials is among the `contenders`: the numbers of the trials
     that nothing but their perplexity may keep from being the pick (`pick.contenders`).
     """
-    full = [record for record in records if record.feasible and _is_full(record)]
+    counting = [record for record in records if not record.perplexity_says_nothing]
+    full = [record for record in counting if record.feasible and _is_full(record)]
     if not full:
         return []
     fastest = max(full, key=lambda record: record.tokens_per_second or 0.0)
@@ -99,7 +104,7 @@ def classes_to_repeat(
     if reference is None:
         return []
     found = [reference]
-    for record in records:
+    for record in counting:
         if record.number not in contenders or _is_full(record):
             continue
         representative = _representative(record, records)

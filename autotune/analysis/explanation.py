@@ -234,15 +234,19 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
     if trial is not None and trial.tokens_per_second:
         speed += f" ({_difference_of_speed(other.tokens_per_second, trial.tokens_per_second)})"
     parts.append(speed)
-    if other.perplexity and (trial is None or not trial.perplexity):
-        parts.append(f"perplexity {other.perplexity:.2f}")
-    elif other.perplexity and trial is not None and trial.perplexity:
-        change = other.perplexity / trial.perplexity - 1
-        if abs(change) <= DEFAULT_PERPLEXITY_TOLERANCE:
-            parts.append("the same perplexity")
-        else:
-            parts.append(f"perplexity {100 * change:+.1f} %")
+    if other.perplexity and not other.perplexity_says_nothing:
+        parts.append(_difference_of_perplexity(other.perplexity, trial))
     return f"measured in #{other.number}: {', '.join(parts)}"
+
+
+def _difference_of_perplexity(perplexity: float, trial: TrialRecord | None) -> str:
+    """Return the difference to that of `trial`, or the perplexity itself where it has none."""
+    if trial is None or not trial.perplexity or trial.perplexity_says_nothing:
+        return f"perplexity {perplexity:.2f}"
+    change = perplexity / trial.perplexity - 1
+    if abs(change) <= DEFAULT_PERPLEXITY_TOLERANCE:
+        return "the same perplexity"
+    return f"perplexity {100 * change:+.1f} %"
 
 
 def _difference_of_speed(speed: float, other_speed: float) -> str:

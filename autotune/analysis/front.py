@@ -27,6 +27,7 @@ class _Points:
     """Relative standard error; 0 where it is not known."""
     perplexity: Column
     perplexity_spread: Column
+    perplexity_says_nothing: Truth
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord]) -> "_Points":
@@ -42,6 +43,9 @@ class _Points:
             perplexity=numpy.array([record.perplexity for record in records], dtype=float),
             perplexity_spread=numpy.array(
                 [record.perplexity_spread or 0.0 for record in records], dtype=float
+            ),
+            perplexity_says_nothing=numpy.array(
+                [record.perplexity_says_nothing for record in records], dtype=bool
             ),
         )
 
@@ -111,7 +115,10 @@ def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
             one.tokens_per_second
             > other.tokens_per_second * (1 + _speed_noise(one, other, tolerance))
         )
-        | (one.perplexity < other.perplexity - _perplexity_noise(one, other, tolerance))
+        | (
+            _have_perplexities(one, other)
+            & (one.perplexity < other.perplexity - _perplexity_noise(one, other, tolerance))
+        )
     )
 
 
@@ -121,8 +128,13 @@ def _is_no_worse(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
         1 - _speed_noise(one, other, tolerance)
     )
     noise = _perplexity_noise(one, other, tolerance)
-    is_less_accurate = one.perplexity > other.perplexity + noise
+    is_less_accurate = (one.perplexity > other.perplexity + noise) & _have_perplexities(one, other)
     return ~(needs_more | is_slower | is_less_accurate)
+
+
+def _have_perplexities(one: _Points, other: _Points) -> Truth:
+    """Return whether both perplexities count; otherwise neither is better nor worse."""
+    return ~(one.perplexity_says_nothing | other.perplexity_says_nothing)
 
 
 def _speed_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:

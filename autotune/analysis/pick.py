@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autotune.analysis.confirmed_perplexity import rounding_warning
+from autotune.analysis.counting_perplexity import best_perplexity, has_good_perplexity
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import (
     NOISE_DEVIATIONS,
@@ -16,6 +17,7 @@ from autotune.analysis.tolerance import (
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
 from autotune.spec.result import Pick, StudyResult, TrialRecord
+from autotune.spec.workload import Workload
 from autotune.units import format_percent, format_size
 
 Preference = Literal["fastest", "smallest", "balanced"]
@@ -87,18 +89,23 @@ def choose(
     *,
     baseline: TrialRecord | None,
     preferences: Preferences,
+    workload: Workload | None = None,
+    initial_perplexity: float | None = None,
 ) -> Pick | None:
     """Return the preferred trial of the front with a good perplexity; None for an empty front.
 
     A perplexity is good within `max_perplexity_increase` of the front's best, or within the
-    measured spread of perplexity if that is larger.
+    measured spread of perplexity if that is larger. `workload`, whose learning rates the reason
+    names, and `initial_perplexity`, that before any training, only change what the reason says.
     """
     candidates = [record for record in records if record.number in front]
     if not candidates:
         return None
     allowed = allowed_perplexity_increase(records, preferences)
-    best = min(_perplexity(record) for record in candidates)
-    good = [record for record in candidates if _perplexity(record) <= best * (1 + allowed)]
+    best = best_perplexity(candidates)
+    good = [
+        record for record in candidates if has_good_perplexity(record, best=best, allowed=allowed)
+    ]
     cost = _COST[preferences.prefer]
     picked = min(good, key=lambda record: (cost(record, good), record.number))
     descriptions = {
@@ -106,17 +113,21 @@ def choose(
         "smallest": "the smallest",
         "balanced": "the best balance of speed and memory",
     }
-    criterion = (
-        f"{descriptions[preferences.prefer]} on the front whose perplexity is within "
-        f"{100 * allowed:.2g} % of the best, {best:.4g}"
-    )
-    warnings = [_noise_warning(picked, baseline)]
+    criterion = f"{descriptions[preferences.prefer]} on the front"
+    if best is not None:
+        criterion += f" whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
+    warnings = [
+        _says_nothing_warning(candidates),
+        _no_better_warning(picked, workload=workload, initial_perplexity=initial_perplexity),
+        _noise_warning(picked, baseline),
+    ]
     if preferences.prefer != "smallest":
         numbers = contenders(picked, candidates, preferences=preferences)
         warnings.append(rounding_warning(records, contenders=numbers))
     return Pick(
         number=picked.number,
         criterion=criterion,
+        learning_rates=_learning_rates(records, workload=workload),
         comparison=savings(picked, baseline),
         warning="; ".join(filter(None, warnings)),
     )
@@ -143,6 +154,61 @@ def contenders(
 def allowed_perplexity_increase(records: Sequence[TrialRecord], preferences: Preferences) -> float:
     """Return by which share of the front's best a perplexity may be larger and still be good."""
     return max(preferences.max_perplexity_increase, perplexity_spread(records))
+
+
+def is_no_better(record: TrialRecord, initial_perplexity: float | None) -> bool:
+    """Return whether the training has not lowered the perplexity that it began with."""
+    if initial_perplexity is None or record.perplexity is None:
+        return False
+    return record.perplexity >= initial_perplexity
+
+
+def _no_better_warning(
+    picked: TrialRecord, *, workload: Workload | None, initial_perplexity: float | None
+) -> str:
+    """Return a warning if the pick is no better than the weights that its training began with."""
+    if workload is None or not is_no_better(picked, initial_perplexity):
+        return ""
+    optimizer = picked.config.optimizer
+    rate = workload.learning_rate_of(optimizer, picked.config.adapter)
+    return (
+        f"training at a learning rate of {rate:g} ({optimizer}) made it worse: its perplexity was "
+        f"{initial_perplexity:.4g} before training"
+    )
+
+
+def _says_nothing_warning(candidates: Sequence[TrialRecord]) -> str:
+    """Return a warning if adapters over random weights are among the candidates."""
+    if not any(record.perplexity_says_nothing for record in candidates):
+        return ""
+    return (
+        "adapters over random weights were compared in memory and speed only, as their perplexity "
+        "says nothing (--pretrained has one that does)"
+    )
+
+
+def _learning_rates(records: Sequence[TrialRecord], *, workload: Workload | None) -> str:
+    """Return the learning rates of all kinds of training that were compared by their perplexity.
+
+    For example `full training at adamw 2e-05, lora at adamw 0.0002`. Another rate may change which
+    of them is better. Empty where there is only one kind, and for a script, which has its own.
+    """
+    if workload is None or workload.script is not None:
+        return ""
+    rates: dict[str, dict[str, float]] = {}
+    for record in records:
+        config = record.config
+        if record.feasible and not record.perplexity_says_nothing:
+            rate = workload.learning_rate_of(config.optimizer, config.adapter)
+            rates.setdefault(config.kind_of_training, {})[config.optimizer] = rate
+    if len(rates) < 2:
+        return ""
+    parts = []
+    for kind in sorted(rates):
+        name = "full training" if kind == "full" else kind
+        of_kind = " and ".join(f"{optimizer} {rate:g}" for optimizer, rate in rates[kind].items())
+        parts.append(f"{name} at {of_kind}")
+    return ", ".join(parts)
 
 
 def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
@@ -182,7 +248,8 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         parts.append(f"{format_percent(abs(saved))} % {less} memory ({sizes})")
     if record.tokens_per_second and baseline.tokens_per_second:
         parts.append(_speed_ratio(record, baseline))
-    if record.perplexity and baseline.perplexity:
+    says_nothing = record.perplexity_says_nothing or baseline.perplexity_says_nothing
+    if record.perplexity and baseline.perplexity and not says_nothing:
         change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
         if change_percent:
             parts.append(f"perplexity {change_percent:+.2f} %")
@@ -218,11 +285,6 @@ def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
     over = [record for record in records if record.is_over_cap]
     known = [record for record in over if least_needed_bytes(record)]
     return min(known, key=least_needed_bytes, default=None)
-
-
-def _perplexity(record: TrialRecord) -> float:
-    assert record.perplexity is not None
-    return record.perplexity
 
 
 def _seconds_per_token(record: TrialRecord, _good: Sequence[TrialRecord]) -> float:

@@ -63,6 +63,8 @@ def perplexity_spread(records: Sequence[TrialRecord]) -> float:
     for record in records:
         if record.shares_perplexity or record.perplexity is None:
             continue
+        if record.perplexity_says_nothing:
+            continue
         if record.was_trained:
             over_seeds = max(over_seeds, (record.perplexity_spread or 0.0) / record.perplexity)
             classes[record.config.numerics_class].append(record.perplexity)

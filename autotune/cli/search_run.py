@@ -179,7 +179,7 @@ def print_summary(
     )
     console.print()
     if verbose:
-        print_trials(console, result, result.trials, title="All trials")
+        print_trials(console, result, result.trials, title="All trials", with_before_training=True)
         console.print()
     print_result(result, console)
     baseline = None if result.baseline is None else result.trial(result.baseline)

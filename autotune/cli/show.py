@@ -94,6 +94,13 @@ def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
 def _print_tables(result: StudyResult) -> None:
     console = make_console()
     title = f"Study {result.study}: {outcome_counts(result.trials)}"
-    print_trials(console, result, result.trials, title=title, with_predictions=True)
+    print_trials(
+        console,
+        result,
+        result.trials,
+        title=title,
+        with_predictions=True,
+        with_before_training=True,
+    )
     console.print()
     print_pick(result, console)

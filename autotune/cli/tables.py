@@ -17,12 +17,16 @@ from rich.text import Text
 from autotune.printable import printable
 from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
-    SHARED_MARK_NOTE,
+    BEFORE_TRAINING,
+    BeforeTraining,
     advice_without_pick,
+    before_training,
     format_perplexity,
     format_speed,
     no_pick_reason,
-    perplexity_source_text,
+    perplexity_notes,
+    perplexity_remarks,
+    perplexity_warning,
     short_label,
     trial_label,
 )
@@ -102,6 +106,8 @@ class _Column:
     title: str
     is_number: bool = True
     cell: Callable[[StudyResult, TrialRecord], str]
+    before_training: Callable[[BeforeTraining], str] = lambda row: ""
+    """The cell in the row before those of trials, which most columns leave empty."""
 
 
 def print_trials(
@@ -112,31 +118,39 @@ def print_trials(
     title: str = "",
     with_predictions: bool = False,
     with_narrow_note: bool = True,
+    with_before_training: bool = False,
 ) -> None:
     """Print one row per trial: memory, speed, perplexity and remarks.
 
+    `with_before_training` adds a first row with the perplexity of pretrained weights.
     `with_predictions` adds the predicted peak and its ratio to the measured one. On a narrow
     terminal `with_narrow_note` explains the short configurations below the table. Thousands of
     trials are printed as one line each, however wide: that suits grep, and folding the cells would
     take longer than reading the trials from the database.
     """
     columns = list(_columns(result, records, with_predictions=with_predictions))
-    note = SHARED_MARK_NOTE if any(record.shares_perplexity for record in records) else ""
+    note = "\n".join(perplexity_notes(records))
+    remark_width = _REMARK_WIDTH
+    if is_narrow(console) and len(records) <= MOST_FOLDED:
+        remark_width = _NARROW_REMARK_WIDTH
+        columns = list(_narrow_columns(result))
+        notes = [note, *_reasons(records), *_perplexity_warnings(result, records)]
+        if with_narrow_note:
+            notes.append(_narrow_note(result))
+        note = "\n".join(line for line in notes if line)
+    rows = [[column.cell(result, record) for column in columns] for record in records]
+    styles = ["bold" if _is_pick(result, record) else "" for record in records]
+    first = before_training(result) if with_before_training else None
+    if first is not None:
+        rows.insert(0, [column.before_training(first) for column in columns])
+        styles.insert(0, "")
     if len(records) <= MOST_FOLDED:
-        remark_width = _REMARK_WIDTH
-        if is_narrow(console):
-            remark_width = _NARROW_REMARK_WIDTH
-            columns = list(_narrow_columns(result))
-            notes = [note, *_reasons(records)]
-            if with_narrow_note:
-                notes.append(_narrow_note(result))
-            note = "\n".join(line for line in notes if line)
-        table = _folded(result, records, columns, title=title, note=note, remark_width=remark_width)
+        table = _folded(
+            rows, columns, styles=styles, title=title, note=note, remark_width=remark_width
+        )
         console.print(table)
         return
-    lines = _aligned(
-        [[column.cell(result, record) for column in columns] for record in records], columns
-    )
+    lines = _aligned(rows, columns)
     text = "\n".join(line for line in (title, *lines, note) if line)
     console.print(as_text(text), soft_wrap=True)
 
@@ -146,7 +160,10 @@ def _columns(
 ) -> Iterator[_Column]:
     yield _Column(title="#", cell=lambda _, record: str(record.number))
     yield _Column(
-        title="configuration", is_number=False, cell=lambda _, record: trial_label(record)
+        title="configuration",
+        is_number=False,
+        cell=lambda _, record: trial_label(record),
+        before_training=lambda row: BEFORE_TRAINING,
     )
     yield _Column(title="peak memory", cell=lambda _, record: _size(record.peak_memory_bytes))
     if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
@@ -157,8 +174,12 @@ def _columns(
     if result.device.type == "cuda":
         yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
     yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
-    yield _Column(title="perplexity", cell=lambda _, record: format_perplexity(record) or "-")
-    yield _Column(title="", is_number=False, cell=_remark)
+    yield _Column(
+        title="perplexity",
+        cell=lambda _, record: format_perplexity(record) or "-",
+        before_training=lambda row: row.perplexity or "-",
+    )
+    yield _Column(title="", is_number=False, cell=_remark, before_training=lambda row: row.remark)
 
 
 def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
@@ -168,14 +189,22 @@ def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
         title="configuration",
         is_number=False,
         cell=lambda _, record: short_label(record, baseline),
+        before_training=lambda row: BEFORE_TRAINING,
     )
     yield _Column(title="peak", cell=lambda _, record: _size(record.peak_memory_bytes))
     if result.device.type == "cuda":
         yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
     yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
-    yield _Column(title="perpl.", cell=lambda _, record: format_perplexity(record) or "-")
     yield _Column(
-        title="", is_number=False, cell=lambda _, record: ", ".join(_marks(result, record))
+        title="perpl.",
+        cell=lambda _, record: format_perplexity(record) or "-",
+        before_training=lambda row: row.perplexity or "-",
+    )
+    yield _Column(
+        title="",
+        is_number=False,
+        cell=lambda _, record: ", ".join(_marks(result, record)),
+        before_training=lambda row: row.remark,
     )
 
 
@@ -189,6 +218,16 @@ def _reasons(records: Sequence[TrialRecord]) -> Iterator[str]:
             numbers.setdefault(text, []).append(f"#{record.number}")
     for text, failed in numbers.items():
         yield f"{', '.join(failed)} {text}"
+
+
+def _perplexity_warnings(result: StudyResult, records: Sequence[TrialRecord]) -> Iterator[str]:
+    """Yield what speaks against perplexities, for which a narrow row has no room either."""
+    numbers: dict[str, list[str]] = {}
+    for record in records:
+        if warning := perplexity_warning(result, record):
+            numbers.setdefault(warning, []).append(f"#{record.number}")
+    for warning, warned in numbers.items():
+        yield f"{', '.join(warned)} perplexity: {warning}"
 
 
 def _narrow_note(result: StudyResult) -> str:
@@ -209,10 +248,10 @@ def _baseline(result: StudyResult) -> TrialRecord | None:
 
 
 def _folded(
-    result: StudyResult,
-    records: Sequence[TrialRecord],
+    rows: Sequence[Sequence[str]],
     columns: Sequence[_Column],
     *,
+    styles: Sequence[str],
     title: str,
     note: str,
     remark_width: int,
@@ -228,9 +267,8 @@ def _folded(
             table.add_column(column.title, ratio=1, overflow="fold")
         else:
             table.add_column(overflow="fold", max_width=remark_width)
-    for record in records:
-        cells = [as_text(column.cell(result, record)) for column in columns]
-        table.add_row(*cells, style="bold" if _is_pick(result, record) else "")
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*map(as_text, row), style=style)
     return table
 
 
@@ -264,8 +302,8 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
     if record.reused_from:
         marks.append(f"from {record.reused_from}")
-    if source := perplexity_source_text(record):
-        marks.append(f"perplexity: {source}")
+    if remarks := perplexity_remarks(result, record):
+        marks.append(f"perplexity: {remarks}")
     return ", ".join(marks)
 
 
@@ -293,7 +331,7 @@ def print_result(result: StudyResult, console: Console) -> None:
         if baseline is not None and baseline not in front:
             shown.append(baseline)
         title = f"Front under {format_size(result.cap_bytes)}, and the baseline"
-        print_trials(console, result, shown, title=title)
+        print_trials(console, result, shown, title=title, with_before_training=True)
         console.print()
     print_pick(result, console)
     not_candidates = [

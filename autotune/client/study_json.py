@@ -39,6 +39,7 @@ def result_of(values: Any) -> StudyResult:
             front=tuple(values["front"]),
             pick=pick,
             baseline=values["baseline"],
+            initial_perplexity=values.get("initial_perplexity"),
         )
         check_types(result)
         check_types(result.device)

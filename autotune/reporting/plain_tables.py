@@ -12,11 +12,13 @@ from autotune.printable import printable
 from autotune.reporting import published_rows
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
-    SHARED_MARK_NOTE,
+    BEFORE_TRAINING,
+    before_training,
     format_perplexity,
     format_speed,
     no_pick_reason,
-    perplexity_source_text,
+    perplexity_notes,
+    perplexity_remarks,
 )
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
@@ -125,8 +127,7 @@ def markdown_text(result: StudyResult) -> str:
     if result.trials:
         blocks.append("### All trials")
         blocks.append(_table(result, result.trials))
-    if any(record.shares_perplexity for record in result.trials):
-        blocks.append(SHARED_MARK_NOTE)
+    blocks += perplexity_notes(result.trials)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -151,10 +152,16 @@ def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:
         "message",
     ]
     rules = [":--" if head in ("configuration", "it is", "message") else "--:" for head in heads]
-    return "\n".join(
-        _row(cells)
-        for cells in [heads, rules, *(_cells(result, record, is_cuda) for record in records)]
-    )
+    rows = [_cells(result, record, is_cuda) for record in records]
+    first = before_training(result)
+    if first is not None:
+        known = {
+            "configuration": BEFORE_TRAINING,
+            "perplexity": first.perplexity,
+            "message": _plain(first.remark),
+        }
+        rows.insert(0, [known.get(head, "") for head in heads])
+    return "\n".join(map(_row, [heads, rules, *rows]))
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -167,8 +174,8 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
         marks.append(outcome_label(record))
     if record.reused_from:
         marks.append(f"from {_plain(str(record.reused_from))}")
-    if source := perplexity_source_text(record):
-        marks.append(f"perplexity: {_plain(source)}")
+    if remarks := perplexity_remarks(result, record):
+        marks.append(f"perplexity: {_plain(remarks)}")
     return [
         str(record.number),
         _description(record),

@@ -12,11 +12,15 @@ from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory
 from autotune.reporting.html_text import html_text
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
-    SHARED_MARK_NOTE,
+    BEFORE_TRAINING,
+    BeforeTraining,
     about,
     answer_of,
+    before_training,
     format_perplexity,
     format_speed,
+    perplexity_notes,
+    perplexity_warning,
     trial_label,
 )
 from autotune.spec.result import StudyResult, TrialRecord
@@ -52,28 +56,37 @@ def result_html(result: StudyResult) -> str:
         parts += [f"<p>Front under {cap}, and the baseline</p>", _table(result, shown)]
     if any(record not in shown for record in result.trials):
         parts.append(_all_trials(result))
-    if any(record.shares_perplexity for record in result.trials):
-        parts.append(f"<p><small>{SHARED_MARK_NOTE}</small></p>")
+    parts += [f"<p><small>{note}</small></p>" for note in perplexity_notes(result.trials)]
     return f"<div>{''.join(parts)}</div>"
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def trials_table(records: Sequence[TrialRecord], marks: Sequence[str], *, is_cuda: bool) -> str:
-    """Return one row for each trial; `marks` are the texts of the last column."""
+def trials_table(
+    records: Sequence[TrialRecord],
+    marks: Sequence[str],
+    *,
+    is_cuda: bool,
+    first: BeforeTraining | None = None,
+) -> str:
+    """Return one row for each trial after the `first`; `marks` are the texts of the last column."""
     device = ["on device"] if is_cuda else []
     heads = ["#", "configuration", "peak memory", *device, "tokens/s", "perplexity", ""]
     rows = "".join(
         _row(_cells(record, mark, is_cuda=is_cuda))
         for record, mark in zip(records, marks, strict=True)
     )
+    if first is not None:
+        known = {"configuration": BEFORE_TRAINING, "perplexity": first.perplexity, "": first.remark}
+        rows = _row(known.get(head, "") for head in heads) + rows
     return f"<table><thead>{_row(heads, tag='th')}</thead><tbody>{rows}</tbody></table>"
 
 
 def _table(result: StudyResult, records: Sequence[TrialRecord]) -> str:
     marks = [", ".join(_marks(result, record)) for record in records]
-    return trials_table(records, marks, is_cuda=result.device.type == "cuda")
+    is_cuda = result.device.type == "cuda"
+    return trials_table(records, marks, is_cuda=is_cuda, first=before_training(result))
 
 
 def _all_trials(result: StudyResult) -> str:
@@ -116,6 +129,8 @@ def _marks(result: StudyResult, record: TrialRecord) -> Iterator[str]:
         yield outcome_label(record)
     if record.reused_from:
         yield f"from {record.reused_from}"
+    if warning := perplexity_warning(result, record):
+        yield f"perplexity: {warning}"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -1,9 +1,12 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.analysis.feasibility import least_needed_bytes
-from autotune.analysis.pick import closest_miss, savings
+from autotune.analysis.pick import closest_miss, is_no_better, savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
@@ -25,8 +28,10 @@ _SHORT = {
     "optimizer_fusion": "fusion",
     "attention": "attn",
     "activation_offload": "offload",
+    "adapter_rank": "rank",
+    "base_weights": "base",
 }
-"""Short names of techniques. The values of the others say what they are: `bf16-mixed`, `sgd`."""
+"""Short names of techniques. The values of the others say what they are: `bf16-mixed`, `lora`."""
 
 
 def short_label(record: TrialRecord, baseline: TrialRecord | None) -> str:
@@ -62,13 +67,15 @@ def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
 def format_perplexity(record: TrialRecord) -> str:
     """Return `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
 
-    `SHARED_MARK` stands before a perplexity that was measured in another trial.
+    `SHARED_MARK` stands before a perplexity that was measured in another trial, and parentheses
+    around one that says nothing; `perplexity_notes` explains both.
     """
     if record.perplexity is None:
         return ""
     mark = SHARED_MARK if record.shares_perplexity else ""
     spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.2f}"
-    return f"{mark}{record.perplexity:,.2f}{spread}"
+    text = f"{mark}{record.perplexity:,.2f}{spread}"
+    return f"({text})" if record.perplexity_says_nothing else text
 
 
 def perplexity_source_text(record: TrialRecord) -> str:
@@ -83,14 +90,75 @@ def perplexity_source_text(record: TrialRecord) -> str:
         return f"of {source.trial}"
     if source.kind == "measured":
         return source.seeds_text
-    return str(source)
+    return str(replace(source, over_random_weights=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeforeTraining:
+    """The row of a table that says what the pretrained weights do before any training, as text."""
+
+    perplexity: str
+    """Empty if it could not be measured."""
+    remark: str
+
+
+BEFORE_TRAINING = "before training"
+"""Stands in that row where trials have their configuration."""
+NO_BETTER = "no better than before training"
+"""Is said of a perplexity that the training has not lowered."""
+
+
+_REMARK_WIDTH = 100
+"""Characters; the log of the study has the rest."""
+
+
+def before_training(result: StudyResult) -> BeforeTraining | None:
+    """Return the first row of a table of trials; None for a study without pretrained weights."""
+    if result.initial_perplexity is not None:
+        return BeforeTraining(
+            perplexity=f"{result.initial_perplexity:,.2f}", remark=result.initial_perplexity_remark
+        )
+    if result.initial_perplexity_remark:
+        remark = f"not measured: {result.initial_perplexity_remark}"
+        return BeforeTraining(
+            perplexity="", remark=textwrap.shorten(remark, width=_REMARK_WIDTH, placeholder="…")
+        )
+    return None
+
+
+def perplexity_warning(result: StudyResult, record: TrialRecord) -> str:
+    """Return what speaks against the perplexity of a trial; empty if nothing does."""
+    return NO_BETTER if is_no_better(record, result.initial_perplexity) else ""
+
+
+def perplexity_remarks(result: StudyResult, record: TrialRecord) -> str:
+    """Return where the perplexity comes from and what speaks against it, for a table."""
+    remarks = (perplexity_source_text(record), perplexity_warning(result, record))
+    return ", ".join(filter(None, remarks))
 
 
 SHARED_MARK = "="
 SHARED_MARK_NOTE = (
     "= is the perplexity of the trial trained to the end on behalf of all with the same numerics"
 )
-"""Explains the mark, below or above a table that has it."""
+SAYS_NOTHING_NOTE = (
+    "(perplexity) in parentheses says nothing, as the weights under the adapter are random: such "
+    "trials are compared in memory and speed only"
+)
+
+
+def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
+    """Return what explains the marks at perplexities, below or above a table that has them."""
+    shares = says_nothing = False
+    for record in records:
+        shares = shares or record.shares_perplexity
+        says_nothing = says_nothing or record.perplexity_says_nothing
+    notes = []
+    if shares:
+        notes.append(SHARED_MARK_NOTE)
+    if says_nothing:
+        notes.append(SAYS_NOTHING_NOTE)
+    return notes
 
 
 def outcome_line(record: TrialRecord) -> str:

@@ -84,6 +84,10 @@ class Study(Described):
     pick: int | None = Field(description="Number of the recommended trial; null: none is feasible.")
     pick_reason: str | None
     baseline: int | None
+    initial_perplexity: float | None = Field(
+        description="Of the pretrained weights, before any training; null without such weights, "
+        "or where it was not measured."
+    )
 
 
 class StudyEntry(Described):

@@ -1,8 +1,9 @@
-"""What is measured after a search: speeds in turn, repeats of the baseline, more seeds.
+"""What is measured beside the trials: speeds in turn, repeats of the baseline, more seeds.
 
 A speed that was measured once may have been lucky, and the fastest of many trials is the luckiest.
 So a study keeps further measurements beside its trials. They are not trials: numbers and `--trials`
-do not count them. `analysis/confirmed_speed.py` makes speeds with intervals of them.
+do not count them. `analysis/confirmed_speed.py` makes speeds with intervals of them. With
+pretrained weights, the perplexity before any training is one of these measurements, too.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import itertools
 import math
 import statistics
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -97,10 +98,31 @@ class VariantMeasurement:
     seconds: Seconds
 
 
-Confirmation: TypeAlias = PairedSpeed | RepeatedSpeed | SeedPerplexity | VariantMeasurement
+@dataclass(frozen=True, kw_only=True)
+class InitialPerplexity:
+    """The perplexity of the pretrained weights on the held-out text, before any training."""
+
+    kind: ClassVar[str] = "initial_perplexity"
+    config: TrainingConfig
+    """Whose precision the weights were evaluated in, with its micro batch."""
+    perplexity: Perplexity | None
+    failure: str = ""
+    seconds: Seconds
+
+
+Confirmation: TypeAlias = (
+    PairedSpeed | RepeatedSpeed | SeedPerplexity | VariantMeasurement | InitialPerplexity
+)
 
 _KINDS: Mapping[str, type[Confirmation]] = {
-    kind.kind: kind for kind in (PairedSpeed, RepeatedSpeed, SeedPerplexity, VariantMeasurement)
+    kind.kind: kind
+    for kind in (
+        PairedSpeed,
+        RepeatedSpeed,
+        SeedPerplexity,
+        VariantMeasurement,
+        InitialPerplexity,
+    )
 }
 
 
@@ -131,6 +153,16 @@ def confirmation_from_dict(stored: Mapping[str, Any]) -> Confirmation:
     if "measurement" in fields:
         fields["measurement"] = Measurement.from_dict(fields["measurement"])
     return kind(**fields)
+
+
+def initial_perplexity_of(confirmations: Iterable[Confirmation]) -> InitialPerplexity | None:
+    """Return the measurement before any training; where there are several, one with a perplexity.
+
+    There may be several where one has failed, or where two processes began a study together.
+    """
+    found = [one for one in confirmations if isinstance(one, InitialPerplexity)]
+    measured = (one for one in found if one.perplexity is not None)
+    return next(measured, found[-1] if found else None)
 
 
 def paired_speeds(

@@ -57,6 +57,10 @@ _UNUSED_EVALUATION: Mapping[UnusedEvaluation, str] = {
 }
 
 
+OVER_RANDOM_WEIGHTS = "; it says nothing, as the weights under the adapter are random"
+"""Ends the sentence of such a source."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PerplexitySource:
     """How the perplexity of a trial was obtained; which fields it has depends on `kind`.
@@ -77,6 +81,8 @@ class PerplexitySource:
     """Of `training_loss`: of how many steps it is the mean."""
     unused_evaluation: UnusedEvaluation | None = None
     """Of `training_loss`: why the script's evaluation was not used; None: it has none."""
+    over_random_weights: bool = False
+    """Whether an adapter was trained over random, frozen weights: the perplexity says nothing."""
 
     def __post_init__(self) -> None:
         needed = {
@@ -89,8 +95,10 @@ class PerplexitySource:
             raise ValueError(f"a perplexity source {self.kind!r} lacks what belongs to it")
 
     @classmethod
-    def shared_with(cls, trial: TrialReference) -> "PerplexitySource":
-        return cls(kind="shared", trial=trial)
+    def shared_with(
+        cls, trial: TrialReference, *, over_random_weights: bool = False
+    ) -> "PerplexitySource":
+        return cls(kind="shared", trial=trial, over_random_weights=over_random_weights)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PerplexitySource":
@@ -110,7 +118,7 @@ class PerplexitySource:
     @property
     def is_plain(self) -> bool:
         """Whether the trial measured it itself, with one seed: nothing needs to be said of it."""
-        return self.kind == "measured" and not self.seeds_text
+        return self.kind == "measured" and not self.seeds_text and not self.over_random_weights
 
     def is_after_all_steps(self, steps: int) -> bool:
         """Return whether the trial obtained it itself, after all of its `steps`."""
@@ -136,7 +144,9 @@ class PerplexitySource:
                 text = f"training loss of the last {self.last_steps} steps"
                 if self.unused_evaluation is not None:
                     text += f", as {_UNUSED_EVALUATION[self.unused_evaluation]}"
-        return f"{text}, {self.seeds_text}" if self.seeds_text else text
+        if self.seeds_text:
+            text += f", {self.seeds_text}"
+        return text + OVER_RANDOM_WEIGHTS if self.over_random_weights else text
 
     @property
     def seeds_text(self) -> str:

@@ -166,6 +166,11 @@ class Measurement:
         return self.perplexity_source is not None and self.perplexity_source.is_shared
 
     @property
+    def perplexity_says_nothing(self) -> bool:
+        """Whether it is that of an adapter over random weights, and must decide nothing."""
+        return self.perplexity_source is not None and self.perplexity_source.over_random_weights
+
+    @property
     def has_all_objectives(self) -> bool:
         """Whether memory, speed and perplexity were all measured."""
         return all(getattr(self, objective) is not None for objective in DIRECTIONS)
@@ -275,6 +280,8 @@ class Pick:
     number: int
     criterion: str
     """By which it was picked, such as `the fastest on the front`."""
+    learning_rates: str = ""
+    """The rates of each kind of training, where full training and adapters were compared."""
     comparison: str = ""
     """With the baseline; empty if that is unknown."""
     warning: str = ""
@@ -282,8 +289,9 @@ class Pick:
 
     @property
     def reason(self) -> str:
-        """Criterion, comparison and warning in one sentence, without a full stop."""
-        return "; ".join(filter(None, (self.criterion, self.comparison, self.warning)))
+        """Return all of it in one sentence, without a full stop."""
+        parts = (self.criterion, self.learning_rates, self.comparison, self.warning)
+        return "; ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,6 +307,12 @@ class StudyResult:
     front: tuple[int, ...]
     pick: Pick | None
     baseline: int | None
+    initial_perplexity: Perplexity | None = None
+    """Of the pretrained weights on the held-out text, before any training; None without pretrained
+    weights, and where it was not measured."""
+    initial_perplexity_remark: str = ""
+    """In which precision it was measured, where that is not the baseline's, or why it has failed;
+    JSON has no place for it."""
     variants: tuple[TrialRecord, ...] = ()
     """The pick without single techniques, as far as that was measured after the trials."""
     folder: Path | None = None
@@ -337,4 +351,5 @@ class StudyResult:
             "pick": None if self.pick is None else self.pick.number,
             "pick_reason": None if self.pick is None else self.pick.reason,
             "baseline": self.baseline,
+            "initial_perplexity": self.initial_perplexity,
         }

@@ -54,8 +54,13 @@ class TrainingRequest:
     """False for the baseline, which may exceed the cap if the device has enough memory."""
     reference: ParityTrace | None = None
     """First steps of a plain training of the same numerics class, which this one must reproduce."""
+    dequantized: bool = False
+    """Whether quantized base weights are replaced by what they stand for: the plain training with
+    which the quantized one is compared."""
     shares_perplexity: bool = False
     """Whether only memory and speed are needed: the training stops when they are measured."""
+    evaluates_only: bool = False
+    """Whether no step is trained: the perplexity of the weights as they are is wanted."""
     pruning_bounds: Sequence[PruningBound] = ()
     """Trials of the same numerics class; one that dominates this training ends it."""
     snapshot_file: Path | None = None

@@ -8,11 +8,12 @@ worker of an earlier release which was running while the database was upgraded.
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from autotune.spec.provenance import (
     MEASURED,
+    OVER_RANDOM_WEIGHTS,
     FailedSeed,
     PerplexitySource,
     TrialReference,
@@ -65,6 +66,9 @@ def _facts(sentence: str, parsed: PerplexitySource | TrialReference | None) -> A
 
 
 def _parse_source(sentence: str) -> PerplexitySource | None:
+    if sentence.endswith(OVER_RANDOM_WEIGHTS):
+        source = _parse_source(sentence.removesuffix(OVER_RANDOM_WEIGHTS))
+        return None if source is None else replace(source, over_random_weights=True)
     if sentence == "measured":
         return MEASURED
     if sentence.startswith("shared with "):

@@ -21,7 +21,7 @@ from autotune.errors import (
     suggestion,
 )
 from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import Confirmation
+from autotune.spec.confirmation import Confirmation, new_confirmation_id
 from autotune.spec.limits import SizeBytes
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
@@ -176,12 +176,13 @@ class StudyStore:
         trials_wanted: int,
         records: Sequence[TrialRecord] = (),
         forecasts: Sequence[Forecast] = (),
+        confirmations: Sequence[Confirmation] = (),
     ) -> None:
-        """Adds a study with the trials and predictions that it begins with, in one transaction.
+        """Adds a study with the results and predictions that it begins with, in one transaction.
 
-        `records` and `forecasts` may come from earlier studies. Raises StudyMismatch where there is
-        a study of that name; with a retry policy it may be of this very call, where the connection
-        was lost during the commit.
+        `records`, `forecasts` and `confirmations` may come from earlier studies. Raises
+        StudyMismatch where there is a study of that name; with a retry policy it may be of this
+        very call, where the connection was lost during the commit.
         """
         try:
             with self._database.writing() as connection:
@@ -194,8 +195,19 @@ class StudyStore:
                 ]
                 if trials:
                     connection.execute(insert(TRIALS), trials)
+                beside = [
+                    {
+                        "id": new_confirmation_id(),
+                        "study_id": study_id,
+                        "ordinal": ordinal,
+                        **confirmation_row(confirmation),
+                    }
+                    for ordinal, confirmation in enumerate(confirmations, start=1)
+                ]
                 if predictions:
                     connection.execute(insert(PREDICTIONS), predictions)
+                if beside:
+                    connection.execute(insert(CONFIRMATIONS), beside)
         except Conflict:
             raise StudyMismatch(
                 f"there is a study {definition.name!r} in {self.url} already",

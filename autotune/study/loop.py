@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
+from autotune.analysis.counting_perplexity import with_neutral_perplexities
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
 from autotune.execution.device_slots import DeviceSlots
@@ -27,7 +28,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import RepeatedSpeed
+from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial_perplexity_of
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.search_space import LegalSpace
@@ -119,6 +120,8 @@ class StudySession:
         self._trial_options = trial_options
         self._until_converged = until_converged
         self._repeats_baseline = repeats_baseline
+        self._wants_initial_perplexity = definition.workload.pretrained
+        """Whether the perplexity before training was not looked for yet."""
         self._speed_noise = PRIOR_NOISE_ALONE
         self._clock = clock
         self._optuna = OptunaStudy(
@@ -242,7 +245,11 @@ class StudySession:
         has_begun = False
         while self._ready:
             place = self._ready[0]
-            if not (self._begin_repeat_of_baseline(place) or self._begin_next(place)):
+            if not (
+                self._begin_initial_perplexity(place)
+                or self._begin_repeat_of_baseline(place)
+                or self._begin_next(place)
+            ):
                 self._leave_ready()
                 break
             self._ready.remove(place)
@@ -507,7 +514,7 @@ class StudySession:
             limit_bytes=self._definition.cap_bytes,
         )
         return self._ranking.suggestions(
-            finished,
+            with_neutral_perplexities(finished),
             self._prediction_cache.known.values(),
             excluded=[*(record.config for record in records), *in_flight, *not_to_train],
             seed=derived_seed(self._definition.seed, told=len(finished), repeat=len(in_flight)),
@@ -588,6 +595,53 @@ class StudySession:
         trial = None if place is None else self._trials.get(place)
         if trial is not None and trial.lease.is_lost:
             raise _LeaseLost
+
+    # -- before any training ---------------------------------------------------------------------
+
+    def _begin_initial_perplexity(self, place: TrialPlace) -> bool:
+        """Measure the perplexity of pretrained weights, once for the study, before the trials.
+
+        One that has failed is measured again by the next search.
+        """
+        if not self._wants_initial_perplexity:
+            return False
+        self._wants_initial_perplexity = False
+        known = initial_perplexity_of(self._shared.confirmations())
+        if known is not None and known.perplexity is not None:
+            return False
+        self._listener(_named(Confirming(doing="the perplexity before training"), place))
+        self._begin(
+            place, lambda: self._evaluate_untrained(place), then=self._store_initial_perplexity
+        )
+        return True
+
+    def _evaluate_untrained(self, place: TrialPlace) -> InitialPerplexity:
+        """Return the perplexity before training; raise TrialLost where the device is lost."""
+        began = place.clock()
+        try:
+            return self._runner(place).evaluate_untrained()
+        except TrialLost as error:
+            place.executor.check_device(place.device.device)
+            return InitialPerplexity(
+                config=self._baseline,
+                perplexity=None,
+                failure=error.message,
+                seconds=place.clock() - began,
+            )
+
+    def _store_initial_perplexity(
+        self, place: TrialPlace, future: "Future[InitialPerplexity]"
+    ) -> None:
+        try:
+            measured = future.result()
+        except TrialLost as error:
+            self._wants_initial_perplexity = True  # at another place
+            self._lose(place, error)
+            return
+        self._shared.store_confirmation(measured)
+        if measured.failure:
+            self._listener(Notice(message=f"the perplexity before training: {measured.failure}"))
+        self._ready.append(place)
 
     # -- how noisy the device is -------------------------------------------------------------------
 

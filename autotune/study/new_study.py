@@ -99,7 +99,10 @@ def new_definition(
         staging.close()
         raise
     workload = dataclasses.replace(
-        workload, text_sha256=prepared["text_sha256"], model_sha256=prepared["model_sha256"]
+        workload,
+        text_sha256=prepared["text_sha256"],
+        model_sha256=prepared["model_sha256"],
+        chat_column=prepared["chat_column"],
     )
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))

@@ -137,6 +137,7 @@ def _create(
             trials_wanted=wanted,
             records=reused.records,
             forecasts=reused.forecasts,
+            confirmations=reused.confirmations,
         )
     except StudyMismatch:
         return None

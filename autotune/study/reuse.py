@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.errors import AutotuneError, Stopped, StorageUnreachable
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import TrialRecord
@@ -28,6 +29,7 @@ class EarlierStudy:
     records: tuple[TrialRecord, ...]
     forecasts: Mapping[str, Forecast]
     """Forecasts by the configuration's fingerprint."""
+    initial_perplexity: InitialPerplexity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,8 @@ class ReusedResults:
     records: tuple[TrialRecord, ...] = ()
     """Numbered as trials of the new study."""
     forecasts: tuple[Forecast, ...] = ()
+    confirmations: tuple[InitialPerplexity, ...] = ()
+    """The perplexity before training, if it is known."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Number of records reused from each earlier study, newest first."""
 
@@ -57,10 +61,14 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
         try:
             definition, _ = store.definition(name)
             if are_comparable(definition, new):
+                initial_perplexity = None
+                if definition.workload.pretrained:
+                    initial_perplexity = initial_perplexity_of(store.confirmations(name))
                 yield EarlierStudy(
                     definition=definition,
                     records=tuple(store.trials(name)),
                     forecasts=store.forecasts(name),
+                    initial_perplexity=initial_perplexity,
                 )
         except (StorageUnreachable, Stopped):
             raise
@@ -101,7 +109,11 @@ def select(
 
     # Reused results have no snapshots, and were measured without another trial on the GPU.
     shares_gpu = new.device.type == "cuda" and request.trials_per_device > 1
+    before_training: InitialPerplexity | None = None
     for study in studies:
+        known = study.initial_perplexity
+        if before_training is None and known is not None and known.perplexity is not None:
+            before_training = known
         name = study.definition.name
         if not request.memory_snapshot and not shares_gpu:
             for record in _valid_records(study, new, request):
@@ -117,6 +129,7 @@ def select(
     return ReusedResults(
         records=tuple(_numbered(ordered, names=first_names)),
         forecasts=tuple(forecasts.values()),
+        confirmations=() if before_training is None else (before_training,),
         counts=counts,
     )
 
@@ -233,9 +246,8 @@ def _with_study(
     """Add to a shared perplexity's source the study of the trial that measured it."""
     if source is None or not source.is_shared:
         return source
-    return PerplexitySource.shared_with(
-        representative.reused_from or TrialReference(number=representative.number, study=study)
-    )
+    trial = representative.reused_from or TrialReference(number=representative.number, study=study)
+    return replace(source, trial=trial)
 
 
 def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> Iterator[TrialRecord]:
@@ -248,7 +260,7 @@ def _numbered(records: Iterable[TrialRecord], *, names: Mapping[str, str]) -> It
     for number, record in enumerate(ordered):
         source = record.perplexity_source
         if source is not None and source.is_shared and source.trial in numbers:
-            source = PerplexitySource.shared_with(TrialReference(number=numbers[source.trial]))
+            source = replace(source, trial=TrialReference(number=numbers[source.trial]))
         yield replace(
             record,
             number=number,

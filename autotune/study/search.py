@@ -23,6 +23,7 @@ from autotune.failpoints import failpoint
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
@@ -316,6 +317,8 @@ class StudyRecords:
     """With the speeds of confirmed trials replaced."""
     variants: tuple[TrialRecord, ...]
     baseline: TrialRecord | None
+    initial_perplexity: InitialPerplexity | None = None
+    """Of pretrained weights, before any training."""
 
 
 def records_of(
@@ -343,12 +346,21 @@ def records_of(
         trials=tuple(records),
         variants=tuple(everything[len(trials) :]),
         baseline=_baseline_of(definition, records),
+        initial_perplexity=initial_perplexity_of(confirmations),
     )
 
 
 def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResult:
     """Return the result of a study with the front and the pick that a user prefers."""
     definition, baseline = records.definition, records.baseline
+    before_training, remark = records.initial_perplexity, ""
+    if before_training is not None:
+        precision = before_training.config.precision
+        if before_training.failure:
+            remark = before_training.failure
+        elif precision != definition.baseline_config().precision:
+            remark = f"in {precision}"
+    initial_perplexity = None if before_training is None else before_training.perplexity
     front = pareto_front(records.trials, tolerance=preferences.tolerance)
     return StudyResult(
         study=definition.name,
@@ -359,8 +371,17 @@ def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResul
         cap_bytes=definition.cap_bytes,
         trials=records.trials,
         front=front,
-        pick=choose(records.trials, front, baseline=baseline, preferences=preferences),
+        pick=choose(
+            records.trials,
+            front,
+            baseline=baseline,
+            preferences=preferences,
+            workload=definition.workload,
+            initial_perplexity=initial_perplexity,
+        ),
         baseline=None if baseline is None else baseline.number,
+        initial_perplexity=initial_perplexity,
+        initial_perplexity_remark=remark,
         variants=records.variants,
     )
 

@@ -24,9 +24,10 @@ from autotune.errors import PreparationFailed
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.execution.trial_options import TrialOptions
+from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.attempt import FinishedTrial
-from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import RepeatedSpeed
+from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
+from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed
 from autotune.spec.early_stopping import PruningBound, speed_margin
 from autotune.spec.parity import ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
@@ -280,6 +281,56 @@ class TrialRunner:
             seconds=self._clock() - began,
         )
 
+    def evaluate_untrained(self) -> InitialPerplexity:
+        """Return the perplexity of the pretrained weights before any training.
+
+        It is measured in the precision of the baseline or, where the cap has no room for that, with
+        smaller weights, and in micro batches of one sequence. Raises as `measure` does.
+        """
+        began = self._clock()
+        for config in self._untrained_configs():
+            finished = self._train(
+                config,
+                log_name=f"before-training-{config.fingerprint}",
+                enforce_cap=True,
+                evaluates_only=True,
+            )
+            measurement = finished.measurement
+            if not measurement.ran_out_of_memory:
+                break
+        failure = ""
+        if measurement.perplexity is None:
+            failure = OUTCOME_LABELS[measurement.outcome]
+            if measurement.message and not measurement.ran_out_of_memory:
+                failure += f": {measurement.message}"
+        return InitialPerplexity(
+            config=config,
+            perplexity=measurement.perplexity,
+            failure=failure,
+            seconds=self._clock() - began,
+        )
+
+    def _untrained_configs(self) -> list[TrainingConfig]:
+        """Return how weights may be evaluated, the most precise first.
+
+        Those that are quantized are so in the way of some trial of the study. A new adapter adds
+        nothing to what they compute.
+        """
+        unavailable = self._definition.unavailable
+        configs = [TrainingConfig(precision=self._baseline.precision, micro_batch_size=1)]
+        if "bf16-true" in unavailable.get("precision", {}):
+            return configs
+        smaller = TrainingConfig(precision="bf16-true", micro_batch_size=1)
+        configs.append(smaller)
+        used = [config.base_weights for _, config in self._definition.first_configurations()]
+        searched = self._definition.space.techniques.get("base_weights", ())
+        for weights in QUANTIZED_WEIGHTS:
+            if weights in unavailable.get("base_weights", {}):
+                continue
+            if weights in used or weights in searched:
+                configs.append(replace(smaller, adapter="lora", base_weights=weights))
+        return configs
+
     # -- training in a separate process ------------------------------------------------------------
 
     def _train_under_cap(
@@ -322,6 +373,7 @@ class TrialRunner:
         enforce_cap: bool,
         workload: Workload | None = None,
         reference: ParityTrace | None = None,
+        evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] | None = None,
     ) -> FinishedTrial:
         future = self._executor.submit(
@@ -334,6 +386,7 @@ class TrialRunner:
             workload=workload,
             reference=reference,
             shares_perplexity=pruning_bounds is not None,
+            evaluates_only=evaluates_only,
             pruning_bounds=pruning_bounds or (),
         )
         finished = self._wait_for(future)
@@ -369,13 +422,16 @@ class TrialRunner:
             wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
             raise
 
-    def _trace(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
+    def _trace(
+        self, config: TrainingConfig, *, dropout: bool, dequantized: bool
+    ) -> ParityTrace | str:
         try:
             return self._executor.trace(
                 self._definition,
                 config,
                 study_folder=self._folder,
                 dropout=dropout,
+                dequantized=dequantized,
                 trial_options=self._options,
             )
         except PreparationFailed as error:  # the process died or ran out of time
@@ -464,5 +520,8 @@ def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measur
         perplexity=record.perplexity,
         perplexity_spread=record.perplexity_spread,
         bits_per_byte=record.bits_per_byte,
-        perplexity_source=PerplexitySource.shared_with(TrialReference(number=record.number)),
+        perplexity_source=PerplexitySource.shared_with(
+            TrialReference(number=record.number),
+            over_random_weights=record.perplexity_says_nothing,
+        ),
     )

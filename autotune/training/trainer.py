@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import chain
 
 import torch
 import torch._dynamo.utils
@@ -22,11 +24,11 @@ from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
-from autotune.models.parts import held_tensors
+from autotune.models.parts import held_tensors, tensors_behind
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
-from autotune.spec.provenance import MEASURED
+from autotune.spec.provenance import MEASURED, PerplexitySource
 from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
@@ -40,12 +42,13 @@ from autotune.units import format_size
 
 
 def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
-    """Trains the workload's steps and returns their measurement.
+    """Trains the workload's steps and returns their measurement; no step with `evaluates_only`.
 
     Raises ParityFailed, Diverged and whatever torch raises.
     """
     before_the_device(request.config)
-    return Trainer(request, progress=progress).run()
+    trainer = Trainer(request, progress=progress)
+    return trainer.evaluate_untrained() if request.evaluates_only else trainer.run()
 
 
 def train_in_turn(
@@ -110,6 +113,7 @@ class Trainer:
             self._workload,
             weights_file=request.folder / "weights.pt",
             device=self._device,
+            dequantized=request.dequantized,
         )
         self._history = StepHistory(marker=self._meter)
         self.step = TrainingStep(
@@ -131,7 +135,6 @@ class Trainer:
         self._train, self._held_out = (
             TokenSequences(
                 request.folder / name,
-                packing=self._workload.packing,
                 sequence_length=self._workload.sequence_length,
             )
             for name in ("train.npy", "held_out.npy")
@@ -165,6 +168,20 @@ class Trainer:
         held_out_loss = self._evaluate()
         return self._measurement(
             self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss
+        )
+
+    def evaluate_untrained(self) -> Measurement:
+        """Returns the perplexity of the weights as they are; nothing else is measured.
+
+        Only the weights and one forward pass are on the device. Raises Diverged.
+        """
+        held_out_loss = self._evaluate()
+        assert held_out_loss is not None
+        return Measurement(
+            outcome="ok",
+            perplexity=math.exp(held_out_loss),
+            perplexity_source=MEASURED,
+            bits_per_byte=self._bits_per_byte(held_out_loss),
         )
 
     def run_in_turn(self, turns: Turns) -> None:
@@ -317,7 +334,10 @@ class Trainer:
                 valid_labels += batch.valid_labels()
         mean_loss = loss / max(1, valid_labels)
         if not mean_loss < LARGEST_LOSS:
-            raise Diverged(f"the held-out loss is {mean_loss} after {workload.steps} steps")
+            when = f"after {workload.steps} steps"
+            if self._request.evaluates_only:
+                when = "before training"
+            raise Diverged(f"the held-out loss is {mean_loss} {when}")
         return mean_loss
 
     def _summed_loss(self, batch: Batch) -> float:
@@ -343,7 +363,8 @@ class Trainer:
     def _resident_tensors(self) -> list[Tensor]:
         model = self.training.parts.model
         held = [tensor for module in model.modules() for _, tensor in held_tensors(module)]
-        resident = [*model.parameters(), *held, *self.training.updater.state()]
+        weights = [part for weight in model.parameters() for part in tensors_behind(weight)]
+        resident = [*weights, *held, *self.training.updater.state()]
         return [tensor for tensor in resident if tensor.device.type == self._device.type]
 
     def _synchronize(self) -> None:
@@ -382,7 +403,7 @@ class Trainer:
             bytes_by_kind=self._bytes_by_kind(),
             peak_bytes_by_category=self._peak_bytes_by_category(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
-            perplexity_source=None if held_out_loss is None else MEASURED,
+            perplexity_source=None if held_out_loss is None else self._perplexity_source(),
             **self.parity.verdict(),
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
@@ -408,6 +429,10 @@ class Trainer:
             parts["parity"] = self.parity.seconds
         return parts
 
+    def _perplexity_source(self) -> PerplexitySource:
+        is_random = self._config.adapter != "none" and self._workload.has_random_weights
+        return replace(MEASURED, over_random_weights=is_random)
+
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
         bytes_per_token = TextFacts.read(self._request.folder).bytes_per_token
         if held_out_loss is None or bytes_per_token is None:
@@ -431,7 +456,7 @@ class Trainer:
         ]
         recording = self._history.recording(
             {
-                "parameters": model.parameters(),
+                "parameters": chain.from_iterable(map(tensors_behind, model.parameters())),
                 "buffers": model.buffers(),
                 "optimizer_state": optimizer_state,
             }
@@ -442,7 +467,9 @@ class Trainer:
     def _bytes_by_kind(self) -> dict[str, int]:
         model = self.training.parts.model
         return {
-            "parameters": resident_bytes(model.parameters()),
+            "parameters": resident_bytes(
+                chain.from_iterable(map(tensors_behind, model.parameters()))
+            ),
             "buffers": resident_bytes(model.buffers()),
             "optimizer_state": resident_bytes(self.training.updater.state()),
             **offloaded_bytes(self._config),

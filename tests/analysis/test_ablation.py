@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from autotune.analysis.ablation import Effect, ablation_steps, without
-from autotune.spec.config import LegalityContext
+from autotune.analysis.ablation import Effect, ablation_steps
+from autotune.spec.config import LegalityContext, reverted
 from tests.building.results import MIB, out_of_memory, record
 from tests.building.views import BASELINE, BF16, BLOCK, BOTH, config, four_trials
 
@@ -123,7 +123,7 @@ def test_without_a_pick_nothing_is_on_top():
 
 def test_taking_the_compilation_out_takes_its_budget_along():
     assert (
-        without(config(compile="block", memory_budget=0.5), "compile", plain=BASELINE) == BASELINE
+        reverted(config(compile="block", memory_budget=0.5), "compile", plain=BASELINE) == BASELINE
     )
 
 

@@ -1,4 +1,5 @@
 import statistics
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -10,7 +11,7 @@ from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Outcome
-from tests.building.results import mean_of, out_of_memory, record, shared_with
+from tests.building.results import OVER_RANDOM, mean_of, out_of_memory, record, shared_with
 
 TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
 
@@ -42,6 +43,23 @@ def dominates(one, other, tolerance=TOLERANCE):
         or one[2] < other[2] * (1 - tolerance.perplexity)
     )
     return better and not worse
+
+
+# -- perplexities that say nothing -----------------------------------------------------------------
+
+
+def test_a_perplexity_that_says_nothing_keeps_no_trial_on_the_front():
+    better, slower = records([(1, 1000.0, 10.0), (2, 900.0, 1.0)])
+    assert pareto_front([better, slower], tolerance=TOLERANCE) == (0, 1)
+    says_nothing = replace(slower, perplexity_source=OVER_RANDOM)
+    assert pareto_front([better, says_nothing], tolerance=TOLERANCE) == (0,)
+
+
+def test_a_perplexity_that_says_nothing_removes_no_trial_from_the_front():
+    low, high = records([(1, 900.0, 10.0), (2, 1100.0, 5.0)])
+    says_nothing = replace(low, perplexity=1.0, perplexity_source=OVER_RANDOM)
+    equal = replace(high, tokens_per_second=900.0, peak_memory_bytes=1)
+    assert set(pareto_front([says_nothing, equal], tolerance=TOLERANCE)) == {0, 1}
 
 
 # -- by hand ---------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from autotune.analysis.pick import PREFERENCES, Preferences, choose, closest_mis
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
-from tests.building.results import MIB, out_of_memory, record
+from autotune.spec.workload import make_workload
+from tests.building.results import MIB, OVER_RANDOM, out_of_memory, record
 
 SMALL = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
 MIDDLE = record(1, memory=120 * MIB, speed=1900.0, perplexity=10.02)
@@ -93,6 +94,26 @@ def test_a_spread_larger_than_the_allowance_takes_its_place():
     assert pick(trials, max_perplexity_increase=0.01).number == 1
 
 
+LORA = TrainingConfig(adapter="lora")
+RANDOM = replace(FAST, config=LORA, perplexity=1.0, perplexity_source=OVER_RANDOM)
+
+
+@EVERY_PREFERENCE
+def test_a_perplexity_over_random_weights_rules_no_other_trial_out(prefer):
+    front = [SMALL.number, RANDOM.number]
+    picked = choose([SMALL, RANDOM], front, baseline=None, preferences=Preferences(prefer=prefer))
+    assert "of the best, 10;" in picked.reason
+    assert "compared in memory and speed only" in picked.warning
+
+
+def test_a_high_perplexity_over_random_weights_does_not_keep_a_trial_from_being_picked():
+    assert pick([SMALL, replace(RANDOM, perplexity=300.0)]).number == RANDOM.number
+
+
+def test_where_no_perplexity_counts_the_reason_names_none():
+    assert pick([RANDOM]).criterion == "the fastest on the front"
+
+
 @pytest.mark.parametrize("share", [-0.01, 100, float("nan"), float("inf")])
 def test_an_invalid_perplexity_increase_is_rejected(share):
     with pytest.raises(InvalidInput, match=f"invalid perplexity increase: {share}"):
@@ -103,6 +124,45 @@ def test_an_invalid_preference_is_rejected_with_a_list_of_the_valid_ones():
     with pytest.raises(InvalidInput, match="'cheapest'") as refused:
         Preferences(prefer="cheapest")
     assert all(prefer in refused.value.hint for prefer in PREFERENCES)
+
+
+# -- before training and learning rates ------------------------------------------------------------
+
+FINE_TUNED = replace(
+    make_workload("cpu"), learning_rates={"adamw": 2e-5, "sgd": 1e-3, "lora/adamw": 3e-4}
+)
+
+
+def reasons(*trials, initial_perplexity=None):
+    return choose(
+        trials,
+        [trial.number for trial in trials],
+        baseline=None,
+        preferences=Preferences(),
+        workload=FINE_TUNED,
+        initial_perplexity=initial_perplexity,
+    )
+
+
+@pytest.mark.parametrize("initial", [10.0, 9.0])
+def test_a_pick_that_training_did_not_improve_comes_with_its_learning_rate(initial):
+    words = f"a learning rate of 2e-05 (adamw) made it worse: its perplexity was {initial:g} before"
+    assert words in reasons(SMALL, initial_perplexity=initial).warning
+
+
+@pytest.mark.parametrize("initial", [10.1, None])
+def test_a_pick_that_training_improved_comes_without_a_warning(initial):
+    assert reasons(SMALL, initial_perplexity=initial).warning == ""
+
+
+def test_a_pick_across_kinds_of_training_names_the_learning_rates_of_each():
+    sgd = record(3, config=TrainingConfig(optimizer="sgd"))
+    kinds = reasons(SMALL, sgd, record(4, config=LORA))
+    assert "; full training at adamw 2e-05 and sgd 0.001, lora at adamw 0.0003" in kinds.reason
+
+
+def test_a_pick_of_one_kind_of_training_names_no_learning_rates():
+    assert reasons(SMALL, record(3, config=TrainingConfig(optimizer="sgd"))).learning_rates == ""
 
 
 # -- why -------------------------------------------------------------------------------------------

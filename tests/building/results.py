@@ -53,6 +53,10 @@ def shared_with(number, study=None):
     return PerplexitySource.shared_with(trial(number, study))
 
 
+OVER_RANDOM = PerplexitySource(kind="measured", over_random_weights=True)
+"""The source of the perplexity of an adapter over random weights."""
+
+
 def mean_of(seeds, *failed):
     """Return the source of a perplexity that is the mean over `seeds`."""
     return PerplexitySource(kind="measured", seeds=seeds, failed_seeds=failed)
@@ -83,6 +87,7 @@ def study_result(
     cap_bytes=256 * MIB,
     device="cpu",
     folder=None,
+    **fields,
 ):
     return StudyResult(
         study=study,
@@ -100,4 +105,5 @@ def study_result(
         front=tuple(front),
         pick=pick,
         baseline=baseline,
+        **fields,
     )

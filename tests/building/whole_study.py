@@ -4,6 +4,7 @@ import sys
 
 from autotune.cli import main
 from autotune.spec.confirmation import (
+    InitialPerplexity,
     PairedSpeed,
     RepeatedSpeed,
     SeedPerplexity,
@@ -38,6 +39,7 @@ CONFIRMATIONS = (
     ),
     RepeatedSpeed(config=config(0), tokens_per_second=980.0, seconds=5.0),
     SeedPerplexity(config=config(2), seed=8, perplexity=21.5, seconds=30.0),
+    InitialPerplexity(config=config(0), perplexity=250.0, seconds=4.0),
     VariantMeasurement(config=config(6), measurement=measured(parity="same"), seconds=6.0),
 )
 """One of each kind, and one without a speed."""

@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from autotune.cli.tables import indented, make_console, print_trials
+from autotune.cli.tables import MOST_FOLDED, indented, make_console, print_trials
 from autotune.reporting.outcomes import outcome_counts
 from tests.building.reports import TRIALS, plain_view
 
@@ -15,6 +15,33 @@ def printed(width):
     file = io.StringIO()
     print_trials(Console(file=file, width=width), plain_view().result, TRIALS)
     return file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_perplexity_before_training_is_the_first_row(width):
+    file = io.StringIO()
+    result = dataclasses.replace(plain_view().result, initial_perplexity=9.5)
+    console = Console(file=file, width=width)
+    print_trials(console, result, TRIALS, with_before_training=True)
+    first = file.getvalue().splitlines()[1]
+    assert first.split()[0] == "before"
+    assert "9.50" in first
+    assert "no better than before training" in " ".join(file.getvalue().split())
+
+
+def test_without_pretrained_weights_the_table_begins_with_the_first_trial():
+    file = io.StringIO()
+    console = Console(file=file, width=140)
+    print_trials(console, plain_view().result, TRIALS, with_before_training=True)
+    assert file.getvalue() == printed(140)
+
+
+def test_thousands_of_trials_come_after_the_perplexity_before_training():
+    file = io.StringIO()
+    many = [dataclasses.replace(TRIALS[0], number=number) for number in range(MOST_FOLDED + 1)]
+    result = dataclasses.replace(plain_view().result, initial_perplexity=9.5)
+    print_trials(Console(file=file, width=140), result, many, with_before_training=True)
+    assert file.getvalue().splitlines()[1].split() == ["before", "training", "9.50"]
 
 
 def test_a_narrow_terminal_shows_what_differs_from_the_baseline():

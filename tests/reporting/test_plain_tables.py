@@ -30,6 +30,28 @@ def table(result=RESULT, *, title="### All trials"):
     ]
 
 
+KNOWN = replace(RESULT, initial_perplexity=9.5)
+FAILED_BEFORE = replace(RESULT, initial_perplexity_remark="out of memory")
+
+
+def test_the_perplexity_before_training_is_the_first_row_of_a_markdown_table():
+    for title in ("### All trials", "and the baseline\n"):
+        assert table(KNOWN, title=title)[2] == ["", "before training", "", "", "9.50", "", ""]
+
+
+def test_where_the_perplexity_before_training_is_missing_its_row_says_why():
+    assert table(FAILED_BEFORE)[2][-3:] == ["", "", "not measured: out of memory"]
+
+
+def test_a_trial_no_better_than_before_training_is_marked():
+    assert "no better than before training" in table(KNOWN)[3][5]
+    assert "before training" not in markdown_text(replace(RESULT, initial_perplexity=None))
+
+
+def test_csv_has_a_row_for_each_trial_and_none_before_training():
+    assert rows(KNOWN) == rows()
+
+
 # -- CSV -------------------------------------------------------------------------------------------
 
 

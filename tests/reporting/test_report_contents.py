@@ -6,6 +6,7 @@ from autotune.analysis.pick import Preferences
 from autotune.reporting.report import excluded as module
 from autotune.reporting.report.answer import answer_of
 from autotune.reporting.report.excluded import LINES_SHOWN, excluded
+from autotune.reporting.trial_text import NO_BETTER, SHARED_MARK_NOTE, BeforeTraining
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import Pick
@@ -162,8 +163,17 @@ def test_a_row_says_what_it_is(number, marks):
 
 def test_a_perplexity_of_another_trial_is_marked():
     assert [row.perplexity for row in report_of(plain_view()).front] == ["10.00", "=10.00", "10.00"]
-    assert report_of(plain_view()).shares
-    assert not report_of(plain_view(trials=(BASELINE, SMALL), front=(1,), pick=None)).shares
+    assert report_of(plain_view()).perplexity_notes == (SHARED_MARK_NOTE,)
+    without = plain_view(trials=(BASELINE, SMALL), front=(1,), pick=None)
+    assert report_of(without).perplexity_notes == ()
+
+
+def test_the_perplexity_before_training_is_the_first_row_of_the_short_table():
+    view = plain_view()
+    known = replace(view, result=replace(view.result, initial_perplexity=9.5))
+    assert report_of(view).before_training is None
+    assert report_of(known).before_training == BeforeTraining(perplexity="9.50", remark="")
+    assert all(NO_BETTER in row.marks for row in report_of(known).front)
 
 
 def test_a_predicted_peak_is_said_to_be_one():

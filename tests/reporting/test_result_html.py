@@ -1,6 +1,7 @@
 """What a notebook shows of a result: the pick, the front as a figure and a table, every trial."""
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -25,6 +26,16 @@ def test_it_shows_the_pick_with_its_reason_and_a_row_for_every_trial(result):
     assert "the smallest" in html
     for trial in result.trials:
         assert f"{trial.tokens_per_second:,.0f}" in html
+
+
+def test_the_perplexity_before_training_is_the_first_row(result):
+    tables = result_html(replace(result, initial_perplexity=9.5)).split("<tbody>")[1:]
+    assert tables
+    for table in tables:
+        first_row = table.partition("</tr>")[0]
+        assert "before training" in first_row
+        assert "9.50" in first_row
+    assert "before training" not in result_html(result)
 
 
 def test_it_is_well_formed(result):

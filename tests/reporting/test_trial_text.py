@@ -3,14 +3,17 @@
 import pytest
 
 from autotune.reporting.trial_text import (
+    SAYS_NOTHING_NOTE,
+    SHARED_MARK_NOTE,
     format_perplexity,
     format_speed,
     full_hover,
     outcome_line,
+    perplexity_notes,
     short_hover,
 )
 from autotune.spec.provenance import MEASURED
-from tests.building.results import out_of_memory, record, shared_with, trial
+from tests.building.results import OVER_RANDOM, out_of_memory, record, shared_with, trial
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
 
@@ -31,10 +34,18 @@ def test_a_speed_stands_with_its_spread(speed, spread, words):
         ({"perplexity": 20.0, "perplexity_spread": 0.125}, "20.00 ±0.12"),
         ({"perplexity": 20.0, "perplexity_source": shared_with(3)}, "=20.00"),
         ({"perplexity": 20.0, "perplexity_source": MEASURED}, "20.00"),
+        ({"perplexity": 20.0, "perplexity_source": OVER_RANDOM}, "(20.00)"),
     ],
 )
 def test_a_perplexity_stands_with_its_spread_and_a_mark_where_it_is_that_of_another(fields, words):
     assert format_perplexity(record(0, **fields)) == words
+
+
+def test_marks_at_perplexities_are_explained_where_there_are_any():
+    shared, random = record(1, perplexity_source=shared_with(0)), OVER_RANDOM
+    assert perplexity_notes([record(0)]) == []
+    both = perplexity_notes([record(0), shared, record(2, perplexity_source=random)])
+    assert both == [SHARED_MARK_NOTE, SAYS_NOTHING_NOTE]
 
 
 @pytest.mark.parametrize("hover", HOVERS)

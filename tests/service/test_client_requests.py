@@ -3,6 +3,7 @@
 import json
 import math
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -158,6 +159,7 @@ RECORDS = (
     record(0, tokens_per_second_spread=3.5, bytes_by_kind={"parameters": 5}, seconds=2.0),
     record(1, perplexity_source=shared_with(0), reused_from=trial(4, "an 'older' one")),
     record(2, perplexity_source=mean_of(3), tokens_per_second_interval=(9.0, 11.5)),
+    record(4, perplexity_source=replace(shared_with(0), over_random_weights=True)),
     out_of_memory(3, requested_bytes=77, config=TrainingConfig(checkpointing="block")),
 )
 
@@ -167,7 +169,8 @@ def through_json(value):
 
 
 def test_a_result_is_the_same_after_its_json_was_read():
-    result = study_result(RECORDS, front=(0, 1), pick=Pick(number=0, criterion="the fastest"))
+    pick = Pick(number=0, criterion="the fastest")
+    result = study_result(RECORDS, front=(0, 1), pick=pick, initial_perplexity=12.5)
     assert result_of(through_json(result.to_dict())) == result
 
 

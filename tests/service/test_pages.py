@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -13,12 +14,15 @@ from autotune.service.pages.plan import Bar, plan_text
 from autotune.service.pages.small_front import HEIGHT, MOST_DOTS, WIDTH, small_front
 from autotune.service.pages.trial_list import PAGE_SIZE, TrialQuery, trial_list
 from autotune.service.submissions import ACCEPTED
+from autotune.spec.config import TrainingConfig
+from autotune.spec.confirmation import InitialPerplexity, new_confirmation_id
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.storage.store import StudySummary
 from autotune.study.request import SEARCH_OPTIONS
 from tests.building.page_server import RUNNING, TOKEN, page_server
 from tests.building.reports import hostile_view, large_view, plain_view
 from tests.building.results import MIB, record, study_result
+from tests.building.studies import open_store
 from tests.building.views import failures_only, ladder_view, many_trials
 
 # -- the form of a new search ----------------------------------------------------------------------
@@ -235,6 +239,14 @@ def test_a_heading_turns_the_order_of_the_column_that_the_table_is_sorted_by():
     assert headings["number"].address == ""
 
 
+def test_the_perplexity_before_training_is_on_the_first_page_only():
+    view = large_view(60)
+    known = replace(view, result=replace(view.result, initial_perplexity=9.5))
+    assert listed(view).before_training is None
+    assert listed(known).before_training.perplexity == "9.50"
+    assert listed(known, "page=2").before_training is None
+
+
 def test_a_page_past_the_last_is_the_last():
     found = listed(large_view(60), "page=9")
     assert (found.query.page, found.first, found.last, found.after) == (3, 51, 60, None)
@@ -381,6 +393,17 @@ def test_a_page_is_html_that_names_no_other_host(path, get):
     assert "script-src 'self';" in answer.headers["content-security-policy"]
     assert re.findall(r"""(?:src|href|action)=["'](?:\w+:)?//[^"']*""", answer.text) == []
     assert TOKEN not in answer.text
+
+
+def test_the_page_of_a_study_has_a_row_for_the_perplexity_before_training(server, get):
+    assert "before training" not in get("/studies/other").text
+    measured = InitialPerplexity(config=TrainingConfig(), perplexity=1234.5, seconds=1.0)
+    with open_store(server.url) as store:
+        store.add_confirmation("other", measured, confirmation_id=new_confirmation_id())
+    rows = re.findall("<tr.*before training.*</tr>", get("/studies/other").text)
+    assert len(rows) == 2  # of the front, and of all trials
+    assert all("1,234.50" in row for row in rows)
+    assert get("/api/v1/studies/other").json()["initial_perplexity"] == 1234.5
 
 
 @pytest.mark.parametrize(

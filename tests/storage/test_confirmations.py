@@ -15,7 +15,7 @@ from autotune.storage.tables import STUDIES
 from tests.building.studies import config, definition, keep, measured, open_store
 from tests.building.whole_study import CONFIRMATIONS
 
-PAIRED, FAILED, REPEATED, SEED, VARIANT = CONFIRMATIONS
+PAIRED, FAILED, REPEATED, SEED, INITIAL, VARIANT = CONFIRMATIONS
 
 
 @pytest.fixture
@@ -35,6 +35,18 @@ def test_every_kind_is_read_as_it_was_measured_and_the_oldest_is_first(store):
     for confirmation in reversed(CONFIRMATIONS):
         add(store, confirmation)
     assert store.confirmations("by-hand") == list(reversed(CONFIRMATIONS))
+
+
+@pytest.mark.parametrize("perplexity", [-1.0, 0.0, math.exp(701.0), "12"])
+def test_an_impossible_perplexity_before_training_is_not_stored(store, perplexity):
+    with pytest.raises(ValueError, match="perplexity is"):
+        add(store, replace(INITIAL, perplexity=perplexity))
+    assert store.confirmations("by-hand") == []
+
+
+def test_a_study_begins_with_what_it_reuses(store):
+    store.create_study(definition("second"), trials_wanted=3, confirmations=[INITIAL])
+    assert store.confirmations("second") == [INITIAL]
 
 
 def test_a_study_has_only_its_own(store):

@@ -124,6 +124,8 @@ def _reuse_note(pick: TrialRecord) -> str:
 
 def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
     before = None if baseline is None else baseline.perplexity
+    if pick.perplexity_says_nothing:
+        return ""
     return _change(pick.perplexity or 0.0, before, ".2f")
 
 

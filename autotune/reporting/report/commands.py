@@ -15,6 +15,7 @@ from typing import Any
 from autotune.analysis.pick import DEFAULT_PREFERENCES, PREFERENCE_OPTIONS, Preferences
 from autotune.errors import InvalidInput
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.learning_rates import default_learning_rates
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.model_file import sizes_of
 from autotune.spec.search_space import SearchSpace
@@ -23,7 +24,7 @@ from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text, workload_table
 from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
 from autotune.spec.user_code import is_function_reference
-from autotune.spec.workload import DEFAULT_LEARNING_RATES, DEFAULTS_BY_DEVICE, Workload
+from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload
 from autotune.spec.workload_options import SEED, WORKLOAD_OPTIONS
 from autotune.spec.workload_settings import OF_ONE_DATASET
 from autotune.units import exact_size
@@ -223,8 +224,10 @@ def _expected(definition: StudyDefinition) -> dict[str, Any]:
         expected |= {name: defaults[name] for name in OF_ONE_DATASET}
     if definition.workload.model_config is not None:
         expected |= sizes_of(definition.workload.model_config)
-    rates = [source.get("learning_rates", {}) for source in (by_device, by_space)]
-    return {**expected, "learning_rates": {**DEFAULT_LEARNING_RATES, **rates[0], **rates[1]}}
+    rates = default_learning_rates(
+        definition.device.type, pretrained=definition.workload.pretrained
+    )
+    return {**expected, "learning_rates": {**rates, **by_space.get("learning_rates", {})}}
 
 
 def _literal(value: Any) -> str:

@@ -14,7 +14,14 @@ from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import format_perplexity, format_speed
+from autotune.reporting.trial_text import (
+    BeforeTraining,
+    before_training,
+    format_perplexity,
+    format_speed,
+    perplexity_notes,
+    perplexity_warning,
+)
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
@@ -62,11 +69,13 @@ class Report:
     answer: Answer
     outcomes: str
     front: tuple[FrontRow, ...]
+    before_training: BeforeTraining | None
+    """The first row of the front's table, with pretrained weights."""
     is_cuda: bool
     published: PublishedTable | None
     """None if the search space has no table."""
-    shares: bool
-    """Whether some trial has the perplexity of another."""
+    perplexity_notes: tuple[str, ...]
+    """What explains the marks at perplexities."""
     trials: Mapping[str, Any]
     """JSON-ready columns, see `trials.py`."""
     rerun_template: str
@@ -104,9 +113,10 @@ def compute(
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
+        before_training=before_training(result),
         is_cuda=result.device.type == "cuda",
         published=published_table(view),
-        shares=any(record.shares_perplexity for record in result.trials),
+        perplexity_notes=tuple(perplexity_notes(result.trials)),
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
@@ -155,6 +165,8 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         marks.append("baseline")
     if record.outcome != "ok":
         marks.append(outcome_label(record))
+    if warning := perplexity_warning(view.result, record):
+        marks.append(warning)
     memory = _size(record.peak_memory_bytes)
     if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
         memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"

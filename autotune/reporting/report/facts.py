@@ -77,7 +77,10 @@ def _text(workload: Workload) -> str:
 
 
 def _held_out(workload: Workload) -> str:
-    return f"split {workload.held_out_split}" if workload.held_out_split else "a tenth of the text"
+    part = f"split {workload.held_out_split}" if workload.held_out_split else "a tenth of the text"
+    if workload.chat_column is not None:
+        part += ", the answers only"
+    return part
 
 
 def study_facts(view: StudyView, preferences: Preferences) -> Facts:

@@ -24,7 +24,7 @@ from autotune.reporting.report.commands import template_parts
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
 from autotune.reporting.report.trials import columns_of
-from autotune.reporting.trial_text import SHARED_MARK_NOTE
+from autotune.reporting.trial_text import BEFORE_TRAINING
 
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -60,7 +60,8 @@ def page(report: Report) -> str:
         },
         sections=_sections(report, others),
         columns=columns_of(report.trials),
-        shared_mark_note=SHARED_MARK_NOTE if report.shares else "",
+        before_training=BEFORE_TRAINING,
+        shared_mark_note="; ".join(report.perplexity_notes),
         torch=report.view.result.device.versions.get("torch", "?"),
         trials=Markup(script_json(trials)),
         themes=Markup(script_json(_themes())),

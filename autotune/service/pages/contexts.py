@@ -18,9 +18,11 @@ from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
+    BeforeTraining,
+    before_training,
     format_perplexity,
     format_speed,
-    perplexity_source_text,
+    perplexity_remarks,
     trial_label,
 )
 from autotune.service.pages.small_front import SmallFront, small_front
@@ -393,6 +395,8 @@ class StudyPage:
     answer: Answer
     outcomes: str
     front: tuple[FrontRow, ...]
+    before_training: BeforeTraining | None
+    """The first row of the front's table, with pretrained weights."""
     is_cuda: bool
     picture: SmallFront
     """The front in words and as a small picture, for readers without the large one."""
@@ -418,6 +422,7 @@ def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
+        before_training=before_training(result),
         is_cuda=result.device.type == "cuda",
         picture=small_front(result),
         preferences=preference_pairs(preferences),
@@ -488,7 +493,7 @@ def trial_page(result: StudyResult, number: int) -> TrialPage:
         marks=tuple(marks),
         outcome=outcome_label(record),
         message=outcome_reason(record),
-        measured=tuple(_measured(record, cap_bytes=result.cap_bytes)),
+        measured=tuple(_measured(result, record)),
         technique_values=tuple(
             (field.replace("_", " "), str(getattr(record.config, field))) for field in FIELD_ORDER
         ),
@@ -500,12 +505,12 @@ def trial_page(result: StudyResult, number: int) -> TrialPage:
     )
 
 
-def _measured(record: TrialRecord, *, cap_bytes: int) -> Iterable[tuple[str, str]]:
+def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, str]]:
     if record.peak_memory_bytes is not None:
         phase = f", in {record.peak_phase}" if record.peak_phase else ""
         yield "peak memory", f"{format_size(record.peak_memory_bytes)}{phase}"
     if record.device_bytes is not None:
-        share = format_percent(record.device_bytes / cap_bytes)
+        share = format_percent(record.device_bytes / result.cap_bytes)
         yield "on the device", f"{format_size(record.device_bytes)}, {share} % of the cap"
     if record.predicted_peak_memory_bytes is not None:
         yield "predicted peak", format_size(record.predicted_peak_memory_bytes)
@@ -519,8 +524,8 @@ def _measured(record: TrialRecord, *, cap_bytes: int) -> Iterable[tuple[str, str
             f"{low:,.0f} to {high:,.0f} with 95 %, {record.confirmations} measured in turn",
         )
     if record.perplexity is not None:
-        source = perplexity_source_text(record)
-        yield "perplexity", f"{format_perplexity(record)}{f' ({source})' if source else ''}"
+        remarks = perplexity_remarks(result, record)
+        yield "perplexity", f"{format_perplexity(record)}{f' ({remarks})' if remarks else ''}"
     if record.parity is not None:
         detail = f": {record.parity_message}" if record.parity_message else ""
         yield "compared with a plain training", f"{record.parity}{detail}"

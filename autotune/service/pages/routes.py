@@ -25,7 +25,6 @@ from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
 from autotune.reporting import style
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import SHARED_MARK_NOTE
 from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
 from autotune.service.pages.plan import plan_text
@@ -370,7 +369,6 @@ def _trials(
         "study_name": name,
         "preference_pairs": pairs,
         "preferences": urlencode(pairs),
-        "shared_mark_note": SHARED_MARK_NOTE,
     }
 
 

@@ -12,9 +12,12 @@ from urllib.parse import urlencode
 
 from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
+    BeforeTraining,
+    before_training,
     format_perplexity,
     format_speed,
-    perplexity_source_text,
+    perplexity_notes,
+    perplexity_remarks,
     trial_label,
 )
 from autotune.spec.config import FIELD_ORDER
@@ -109,7 +112,7 @@ class TrialRow:
     predicted: str
     speed: str
     perplexity: str
-    perplexity_source: str
+    perplexity_remarks: str
     outcome: str
     """Empty for a trial that is ok, which needs no word."""
     message: str
@@ -156,7 +159,9 @@ class TrialList:
     outcomes: tuple[Choice, ...]
     techniques: tuple[tuple[str, tuple[Choice, ...]], ...]
     """The techniques that differ between trials, each with its values."""
-    has_shared_perplexities: bool
+    perplexity_notes: tuple[str, ...]
+    before_training: BeforeTraining | None
+    """What stands before all trials, with pretrained weights; None past the first page."""
 
     @property
     def last(self) -> int:
@@ -182,7 +187,8 @@ def trial_list(result: StudyResult, query: TrialQuery) -> TrialList:
         after=query.address(page=query.page + 1) if query.page < pages else None,
         outcomes=tuple(_outcome_choices(result, query)),
         techniques=tuple(_technique_choices(result, query)),
-        has_shared_perplexities=any(record.shares_perplexity for record in shown),
+        perplexity_notes=tuple(perplexity_notes(shown)),
+        before_training=before_training(result) if query.page == 1 else None,
     )
 
 
@@ -319,7 +325,7 @@ def trial_row(result: StudyResult, record: TrialRecord) -> TrialRow:
         predicted=_size(record.predicted_peak_memory_bytes),
         speed=format_speed(record.tokens_per_second, record.tokens_per_second_spread),
         perplexity=format_perplexity(record),
-        perplexity_source=perplexity_source_text(record),
+        perplexity_remarks=perplexity_remarks(result, record),
         outcome="" if record.outcome == "ok" else outcome_label(record),
         message=outcome_reason(record),
         took="" if record.seconds is None else format_duration(record.seconds),

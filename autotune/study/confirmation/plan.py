@@ -27,6 +27,7 @@ from typing import TypeAlias
 
 from autotune.analysis.confirmed_perplexity import classes_to_repeat, with_seed_perplexities
 from autotune.analysis.confirmed_speed import speed_noise, with_confirmed_speeds
+from autotune.analysis.counting_perplexity import best_perplexity, has_good_perplexity
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import (
     Preferences,
@@ -382,10 +383,9 @@ class _State:
         return self.noise.alone if record.speed_error is None else record.speed_error
 
     def _has_good_perplexity(self, record: TrialRecord) -> bool:
-        assert record.perplexity is not None
-        best = min(other.perplexity for other in self.front if other.perplexity is not None)
+        best = best_perplexity(self.front)
         allowed = allowed_perplexity_increase(self.records, self.preferences)
-        return record.perplexity <= best * (1 + allowed)
+        return has_good_perplexity(record, best=best, allowed=allowed)
 
 
 def _speed(record: TrialRecord) -> float:

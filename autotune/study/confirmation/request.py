@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
-from autotune.spec.confirmation import Confirmation, RepeatedSpeed, VariantMeasurement
+from autotune.spec.confirmation import (
+    Confirmation,
+    InitialPerplexity,
+    RepeatedSpeed,
+    VariantMeasurement,
+)
 from autotune.spec.option import DURATION_OR_NONE
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
 
@@ -75,6 +80,8 @@ def allowed_seconds(
     spent_on_variants = 0.0
     spent_on_finalists = 0.0
     for one in confirmations:
+        if isinstance(one, InitialPerplexity):
+            continue  # it was measured before the trials
         if one.config in of_variants:
             spent_on_variants += one.seconds
         elif not isinstance(one, RepeatedSpeed):

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import assert_never
 
-from autotune.analysis.ablation import without
 from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.pick import Preferences
 from autotune.errors import TrialLost
@@ -20,7 +19,7 @@ from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
-from autotune.spec.config import FIELD_ORDER, TrainingConfig, rule_violations
+from autotune.spec.config import FIELD_ORDER, TrainingConfig, reverted, rule_violations
 from autotune.spec.confirmation import (
     Confirmation,
     PairedSpeed,
@@ -340,7 +339,7 @@ class ConfirmationSession:
         for technique in FIELD_ORDER:
             if getattr(pick.config, technique) == getattr(self._baseline, technique):
                 continue
-            variant = without(pick.config, technique, plain=self._baseline)
+            variant = reverted(pick.config, technique, plain=self._baseline)
             if not rule_violations(variant.to_dict(), at):
                 variants[technique] = variant
         return variants

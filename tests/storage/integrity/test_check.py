@@ -134,11 +134,11 @@ RESULTS = [
     ("result = replace(result, '21.5', 'NaN') WHERE ordinal = 4", "perplexity is nan"),
     ("result = json_set(result, '$.seconds', -1) WHERE ordinal = 3", "seconds is -1"),
     (
-        "result = json_set(result, '$.measurement', 3) WHERE ordinal = 5",
-        "confirmation 5 cannot be read: measurement is 3",
+        "result = json_set(result, '$.measurement', 3) WHERE ordinal = 6",
+        "confirmation 6 cannot be read: measurement is 3",
     ),
     (
-        "result = json_set(result, '$.measurement.outcome', 'splendid') WHERE ordinal = 5",
+        "result = json_set(result, '$.measurement.outcome', 'splendid') WHERE ordinal = 6",
         "outcome is 'splendid'",
     ),
 ]
@@ -154,7 +154,7 @@ RESULTS = [
         ),
         (
             "DELETE FROM autotune_studies",
-            "autotune_confirmations has 5 rows that refer to missing rows of autotune_studies",
+            "autotune_confirmations has 6 rows that refer to missing rows of autotune_studies",
         ),
         (
             "DELETE FROM autotune_trials WHERE number = 1",
@@ -230,7 +230,7 @@ RESULTS = [
         ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 4"),
         (
             "UPDATE autotune_confirmations SET ordinal = 7 WHERE ordinal = 2",
-            "study 'by-hand': has 5 confirmations, but not one for every number",
+            "study 'by-hand': has 6 confirmations, but not one for every number",
         ),
         (
             "UPDATE autotune_confirmations SET ordinal = 'first' WHERE ordinal = 1",

@@ -5,7 +5,12 @@ import time
 
 import pytest
 
-from autotune.spec.confirmation import PairedSpeed, RepeatedSpeed, VariantMeasurement
+from autotune.spec.confirmation import (
+    InitialPerplexity,
+    PairedSpeed,
+    RepeatedSpeed,
+    VariantMeasurement,
+)
 from autotune.study.confirmation.request import (
     allowed_seconds,
     confirmation_request,
@@ -69,6 +74,13 @@ def test_what_was_spent_before_counts_for_what_it_was_spent_on():
     )
     assert before[0] - after[0] == pytest.approx(50.0)
     assert before[1] - after[1] == pytest.approx(37.0)
+
+
+def test_the_perplexity_before_training_is_no_part_of_the_confirmation():
+    before_training = InitialPerplexity(config=config(5), perplexity=20.0, seconds=90.0)
+    variant = VariantMeasurement(config=config(5), measurement=measured(), seconds=30.0)
+    expected = allowed_seconds(650.0, [variant], share=0.2)
+    assert allowed_seconds(650.0, [variant, before_training], share=0.2) == expected
 
 
 def test_no_time_is_left_where_more_was_spent():
