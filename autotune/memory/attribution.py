@@ -3,13 +3,15 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.memory.recording import Block, Recording
 from autotune.spec.prediction import CATEGORIES, Category, Holder, Timeline
 
 MOST_HOLDERS = 12
+_OUTSIDE = "between"
+"""Where no phase runs."""
 TIMELINE_POINTS = 400
 """Most points of a timeline: more than a figure can show."""
 
@@ -29,6 +31,24 @@ class Peak:
     """The blocks alive at the peak."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A place in the code of a step: it allocates there, in each of its alike layers."""
+
+    phase: str
+    module: str
+    """Path of the module, with `*` for the numbers of layers."""
+    operator: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maximum:
+    """The first moment with the most bytes alive, of those that one place allocates at."""
+
+    size_bytes: int
+    event: int
+
+
 def find_peak(recording: Recording) -> Peak:
     """Returns the first moment with the most bytes alive."""
     live = sum(block.size_bytes for block in recording.resident)
@@ -38,14 +58,44 @@ def find_peak(recording: Recording) -> Peak:
         live += sign * block.size_bytes
         if live > peak:
             peak, peak_event = live, event
-    last = recording.events[peak_event][1] if peak_event >= 0 else None
+    return peak_at(recording, Maximum(size_bytes=peak, event=peak_event))
+
+
+def peak_at(recording: Recording, maximum: Maximum) -> Peak:
+    """Returns what is alive at a moment of the recording."""
+    event = maximum.event
+    last = recording.events[event][1] if event >= 0 else None
     return Peak(
-        size_bytes=peak,
-        event=peak_event,
-        phase=_phase_at(recording, peak_event),
+        size_bytes=maximum.size_bytes,
+        event=event,
+        phase=_phase_at(recording, event),
         last_block=last,
-        blocks=tuple(_alive_after(recording, peak_event)),
+        blocks=tuple(_alive_after(recording, event)),
     )
+
+
+def maximum_by_place(recording: Recording) -> dict[Place, Maximum]:
+    """Returns the most bytes alive after an allocation at each place, and where none has been made.
+
+    The peak of the recording is the largest of them.
+    """
+    live = sum(block.size_bytes for block in recording.resident)
+    start = Place(phase=_phase_at(recording, -1), module="", operator="")
+    found = {start: Maximum(size_bytes=live, event=-1)}
+    places: dict[tuple[str, str, str], Place] = {}
+    for event, (sign, block) in enumerate(recording.events):
+        live += sign * block.size_bytes
+        if sign < 0:
+            continue
+        key = (block.in_phase, block.module, block.operator)
+        if key not in places:
+            module = without_indices(block.module)
+            phase = block.in_phase or _OUTSIDE
+            places[key] = Place(phase=phase, module=module, operator=block.operator)
+        place = places[key]
+        if place not in found or live > found[place].size_bytes:
+            found[place] = Maximum(size_bytes=live, event=event)
+    return found
 
 
 def bytes_by_category(blocks: tuple[Block, ...]) -> dict[Category, int]:
@@ -57,6 +107,11 @@ def bytes_by_category(blocks: tuple[Block, ...]) -> dict[Category, int]:
 
 
 def largest_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
+    """Returns the first of `group_holders`, as many as a table shows."""
+    return group_holders(blocks)[:MOST_HOLDERS]
+
+
+def group_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
     """Returns `blocks` grouped by category, module and operator, the largest groups first.
 
     The same module in each layer of the model is one group.
@@ -68,7 +123,7 @@ def largest_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
         sizes[group] += block.size_bytes
         counts[group] += 1
     holders = []
-    for group, size_bytes in sizes.most_common(MOST_HOLDERS):
+    for group, size_bytes in sizes.items():
         if size_bytes:
             category, module, operator = group
             holders.append(
@@ -80,7 +135,12 @@ def largest_holders(blocks: tuple[Block, ...]) -> tuple[Holder, ...]:
                     size_bytes=size_bytes,
                 )
             )
-    return tuple(holders)
+    return sort_holders(holders)
+
+
+def sort_holders(holders: Iterable[Holder]) -> tuple[Holder, ...]:
+    """Returns the holders, the largest first, and of equal ones in alphabetical order."""
+    return tuple(sorted(holders, key=lambda one: (-one.size_bytes, one.module, one.operator)))
 
 
 def without_indices(module: str) -> str:
@@ -127,4 +187,4 @@ def _phase_at(recording: Recording, event: int) -> str:
     for phase in recording.phases:
         if phase.first_event <= event < phase.last_event:
             return phase.name
-    return "between"
+    return _OUTSIDE

@@ -77,6 +77,23 @@ class ModelParts:
         self.model.token_loss = token_loss  # type: ignore[assignment]
 
 
+def tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors with memory of their own that make up a tensor.
+
+    They are codes and scales where it is quantized: the inner tensors of a subclass, or those of
+    the `quant_state` that bitsandbytes has beside its codes. Otherwise it is the tensor itself.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from tensors_behind(getattr(tensor, name))
+        return
+    yield tensor
+    state = getattr(tensor, "quant_state", None)
+    while state is not None:
+        yield from (value for value in vars(state).values() if isinstance(value, Tensor))
+        state = state.state2
+
+
 def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for the tensors besides parameters that the module itself references.
 

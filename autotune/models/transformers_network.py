@@ -9,7 +9,7 @@ transformers, `grouped_mm`, which sorts the tokens by expert and has no data-dep
 matrix product takes bf16 only.)
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
             config=config,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # it would name none; `_check_loaded` rejects them
             **options,
         )
         _check_loaded(workload, report)
@@ -66,7 +67,13 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
 
 
 def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
-    """Raise InvalidInput if weights are missing or left over."""
+    """Raise InvalidInput if weights are missing, left over or of another shape."""
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        raise InvalidInput(
+            f"the weights in {workload.model_source} do not fit its config.json: {name} is "
+            f"{_by(found)}, not {_by(expected)}",
+            hint="name the folder that has this config.json together with its weights",
+        )
     for problem, names in (
         ("lack", report["missing_keys"]),
         ("hold also", report["unexpected_keys"]),
@@ -79,6 +86,10 @@ def _check_loaded(workload: Workload, report: Mapping[str, Any]) -> None:
             f"the weights in {workload.model_source} {problem} {first}{others}",
             hint="name the folder that has this config.json together with its weights",
         )
+
+
+def _by(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _config(workload: Workload) -> Any:

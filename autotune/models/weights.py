@@ -1,7 +1,7 @@
 """Draw the initial weights of a study once, on the host in float32, and load them for each trial.
 
 Every trial of a study starts from the same file. Each tensor is cast on the host, from the
-memory-mapped file, before it is moved, so the device never has more than the trained weights.
+memory-mapped file, before it is moved, so the device never has more than the stored weights.
 """
 
 from pathlib import Path
@@ -13,6 +13,37 @@ from autotune.models import build_model, family_of
 from autotune.models.parts import ModelParts
 from autotune.models.pretrained import read_pretrained
 from autotune.spec.workload import Workload
+
+
+class Placement:
+    """How a model gets its weights: all of them in `dtype`, on `device`.
+
+    A technique that stores them in another way, or adds some, overrides its methods.
+    """
+
+    def __init__(self, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+
+    def change(self, parts: ModelParts) -> None:
+        """Change the model while it is on the meta device, without weights."""
+
+    def name_in_file(self, name: str) -> str | None:
+        """Return the name in the file of a parameter; None for one that the file does not have."""
+        return name
+
+    def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
+        """Return the parameter for `parameter`, on the device.
+
+        `weight` is its tensor in the file, on the host; None if the file has none.
+        """
+        assert weight is not None
+        # copy=True: mapped pages belong to no allocator and must not be trained on.
+        placed = weight.to(dtype=self.dtype, copy=True).to(self.device)
+        return nn.Parameter(placed, requires_grad=parameter.requires_grad)
+
+    def finish(self) -> None:
+        """Do what needs all weights in their places."""
 
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
@@ -28,13 +59,10 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def load_model(
-    workload: Workload, *, file: Path | None, dtype: torch.dtype, device: torch.device
-) -> ModelParts:
-    """Return the model on `device` with the weights of `file`.
+def load_model(workload: Workload, *, file: Path | None, placement: Placement) -> ModelParts:
+    """Return the model with the weights of `file`, placed by `placement`; buffers as drawn.
 
-    Floating-point parameters are in `dtype`, buffers as they were drawn. Without a file the weights
-    are uninitialized memory, for a model on fake tensors.
+    Without a file the weights are uninitialized memory, for a model on fake tensors.
     """
     with torch.device("meta"):
         parts = build_model(workload)  # some tensors may be on the CPU (`user_model.py`)
@@ -42,15 +70,17 @@ def load_model(
         drawn = _empty_weights(parts.model)
     else:
         drawn = torch.load(file, mmap=True, weights_only=True)
-    loaded: dict[nn.Parameter, nn.Parameter] = {}
+    placement.change(parts)
+    placed: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
-        if parameter not in loaded:  # tied parameters stay tied
-            # copy=True: mapped pages belong to no allocator and must not be trained on.
-            weight = drawn[name].to(dtype=dtype, copy=True).to(device)
-            loaded[parameter] = nn.Parameter(weight, requires_grad=parameter.requires_grad)
-        _assign(parts.model, name, loaded[parameter])
+        if parameter not in placed:  # tied parameters stay tied
+            name_in_file = placement.name_in_file(name)
+            weight = None if name_in_file is None else drawn[name_in_file]
+            placed[parameter] = placement.place(name, parameter, weight)
+        _assign(parts.model, name, placed[parameter])
     for name, _ in list(parts.model.named_buffers()):
-        _assign(parts.model, name, drawn[name].clone().to(device))
+        _assign(parts.model, name, drawn[name].clone().to(placement.device))
+    placement.finish()
     return parts
 
 

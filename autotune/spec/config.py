@@ -21,12 +21,23 @@ Precision = Literal[
 ]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
-Optimizer = Literal["adamw", "adafactor", "sgd", "adafactor-fixed-rate", "adamw-8bit"]
+Optimizer = Literal[
+    "adamw",
+    "adafactor",
+    "sgd",
+    "adafactor-fixed-rate",
+    "adamw-8bit",
+    "paged-adamw",
+    "paged-adamw-8bit",
+]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
 Allocator = Literal["default", "expandable"]
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
 Loss = Literal["full", "chunked"]
 ActivationOffload = Literal["none", "cpu"]
+Adapter = Literal["none", "lora", "dora"]
+AdapterTargets = Literal["all-linear", "attention"]
+BaseWeights = Literal["trained", "bf16", "int8", "fp8", "nf4"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +65,8 @@ class TrainingConfig:
 
     optimizer: Optimizer = "adamw"
     """torch.optim's AdamW, Adafactor or SGD (momentum 0.9); Adafactor with a fixed learning rate,
-    not scaled by the size of each weight; or torchao's AdamW with its state in 8 bits."""
+    not scaled by the size of each weight; torchao's AdamW with its state in 8 bits; or AdamW of
+    bitsandbytes, whose state the driver moves to the host when the device is full (`paged-*`)."""
 
     optimizer_fusion: OptimizerFusion = "none"
     """How the update runs: a loop over the parameters, batched (`foreach`), one kernel
@@ -76,6 +88,20 @@ class TrainingConfig:
     activation_offload: ActivationOffload = "none"
     """Where large activations are stored until the backward pass: on the device, or in pinned host
     memory."""
+
+    adapter: Adapter = "none"
+    """What is trained: the model's own weights (`none`), or small matrices beside its linear layers
+    while the weights are frozen."""
+
+    adapter_rank: int = 8
+    """Inner width of an adapter's two matrices."""
+
+    adapter_targets: AdapterTargets = "all-linear"
+    """The linear layers of the blocks that have adapters: all, or those of the attention."""
+
+    base_weights: BaseWeights = "trained"
+    """Number format in which frozen weights are stored. `trained`: that of training; `bf16`; or
+    the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the rest in 16 bits."""
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -108,14 +134,25 @@ class TrainingConfig:
         because fusion changes what is rounded; another attention kernel and a loss that is summed
         over chunks also change it.
         """
+        trained: str = self.optimizer
+        if self.adapter != "none":
+            trained = (
+                f"{self.adapter}/{trained}, rank {self.adapter_rank}, {self.adapter_targets}, "
+                f"{self.base_weights} base"
+            )
         if self.precision in ("fp32", "tf32"):
-            return (self.precision, self.optimizer, "eager")
+            return (self.precision, trained, "eager")
         rounding = ["eager" if self.compile == "none" else "compiled"]
         if self.attention != "auto":
             rounding.append(self.attention)
         if self.loss != "full":
             rounding.append(self.loss)
-        return (self.precision, self.optimizer, *rounding)
+        return (self.precision, trained, *rounding)
+
+    @property
+    def kind_of_training(self) -> str:
+        """`full` without an adapter, else the adapter: trainings of one kind share a rate."""
+        return "full" if self.adapter == "none" else self.adapter
 
     @cached_property
     def compiled_class(self) -> tuple[Any, ...] | None:
@@ -143,7 +180,15 @@ class TrainingConfig:
 
 
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
-_FIELDS_ADDED_LATER = ("attention", "loss", "activation_offload")
+_FIELDS_ADDED_LATER = (
+    "attention",
+    "loss",
+    "activation_offload",
+    "adapter",
+    "adapter_rank",
+    "adapter_targets",
+    "base_weights",
+)
 """Fields that the first studies did not have. At their defaults they are left out of a fingerprint,
 so that the fingerprints of old records stay valid."""
 
@@ -157,6 +202,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "attention": get_args(Attention),
     "loss": get_args(Loss),
     "activation_offload": get_args(ActivationOffload),
+    "adapter": get_args(Adapter),
+    "adapter_targets": get_args(AdapterTargets),
+    "base_weights": get_args(BaseWeights),
 }
 """The values of each technique that has a fixed list of values."""
 
@@ -175,9 +223,22 @@ FIELD_ORDER = (
     "attention",
     "loss",
     "activation_offload",
+    "adapter",
+    "adapter_rank",
+    "adapter_targets",
+    "base_weights",
 )
 """The order in which a configuration is built: the legal values of a field depend only on the
 fields before it."""
+
+DEPENDENT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "compile": ("memory_budget",),
+    "adapter": ("adapter_rank", "adapter_targets", "base_weights"),
+}
+"""Fields that are at their defaults where the technique is `none`, because they refine it."""
+
+QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
+"""The values of `base_weights` for which linear layers have fewer than 16 bits a weight."""
 
 
 def check_value(field: str, value: object) -> None:
@@ -196,10 +257,15 @@ def check_value(field: str, value: object) -> None:
             raise InvalidInput(
                 f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0"
             )
-    elif field == "micro_batch_size":
+    elif field in ("micro_batch_size", "adapter_rank"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInput(
-                f"micro_batch_size = {value!r} is not possible", hint="use a whole number from 1 up"
+                f"{field} = {value!r} is not possible", hint="use a whole number from 1 up"
+            )
+        if field == "adapter_rank" and value > _LARGEST_RANK:
+            raise InvalidInput(
+                f"adapter_rank = {value} is not possible",
+                hint=f"use a whole number from 1 to {_LARGEST_RANK}",
             )
     else:
         raise InvalidInput(
@@ -215,6 +281,9 @@ def configuration_of(choices: Mapping[str, Any]) -> TrainingConfig:
     return TrainingConfig(**choices)
 
 
+_LARGEST_RANK = 2**16
+"""Larger than the width of any model's layers."""
+
 _DEFAULT_CONFIG = TrainingConfig()
 """fp32 without any technique."""
 
@@ -228,6 +297,18 @@ class LegalityContext:
     clips_gradients: bool = False
     sequence_length: int | None = None
     """Tokens in a sequence; None if unknown, as for a user's script."""
+
+
+def reverted(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -> TrainingConfig:
+    """Return `config` with the choice of `plain` for a technique.
+
+    Where that is none, the fields that depend on the technique are at their defaults.
+    """
+    changes = {technique: getattr(plain, technique)}
+    if changes[technique] == "none":
+        for field in DEPENDENT_FIELDS.get(technique, ()):
+            changes[field] = getattr(_DEFAULT_CONFIG, field)
+    return dataclasses.replace(config, **changes)
 
 
 FP8_MULTIPLE = 16
@@ -358,6 +439,59 @@ RULES = (
         "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens",
         "use a sequence length that is a multiple of 16, another micro_batch_size, "
         "or precision bf16-mixed",
+    ),
+    Rule(
+        ("optimizer", "optimizer_fusion"),
+        lambda c, _: (
+            c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"].startswith("paged")
+        ),
+        "{optimizer} has a kernel of its own for each parameter and no optimizer_fusion "
+        "{optimizer_fusion}",
+        "use none or backward, or another optimizer",
+    ),
+    Rule(
+        ("precision", "optimizer"),
+        lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"].startswith("paged"),
+        "bf16-stochastic rounds an optimizer's state, and {optimizer} has it in memory of its own",
+        "use precision bf16-true, or optimizer adamw",
+    ),
+    Rule(
+        ("precision", "adapter"),
+        lambda c, _: c["precision"] == "fp8" and c["adapter"] != "none",
+        "precision fp8 converts the layers of the model's own weights, to which adapter {adapter} "
+        "adds matrices that are too narrow for it",
+        "use precision bf16-mixed, with base_weights fp8 for the memory",
+    ),
+    Rule(
+        ("adapter", "adapter_rank"),
+        lambda c, _: c["adapter"] == "none" and c["adapter_rank"] != 8,
+        "adapter_rank {adapter_rank} is the rank of an adapter, and adapter is none",
+        "set adapter to lora or dora, or leave adapter_rank out",
+    ),
+    Rule(
+        ("adapter", "adapter_targets"),
+        lambda c, _: c["adapter"] == "none" and c["adapter_targets"] != "all-linear",
+        "adapter_targets {adapter_targets} are the layers with an adapter, and adapter is none",
+        "set adapter to lora or dora, or leave adapter_targets out",
+    ),
+    Rule(
+        ("adapter", "base_weights"),
+        lambda c, _: c["adapter"] == "none" and c["base_weights"] != "trained",
+        "base_weights {base_weights} are frozen, and without an adapter nothing would be trained",
+        "set adapter to lora or dora, or base_weights to trained",
+    ),
+    Rule(
+        ("precision", "base_weights"),
+        lambda c, _: c["base_weights"] == "bf16" and c["precision"] not in ("bf16-mixed",),
+        "base_weights bf16 are multiplied in bf16, which precision {precision} does not do, or "
+        "does with all its weights",
+        "use precision bf16-mixed, or base_weights trained",
+    ),
+    Rule(
+        ("precision", "base_weights"),
+        lambda c, _: c["base_weights"] in QUANTIZED_WEIGHTS and c["precision"] in ("fp32", "tf32"),
+        "base_weights {base_weights} are multiplied in 16 bits, precision {precision} has 32",
+        "use precision bf16-mixed, or base_weights trained",
     ),
 )
 

@@ -15,6 +15,7 @@ from typing import Any
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import (
     CHOICES,
+    DEPENDENT_FIELDS,
     FIELD_ORDER,
     RULES,
     LegalityContext,
@@ -298,8 +299,9 @@ def bind_space(
     excluded: list[str] = []
     values = _available_values(space, at.global_batch, unavailable=unavailable, excluded=excluded)
     named = _legal_configurations(space, at, unavailable=unavailable, excluded=excluded)
+    conditions = (*space.conditions, *_let_dependent_fields_rest(values))
     legal = LegalSpace(
-        values=values, conditions=space.conditions, at=at, named=named, excluded=tuple(excluded)
+        values=values, conditions=conditions, at=at, named=named, excluded=tuple(excluded)
     )
     if not named and next(legal.configurations(), None) is None:
         reason = "; ".join(excluded) if excluded else "its conditions contradict each other"
@@ -337,6 +339,24 @@ def _available_values(
                 excluded.append(f"{field} {value}: {reason}")
         values[field] = tuple(available)
     return values
+
+
+def _let_dependent_fields_rest(values: dict[str, tuple[Any, ...]]) -> Iterator[Condition]:
+    """Add the default of a field that refines a technique, for where that is `none`.
+
+    The condition that is yielded keeps it out where the technique is used and the space does not
+    list it: adapters of rank 16 or 64 do not make one of the default rank 8 a choice.
+    """
+    for technique, fields in DEPENDENT_FIELDS.items():
+        in_use = tuple(value for value in values.get(technique, ()) if value != "none")
+        if len(in_use) == len(values.get(technique, ())):
+            continue
+        for field in fields:
+            default = _default(field, 1)
+            listed = values[field]
+            if default not in listed:
+                values[field] = (default, *listed)
+                yield Condition(when={technique: in_use}, then={field: listed})
 
 
 def _divisors(number: int) -> tuple[int, ...]:

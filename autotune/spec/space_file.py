@@ -60,6 +60,7 @@ TABLES = {
 }
 WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "text_sha256",
+    "chat_column",
     "model_config",
     "model_sha256",
     "model_source",
@@ -158,7 +159,8 @@ class _Reader:
             raise self._error(
                 f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }"
             )
-        if field == "micro_batch_size" and not all(isinstance(number, int) for number in numbers):
+        in_whole_numbers = field in ("micro_batch_size", "adapter_rank")
+        if in_whole_numbers and not all(isinstance(number, int) for number in numbers):
             raise self._error(
                 f"{where} = {given!r} is not a range of whole numbers", "use whole numbers"
             )

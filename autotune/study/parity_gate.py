@@ -1,7 +1,8 @@
 """Parity check: a trial's first steps are compared with a plain training of the same numerics.
 
 A trial counts only if its losses and gradients agree. The plain training is eager, recomputes
-nothing and uses no technique except the precision and the optimizer.
+nothing and uses no technique except the precision, the optimizer and the adapter. Where base
+weights are quantized, it has ordinary layers with the numbers that the quantized ones stand for.
 
 A model without random numbers needs one plain training for all micro batches, and the trial's first
 steps themselves are compared. With random numbers, as for dropout, both run their first steps
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.files import durable_file
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.parity import ParityTrace, largest_difference
 
 LARGEST_RATIO = 2**0.5
@@ -33,10 +34,13 @@ for 8."""
 
 
 class Tracer(Protocol):
-    def __call__(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
+    def __call__(
+        self, config: TrainingConfig, *, dropout: bool, dequantized: bool
+    ) -> ParityTrace | str:
         """Return the first steps of a configuration, or why there are none.
 
-        The cap is not enforced.
+        The cap is not enforced. With `dequantized` its quantized base weights are what they stand
+        for, in ordinary layers.
         """
 
 
@@ -80,7 +84,7 @@ class ParityGate:
         if not reference.draws_random_numbers:
             return Verdict(kind="compare", reference=reference)
         plain = plain_form(config, micro_batch_size=config.micro_batch_size)
-        if config == plain:
+        if config == plain and config.base_weights not in QUANTIZED_WEIGHTS:
             return Verdict(kind="same", message="it is the plain training itself")
         return self._judge_random(config)
 
@@ -109,7 +113,7 @@ class ParityGate:
     def _judge_random(self, config: TrainingConfig) -> Verdict:
         """Check a configuration of a model that draws random numbers."""
         self._on_trace(config)
-        trace = self._trace(config, dropout=True)
+        trace = self._trace(config, dropout=True, dequantized=False)
         if isinstance(trace, str):
             return Verdict(kind="not compared", message=f"its first steps: {trace}")
         plain = self._plain(config, micro_batch_size=config.micro_batch_size)
@@ -131,7 +135,12 @@ class ParityGate:
         # Compiled code that differs only in its recomputation rounds almost the same.
         strictness = 2.0 if config.memory_budget < 1.0 else 1.0
         comparisons = (
-            ("without dropout, ", self._trace(config, dropout=False), plain_without_dropout, 1.0),
+            (
+                "without dropout, ",
+                self._trace(config, dropout=False, dequantized=False),
+                plain_without_dropout,
+                1.0,
+            ),
             (
                 "with dropout, against the same without recomputation, ",
                 with_dropout,
@@ -168,21 +177,28 @@ class ParityGate:
         If the device cannot hold it, torch's checkpointing is applied to each block.
         """
         plain = plain_form(config, micro_batch_size=micro_batch_size)
-        trace = self._stored_trace(plain, dropout=dropout)
+        dequantized = config.base_weights in QUANTIZED_WEIGHTS
+        trace = self._stored_trace(plain, dropout=dropout, dequantized=dequantized)
         if isinstance(trace, ParityTrace):
             return trace
-        checkpointed = self._stored_trace(replace(plain, checkpointing="block"), dropout=dropout)
+        checkpointed = self._stored_trace(
+            replace(plain, checkpointing="block"), dropout=dropout, dequantized=dequantized
+        )
         return checkpointed if isinstance(checkpointed, ParityTrace) else trace
 
-    def _stored_trace(self, config: TrainingConfig, *, dropout: bool = True) -> ParityTrace | str:
+    def _stored_trace(
+        self, config: TrainingConfig, *, dropout: bool = True, dequantized: bool = False
+    ) -> ParityTrace | str:
         """Return the trace of a reference configuration, which is run once for each study."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
+        if dequantized:
+            name += "-dequantized"
         file = self._folder / f"{name}.json"
         if known := _read(file):
             return known
         if name not in self._failures:
             self._on_trace(config)
-            trace = self._trace(config, dropout=dropout)
+            trace = self._trace(config, dropout=dropout, dequantized=dequantized)
             if isinstance(trace, ParityTrace):
                 _store(file, trace)
                 return trace
@@ -193,7 +209,13 @@ class ParityGate:
 def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
     """Return the plain training of the same numerics."""
     return TrainingConfig(
-        precision=config.precision, optimizer=config.optimizer, micro_batch_size=micro_batch_size
+        precision=config.precision,
+        optimizer=config.optimizer,
+        micro_batch_size=micro_batch_size,
+        adapter=config.adapter,
+        adapter_rank=config.adapter_rank,
+        adapter_targets=config.adapter_targets,
+        base_weights=config.base_weights,
     )
 
 

@@ -13,13 +13,15 @@ import torch
 from torch import nn
 
 from autotune.models.parts import ModelParts
-from autotune.models.weights import load_model
+from autotune.models.weights import Placement, load_model
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import (
     activation_offload,
+    adapter,
     allocator,
     attention,
+    base_weights,
     checkpointing,
     compilation,
     fp8,
@@ -49,12 +51,18 @@ def before_the_device(config: TrainingConfig) -> None:
 
 
 def apply_techniques(
-    config: TrainingConfig, workload: Workload, *, weights_file: Path | None, device: torch.device
+    config: TrainingConfig,
+    workload: Workload,
+    *,
+    weights_file: Path | None,
+    device: torch.device,
+    dequantized: bool = False,
 ) -> Training:
     """Returns the workload's model with every technique applied, and its updater.
 
-    `weights_file` has the initial weights; None leaves them unset, for fake tensors. Raises
-    IllegalConfiguration where the model lacks a part that a technique needs.
+    `weights_file` has the initial weights; None leaves them unset, for fake tensors. With
+    `dequantized`, quantized base weights are what they stand for, in ordinary layers: what they are
+    compared with. Raises IllegalConfiguration where the model lacks a part that a technique needs.
     """
     # Process-wide settings come first: they must be in effect when the first kernel runs and when
     # the first graph is compiled.
@@ -64,7 +72,9 @@ def apply_techniques(
     # Weights are loaded in their final dtype, so that the device never holds anything larger than
     # what is trained.
     parts = load_model(
-        workload, file=weights_file, dtype=precision.weights_dtype(config.precision), device=device
+        workload,
+        file=weights_file,
+        placement=_placement(config, workload, device=device, dequantized=dequantized),
     )
     check_parts(parts, config)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
@@ -80,7 +90,7 @@ def apply_techniques(
         UpdateRule(
             optimizer=config.optimizer,
             fusion=config.optimizer_fusion,
-            learning_rate=workload.learning_rate_of(config.optimizer),
+            learning_rate=workload.learning_rate_of(config.optimizer, config.adapter),
             rounds_stochastically=config.precision == "bf16-stochastic",
             seed=workload.seed,
         ),
@@ -88,6 +98,16 @@ def apply_techniques(
         gradient_clipping=workload.gradient_clipping,
     )
     return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
+
+
+def _placement(
+    config: TrainingConfig, workload: Workload, *, device: torch.device, dequantized: bool
+) -> Placement:
+    if config.adapter == "none":
+        return Placement(dtype=precision.weights_dtype(config.precision), device=device)
+    return adapter.AdaptedWeights(
+        config, seed=workload.seed, device=device, dequantized=dequantized
+    )
 
 
 def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:
@@ -119,6 +139,8 @@ def find_unavailable(
         "allocator": lambda value: allocator.unavailable(value, device=device),
         "attention": lambda value: attention.unavailable(value, device=device),
         "activation_offload": lambda value: activation_offload.unavailable(value, device=device),
+        "adapter": adapter.unavailable,
+        "base_weights": lambda value: base_weights.unavailable(value, device=device),
     }
     found: dict[str, dict[str, str]] = {}
     for technique, probe in probes.items():

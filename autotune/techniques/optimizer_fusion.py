@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.build_tools import why_no_compilation
+from autotune.models.parts import tensors_behind
 from autotune.spec.config import Optimizer, OptimizerFusion
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
@@ -196,13 +197,4 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, Tensor):
-                yield from _tensors_behind(value)
-
-
-def _tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields the inner tensors of a subclass, such as codes and scales; else the tensor itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield tensor
-        return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from _tensors_behind(getattr(tensor, name))
+                yield from tensors_behind(value)

@@ -44,6 +44,11 @@ def weights_dtype(precision: Precision) -> torch.dtype:
     return torch.bfloat16 if precision in _BF16_WEIGHTS else torch.float32
 
 
+def compute_dtype(precision: Precision) -> torch.dtype:
+    """Returns the dtype of matrix products."""
+    return _AUTOCAST_DTYPES.get(precision, weights_dtype(precision))
+
+
 def autocast(precision: Precision, *, device: torch.device) -> AbstractContextManager[object]:
     """Returns the context in which every forward pass must run."""
     if precision in _AUTOCAST_DTYPES:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
-from autotune.spec.config import FP8_MULTIPLE, TrainingConfig
+from autotune.spec.config import DEPENDENT_FIELDS, FP8_MULTIPLE, TrainingConfig
 from autotune.techniques import attention
+from autotune.techniques.adapter import missing_layers
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 from autotune.techniques.fp8 import can_be_fp8
 
@@ -44,7 +45,10 @@ def missing_parts(
     )
     if unsupported:
         found["attention"] = unsupported
+    has_adapters = any(adapter != "none" for adapter in choices.get("adapter", ()))
     for technique, values in choices.items():
+        if technique in DEPENDENT_FIELDS["adapter"] and not has_adapters:
+            continue
         for value in values:
             reason = _why_unsupported(parts, technique, value, if_unknown=False)
             if reason:
@@ -55,6 +59,8 @@ def missing_parts(
 def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
     """Raises IllegalConfiguration if the model does not support a technique of `config`."""
     for technique, value in config.to_dict().items():
+        if technique in DEPENDENT_FIELDS["adapter"]:
+            continue  # they are in the model already
         reason = _why_unsupported(parts, technique, value, if_unknown=True)
         if reason is not None:
             raise IllegalConfiguration(
@@ -100,6 +106,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             )
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
+        case (field, _) if field in DEPENDENT_FIELDS["adapter"]:
+            return missing_layers(parts, technique, value)
     return None
 
 

@@ -29,6 +29,7 @@ _NO_PRECISION: Mapping[Precision, str] = {
 }
 _NO_CHUNKS = "a script computes its loss itself"
 _NO_OPTIMIZER = "a script brings its own optimizer"
+_NO_ADAPTER = "a script's optimizer was made for the model's own weights, which it would freeze"
 
 
 def apply_to_user_training(
@@ -54,6 +55,11 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     if config.loss == "chunked":
         raise IllegalConfiguration(
             f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss"
+        )
+    if config.adapter != "none":
+        raise IllegalConfiguration(
+            f"adapter {config.adapter} cannot be applied: {_NO_ADAPTER}",
+            hint="set adapter to none, or give the model its adapters in the script",
         )
     parts = parts_of_user_model(model)
     check_parts(parts, config)
@@ -93,8 +99,12 @@ def missing_in_user_model(
     The result is {technique: {value: reason}}. Of several optimizers only the first is supported:
     it stands for the script's optimizer.
     """
-    missing = missing_parts(parts_of_user_model(model), choices)
+    without_adapters = {name: choices[name] for name in choices if name != "adapter"}
+    missing = missing_parts(parts_of_user_model(model), without_adapters)
     unsupported = [("loss", "chunked", _NO_CHUNKS)]
+    for adapter in choices.get("adapter", ()):
+        if adapter != "none":
+            unsupported.append(("adapter", adapter, _NO_ADAPTER))
     for precision_name, reason in _NO_PRECISION.items():
         unsupported.append(("precision", str(precision_name), reason))
     for optimizer_name in choices.get("optimizer", ())[1:]:

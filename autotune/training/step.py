@@ -95,7 +95,7 @@ class TrainingStep:
     def learning_rate(self, step: int) -> float:
         """Returns the rate of a step: linear warm-up, then constant or a cosine down to a tenth."""
         workload = self._workload
-        rate = workload.learning_rate_of(self._config.optimizer)
+        rate = workload.learning_rate_of(self._config.optimizer, self._config.adapter)
         if step < workload.learning_rate_warmup_steps:
             return rate * (step + 1) / workload.learning_rate_warmup_steps
         if workload.schedule == "constant":

@@ -39,7 +39,16 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 CPU = torch.device("cpu")
 TOKENS = 64
-OF_A_MODEL = ("precision", "checkpointing", "compile", "attention", "loss")
+OF_A_MODEL = (
+    "precision",
+    "checkpointing",
+    "compile",
+    "attention",
+    "loss",
+    "adapter",
+    "adapter_targets",
+    "base_weights",
+)
 CIRCUMSTANCES: tuple[tuple[LegalityContext, Mapping[str, str]], ...] = (
     (LegalityContext(global_batch=8), {}),
     (LegalityContext(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
@@ -80,7 +89,12 @@ def _rules() -> Iterator[str]:
 def _broken_by(rule: Rule) -> tuple[str, str]:
     """Returns the rule's sentence for the first choices that break it, and a list of all."""
     plain = {**TrainingConfig(micro_batch_size=8).to_dict()}
-    values: dict[str, Any] = {**CHOICES, "micro_batch_size": (8, 4, 3), "memory_budget": (1.0, 0.5)}
+    values: dict[str, Any] = {
+        **CHOICES,
+        "micro_batch_size": (8, 4, 3),
+        "memory_budget": (1.0, 0.5),
+        "adapter_rank": (8, 16),
+    }
     found: list[dict[str, Any]] = []
     for at, described in CIRCUMSTANCES:
         for chosen in _products({field: values[field] for field in rule.fields}):

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.models import build_model
 from autotune.models.hugging_face import HuggingFaceModel, find_parts
-from autotune.models.weights import draw_weights, load_model
+from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
@@ -21,6 +21,8 @@ from autotune.techniques.requirements import check_parts
 from autotune.techniques.user_training import apply_to_user_training
 
 LAYERS, CPU = 4, torch.device("cpu")
+FLOAT32 = Placement(dtype=torch.float32, device=CPU)
+BFLOAT16 = Placement(dtype=torch.bfloat16, device=CPU)
 SIZES = {
     "num_hidden_layers": LAYERS,
     "hidden_size": 32,
@@ -170,9 +172,7 @@ def test_its_parts_are_found(shape, make_parts):
 def test_loaded_it_computes_what_was_drawn(shape, workload_of, batch, tmp_path):
     workload = workload_of(CONFIGS[shape])
     count = draw_weights(workload, file=tmp_path / "weights.pt")
-    loaded = load_model(
-        workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
-    ).model
+    loaded = load_model(workload, file=tmp_path / "weights.pt", placement=FLOAT32).model
     torch.manual_seed(workload.seed)
     assert loaded(*batch).item() == build_model(workload).model(*batch).item()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
@@ -183,7 +183,9 @@ def test_it_trains_wholly_in_bf16(shape, workload_of, batch, tmp_path):
     workload = workload_of(CONFIGS[shape])
     draw_weights(workload, file=tmp_path / "weights.pt")
     model = load_model(
-        workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU
+        workload,
+        file=tmp_path / "weights.pt",
+        placement=BFLOAT16,
     ).model
     model(*batch).backward()
     assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.bfloat16}
@@ -193,7 +195,9 @@ def test_tied_embeddings_stay_tied(workload_of, tmp_path):
     workload = workload_of(CONFIGS["qwen3"])
     count = draw_weights(workload, file=tmp_path / "weights.pt")
     network = load_model(
-        workload, file=tmp_path / "weights.pt", dtype=torch.bfloat16, device=CPU
+        workload,
+        file=tmp_path / "weights.pt",
+        placement=BFLOAT16,
     ).model.network
     assert network.lm_head.weight is network.model.embed_tokens.weight
     untied = {**CONFIGS["qwen3"], "tie_word_embeddings": False}

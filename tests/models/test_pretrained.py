@@ -7,11 +7,12 @@ import torch
 
 from autotune.errors import InvalidInput
 from autotune.execution.server.prepared import model_sha256
-from autotune.models.weights import draw_weights, load_model
+from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.model_file import is_hub_name
 from autotune.spec.workload import make_workload
 
 CPU = torch.device("cpu")
+FLOAT32 = Placement(dtype=torch.float32, device=CPU)
 CONFIG = {
     "model_type": "llama",
     "num_hidden_layers": 2,
@@ -46,13 +47,20 @@ def test_training_goes_on_from_the_weights_in_the_folder(folder, workload_of, tm
 
     draw_weights(workload_of(), file=tmp_path / "weights.pt")
     loaded = load_model(
-        workload_of(), file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
+        workload_of(),
+        file=tmp_path / "weights.pt",
+        placement=FLOAT32,
     ).model
     tokens = torch.randint(0, 256, (2, 16))
     expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
         input_ids=tokens
     ).logits
     assert torch.allclose(loaded.logits(tokens), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_only_a_model_without_pretrained_weights_has_random_ones(workload_of, pretrained):
+    assert workload_of(pretrained=pretrained).has_random_weights == (not pretrained)
 
 
 def test_other_weights_are_another_study(folder, workload_of):
@@ -94,6 +102,14 @@ def test_weights_of_another_model_are_rejected(folder, workload_of, tmp_path):
     with pytest.raises(
         InvalidInput, match=r"the weights in .* lack model\.layers\.0\.self_attn\.\w+\.bias and"
     ):
+        draw_weights(workload_of(), file=tmp_path / "weights.pt")
+
+
+def test_weights_of_another_shape_are_rejected_by_name(folder, workload_of, tmp_path):
+    content = json.loads((folder / "config.json").read_text())
+    other = {**content, "intermediate_size": content["intermediate_size"] + 8}
+    (folder / "config.json").write_text(json.dumps(other))
+    with pytest.raises(InvalidInput, match=r"layers\.0\.mlp\.down_proj\.weight is \d+ x \d+, not"):
         draw_weights(workload_of(), file=tmp_path / "weights.pt")
 
 

@@ -10,12 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autotune.errors import InvalidInput, StudyMismatch
 from autotune.models import build_model
 from autotune.models.parts import next_token_loss
-from autotune.models.weights import draw_weights, load_model
+from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.requirements import missing_parts
 
 CPU = torch.device("cpu")
+FLOAT32 = Placement(dtype=torch.float32, device=CPU)
 SOURCE = textwrap.dedent('''
     import collections
     from types import SimpleNamespace
@@ -286,9 +287,7 @@ def test_techniques_that_need_a_missing_part_are_unavailable(
 def test_loaded_it_computes_what_was_drawn(function, workload_of, batch, tmp_path):
     workload = workload_of(function)
     count = draw_weights(workload, file=tmp_path / "weights.pt")
-    loaded = load_model(
-        workload, file=tmp_path / "weights.pt", dtype=torch.float32, device=CPU
-    ).model
+    loaded = load_model(workload, file=tmp_path / "weights.pt", placement=FLOAT32).model
     torch.manual_seed(workload.seed)
     assert loaded(*batch).item() == build_model(workload).model(*batch).item()
     assert count == sum(parameter.numel() for parameter in loaded.parameters())
@@ -297,9 +296,7 @@ def test_loaded_it_computes_what_was_drawn(function, workload_of, batch, tmp_pat
 
 def test_it_runs_on_fake_tensors(workload_of, batch):
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = load_model(
-            workload_of("WithLoss"), file=None, dtype=torch.float32, device=CPU
-        ).model
+        model = load_model(workload_of("WithLoss"), file=None, placement=FLOAT32).model
         model(*(mode.from_tensor(tensor) for tensor in batch)).backward()
 
 

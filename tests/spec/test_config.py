@@ -14,6 +14,7 @@ from autotune.spec.config import (
     baseline_of,
     check_legal,
     check_value,
+    reverted,
     rule_violations,
     segment_bounds,
 )
@@ -36,6 +37,14 @@ BREAKING = (
     {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
     {"precision": "tf32", "attention": "flash"},
     {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
+    {"optimizer": "paged-adamw-8bit", "optimizer_fusion": "kernel"},
+    {"precision": "bf16-stochastic", "optimizer": "paged-adamw"},
+    {"precision": "fp8", "adapter": "lora"},
+    {"adapter_rank": 16},
+    {"adapter_targets": "attention"},
+    {"precision": "bf16-mixed", "base_weights": "bf16"},
+    {"precision": "bf16-true", "adapter": "lora", "base_weights": "bf16"},
+    {"precision": "tf32", "adapter": "dora", "base_weights": "nf4"},
 )
 EVERY_RULE = pytest.mark.parametrize(
     ("rule", "example"),
@@ -148,6 +157,7 @@ def test_a_memory_budget_written_another_way_has_the_same_fingerprint(whole, dec
 def test_a_change_of_any_field_changes_the_fingerprint():
     changes = [{field: value} for field in CHOICES for value in CHOICES[field]]
     changes += [{"memory_budget": 0.5}, {"memory_budget": 0.4}, {"micro_batch_size": 2}]
+    changes += [{"adapter_rank": 16}]
     configs = {TrainingConfig(**change) for change in changes}
     assert len({config.fingerprint for config in configs}) == len(configs)
 
@@ -168,7 +178,7 @@ def test_a_change_of_any_field_changes_the_fingerprint():
     ],
 )
 def test_a_configuration_of_the_first_studies_keeps_its_fingerprint(config, fingerprint):
-    """Databases have fingerprints from before attention, loss and activation_offload."""
+    """Databases have fingerprints from before attention, loss, offload and adapters."""
     assert TrainingConfig(**config).fingerprint == fingerprint
 
 
@@ -210,6 +220,28 @@ def test_micro_batch_and_budget_do_not_change_the_numbers(other):
 def test_every_precision_and_optimizer_computes_its_own_numbers(field):
     classes = {TrainingConfig(**{field: value}).numerics_class for value in CHOICES[field]}
     assert len(classes) == len(CHOICES[field])
+
+
+def test_every_adapter_over_every_base_computes_its_own_numbers():
+    adapted = TrainingConfig(precision="bf16-mixed", adapter="lora")
+    others = [
+        {"adapter": "none"},
+        {"adapter": "dora"},
+        {"adapter_rank": 16},
+        {"adapter_targets": "attention"},
+        {"base_weights": "bf16"},
+        {"base_weights": "nf4"},
+    ]
+    configs = [adapted, *(dataclasses.replace(adapted, **other) for other in others)]
+    assert len({config.numerics_class for config in configs}) == len(configs)
+
+
+def test_without_its_technique_a_field_that_refines_it_is_at_its_default():
+    plain = TrainingConfig(precision="bf16-mixed")
+    qlora = dataclasses.replace(plain, adapter="lora", adapter_rank=64, base_weights="nf4")
+    assert reverted(qlora, "adapter", plain=plain) == plain
+    budget = dataclasses.replace(plain, compile="block", memory_budget=0.5)
+    assert reverted(budget, "compile", plain=plain) == plain
 
 
 @pytest.mark.parametrize(

@@ -582,6 +582,35 @@ def test_a_named_configuration_goes_before_the_defaults(write):
     assert legal.named["a"].optimizer == "adafactor"
 
 
+ADAPTERS = """
+[techniques]
+precision = ["bf16-mixed"]
+adapter = ["none", "lora"]
+adapter_rank = [16, 64]
+adapter_targets = ["attention"]
+base_weights = ["nf4"]
+"""
+
+
+def test_a_choice_about_adapters_leaves_training_without_one_possible(write):
+    configs = list(bound(write(ADAPTERS)).configurations())
+    kinds = {
+        (config.adapter, config.adapter_rank, config.adapter_targets, config.base_weights)
+        for config in configs
+    }
+    assert kinds == {
+        ("none", 8, "all-linear", "trained"),
+        ("lora", 16, "attention", "nf4"),
+        ("lora", 64, "attention", "nf4"),
+    }
+
+
+def test_a_range_of_ranks_holds_whole_numbers(write):
+    text = "[techniques]\nadapter = ['lora']\nadapter_rank = { from = 8, to = 24, step = 8 }"
+    assert load_space(str(write(text))).techniques["adapter_rank"] == (8, 16, 24)
+    assert "whole numbers" in str(error_of(write(text.replace("8 }", "8.5 }"))))
+
+
 def test_divisors_are_all_divisors_of_the_global_batch(write):
     legal = bound(write('[techniques]\nmicro_batch_size = "divisors"'), global_batch=12)
     assert legal.values["micro_batch_size"] == (12, 6, 4, 3, 2, 1)
@@ -591,8 +620,8 @@ def test_divisors_are_all_divisors_of_the_global_batch(write):
 
 
 @pytest.fixture(
-    params=["quick", "peak_memory", BUDGETS, CONDITIONS],
-    ids=["quick", "peak_memory", "budgets", "rules"],
+    params=["quick", "peak_memory", BUDGETS, CONDITIONS, ADAPTERS],
+    ids=["quick", "peak_memory", "budgets", "rules", "adapters"],
 )
 def legal(request, write):
     shipped = request.param in named_spaces()

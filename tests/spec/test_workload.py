@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.spec.learning_rates import FROM_SCRATCH
 from autotune.spec.workload import (
-    DEFAULT_LEARNING_RATES,
     DEFAULTS_BY_DEVICE,
     MEMORY_STEPS,
     MINIMUM_TIMED_STEPS,
@@ -38,7 +38,7 @@ def test_a_device_has_its_own_defaults(device_type):
 
 @EVERY_DEVICE
 def test_every_optimizer_has_a_learning_rate_by_default(device_type):
-    assert set(make_workload(device_type).learning_rates) == set(DEFAULT_LEARNING_RATES)
+    assert set(make_workload(device_type).learning_rates) == set(FROM_SCRATCH)
 
 
 def test_a_later_setting_overrides_an_earlier_one():
@@ -57,7 +57,7 @@ def test_learning_rates_are_merged_optimizer_by_optimizer():
     workload = make_workload(
         "cpu", {"learning_rates": {"sgd": 0.5}}, {"learning_rates": {"adamw": 0.1}}
     )
-    assert workload.learning_rates == {**DEFAULT_LEARNING_RATES, "sgd": 0.5, "adamw": 0.1}
+    assert workload.learning_rates == {**FROM_SCRATCH, "sgd": 0.5, "adamw": 0.1}
 
 
 def test_another_dataset_drops_the_splits_and_columns_of_the_earlier_one():

@@ -26,13 +26,16 @@ class Traces:
 
     def __init__(self, otherwise=SAME):
         self.otherwise, self.answers, self.calls = otherwise, {}, []
+        self.dequantized = []
 
     def answer(self, config, trace, *, dropout=True):
         self.answers[config, dropout] = trace
         return self
 
-    def __call__(self, config, *, dropout):
+    def __call__(self, config, *, dropout, dequantized):
         self.calls.append((config, dropout))
+        if dequantized:
+            self.dequantized.append(config)
         return self.answers.get((config, dropout), self.otherwise)
 
 
@@ -47,6 +50,13 @@ def gate(tmp_path):
 def test_without_random_numbers_the_trial_itself_is_compared_with_a_plain_training(gate):
     verdict = gate(Traces(SAME)).check(BUDGET)
     assert (verdict.kind, verdict.reference) == ("compare", SAME)
+
+
+def test_quantized_weights_are_compared_with_what_they_stand_for(gate):
+    traces = Traces(SAME)
+    qlora = TrainingConfig(precision="bf16-mixed", adapter="lora", base_weights="nf4")
+    verdict = gate(traces).check(qlora)
+    assert (verdict.kind, traces.dequantized) == ("compare", [qlora])
 
 
 def test_one_plain_training_serves_a_whole_class(gate):

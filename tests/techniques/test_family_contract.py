@@ -12,6 +12,7 @@ import torch
 
 from autotune.execution.server.prepared import prepare
 from autotune.models import build_model
+from autotune.models.parts import tensors_behind
 from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, find_unavailable
@@ -112,7 +113,7 @@ def trainer_of(folder):
 
 @pytest.fixture(scope="module")
 def losses_of_plain(trainer_of):
-    """The losses with the row's precision and optimizer and no other technique."""
+    """The losses with the row's precision, optimizer and adapter and no other technique."""
 
     @functools.cache
     def losses(family, config):
@@ -122,7 +123,8 @@ def losses_of_plain(trainer_of):
 
 
 def plain_config(row):
-    choices = {field: row[field] for field in ("precision", "optimizer")}
+    fields = ("precision", "optimizer", "adapter", "adapter_targets")
+    choices = {field: row[field] for field in fields}
     if (
         row["precision"] == "bf16-true"
     ):  # a loop over its operations rounds at each, a fused kernel at the end
@@ -193,14 +195,31 @@ def check_effects(row, trainer, moved):
     )
     # Only then; Adafactor's own foreach has steps of other names.
     assert row["optimizer_fusion"] == "foreach" or not count["_foreach_addcdiv_"]
-    weights = (
-        torch.bfloat16 if row["precision"] in ("bf16-true", "bf16-stochastic") else torch.float32
-    )
-    assert {parameter.dtype for parameter in parts.model.parameters()} == {weights}
+    check_weights(row, parts.model)
     # Its products are seen as plain ones from outside of its tensors.
     assert any(type(module).__name__ == "Float8Linear" for module in parts.model.modules()) == (
         row["precision"] == "fp8"
     )
+
+
+def check_weights(row, model):
+    """Checks what is trained, and in which number format everything is stored."""
+    is_16_bit = row["precision"] in ("bf16-true", "bf16-stochastic")
+    trained_dtype = torch.bfloat16 if is_16_bit else torch.float32
+    weights = dict(model.named_parameters())
+    assert {weight.dtype for weight in weights.values() if weight.requires_grad} == {trained_dtype}
+    adapters = {name for name in weights if "lora_" in name}
+    assert bool(adapters) == (row["adapter"] != "none")
+    for name, weight in weights.items():
+        assert weight.requires_grad == (name in adapters or not adapters)
+    stored = {part.dtype for weight in weights.values() for part in tensors_behind(weight)}
+    assert (torch.int8 in stored) == (row["base_weights"] == "int8")
+    assert (torch.float8_e4m3fn in stored) == (row["base_weights"] == "fp8")
+    assert (torch.uint8 in stored) == (row["base_weights"] == "nf4")
+    if row["base_weights"] == "trained":
+        assert stored == {trained_dtype}
+    if row["base_weights"] == "bf16":
+        assert stored == {torch.bfloat16, torch.float32}
 
 
 def config_of(row):

@@ -11,6 +11,7 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import numpy
 import pytest
@@ -21,11 +22,11 @@ import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.tasks import devices
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_optimizer import with_fusion
-from autotune.techniques.user_training import apply_to_user_training
+from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 from autotune.training.script.run import seed_everything
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "studies" / "your_script" / "train.py"
@@ -707,6 +708,32 @@ def test_techniques_that_a_users_training_loop_does_not_support_are_rejected(cho
 def test_a_chunked_loss_is_rejected_with_its_reason():
     with pytest.raises(IllegalConfiguration, match="computes its loss itself"):
         autotune.apply(stack(), TrainingConfig(loss="chunked"))
+
+
+def test_an_adapter_is_rejected_by_name_where_a_script_has_made_its_optimizer():
+    with pytest.raises(IllegalConfiguration, match="adapter lora cannot be applied: a script's"):
+        autotune.apply(stack(), TrainingConfig(adapter="lora"))
+
+
+@pytest.mark.parametrize("optimizer", get_args(Optimizer))
+def test_another_optimizer_than_any_that_was_measured_warns(optimizer):
+    model = stack()
+    with pytest.warns(UserWarning, match="and the optimizer is RMSprop"):
+        autotune.apply(
+            model,
+            torch.optim.RMSprop(model.parameters()),
+            config=TrainingConfig(optimizer=optimizer),
+        )
+
+
+def test_no_adapter_is_tried_with_a_users_training():
+    model = stack()
+    missing = missing_in_user_model(
+        model,
+        torch.optim.AdamW(model.parameters()),
+        {"adapter": ["none", "lora", "dora"], "adapter_rank": [8, 4096], "base_weights": ["nf4"]},
+    )
+    assert {name: set(values) for name, values in missing.items()} == {"adapter": {"lora", "dora"}}
 
 
 def test_an_allocator_setting_that_comes_too_late_warns(monkeypatch):

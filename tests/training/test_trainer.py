@@ -44,6 +44,23 @@ def test_the_first_loss_is_that_of_an_untrained_model(make_trainer):
     assert trainer.step(0, next(trainer.batches())) == pytest.approx(math.log(256), abs=0.1)
 
 
+def test_before_training_the_perplexity_is_that_of_the_weights_in_the_file(request_for):
+    request = dataclasses.replace(
+        request_for(), config=TrainingConfig(micro_batch_size=1), evaluates_only=True
+    )
+    measurement = train(request)
+    assert measurement.outcome == "ok"
+    assert measurement.perplexity == pytest.approx(256, rel=0.1)  # it draws bytes at random
+    assert measurement.perplexity != train(request_for()).perplexity
+
+
+@pytest.mark.parametrize(("adapter", "says_nothing"), [("none", False), ("lora", True)])
+def test_an_adapter_over_random_weights_has_a_perplexity_that_says_nothing(
+    make_trainer, adapter, says_nothing
+):
+    assert make_trainer(adapter=adapter).run().perplexity_says_nothing == says_nothing
+
+
 def test_all_configurations_see_the_same_batches(make_trainer):
     first, second = (
         make_trainer(**choices).batches() for choices in ({}, {"checkpointing": "block"})

@@ -19,9 +19,11 @@ from autotune.analysis.variants import (
 )
 from autotune.spec.config import (
     CHOICES,
+    DEPENDENT_FIELDS,
     FIELD_ORDER,
     LegalityContext,
     TrainingConfig,
+    reverted,
     rule_violations,
 )
 from autotune.spec.prediction import Prediction
@@ -113,10 +115,7 @@ def without_technique(
     plain = TrainingConfig(micro_batch_size=at.global_batch)
     if technique == "optimizer" or getattr(config, technique) == getattr(plain, technique):
         return None
-    changes: dict[str, Any] = {technique: getattr(plain, technique)}
-    if technique == "compile":
-        changes["memory_budget"] = plain.memory_budget
-    without = replace(config, **changes)
+    without = reverted(config, technique, plain=plain)
     return None if rule_violations(without.to_dict(), at) else without
 
 
@@ -146,6 +145,14 @@ def _values(
         values = []  # torch's default stores least on every device
     elif technique == "memory_budget":
         values = BUDGETS
+    elif technique == "adapter":
+        values = []  # it is another training: its own weights stay as they are
+    elif technique in DEPENDENT_FIELDS["adapter"] and config.adapter == "none":
+        values = []
+    elif technique == "adapter_rank":
+        values = [current // 2] if current > 1 else []
+    elif technique == "base_weights":
+        values = ["bf16", "int8", "nf4"]
     elif technique == "micro_batch_size":
         smaller = [size for size in range(current - 1, 0, -1) if global_batch % size == 0]
         values = list(dict.fromkeys([*smaller[:1], *smaller[-1:]]))
@@ -154,6 +161,9 @@ def _values(
         and _optimizer_bytes(prediction) < NOTHING * prediction.peak_memory_bytes
     ):
         values = []
+    elif technique == "optimizer":
+        # The driver moves the state of both paged ones; the smaller is left.
+        values = [value for value in values if value != "paged-adamw"]
     return [value for value in values if value not in (current, "none", "full")]
 
 

@@ -10,9 +10,11 @@ from autotune.spec.config import CHOICES, FIELD_ORDER, TrainingConfig
 
 Array = NDArray[numpy.float64]
 
-BUDGET, MICRO_BATCH = FIELD_ORDER.index("memory_budget"), FIELD_ORDER.index("micro_batch_size")
-"""The ordered columns; a micro batch is given by its logarithm to base 2. The other columns are
-categorical: indices into a list of choices."""
+BUDGET, MICRO_BATCH, RANK = map(
+    FIELD_ORDER.index, ("memory_budget", "micro_batch_size", "adapter_rank")
+)
+"""The ordered columns; a micro batch and a rank are given by their logarithms to base 2. The other
+columns are categorical: indices into a list of choices."""
 _INDICES = [
     {value: float(index) for index, value in enumerate(CHOICES.get(field, ()))}
     for field in FIELD_ORDER
@@ -34,4 +36,5 @@ def _row(config: TrainingConfig) -> list[float]:
     ]
     row[BUDGET] = config.memory_budget
     row[MICRO_BATCH] = math.log2(config.micro_batch_size)
+    row[RANK] = math.log2(config.adapter_rank)
     return row

@@ -41,7 +41,8 @@ class ObjectiveEncoder:
     """Converts the records of a study, which must come in the order of their results.
 
     What was not measured gets the worst value so far. Until there is one, speed is 1 token per
-    second and perplexity `vocab_size`, that of a model that has learned nothing.
+    second and perplexity `vocab_size`, that of a model that has learned nothing. A perplexity that
+    says nothing is 1 for all, so that memory and speed decide.
     """
 
     def __init__(self, *, cap_bytes: int, vocab_size: int) -> None:
@@ -54,7 +55,7 @@ class ObjectiveEncoder:
         speed = record.tokens_per_second
         if speed is None or not math.isfinite(speed):
             speed = 1.0 if self._worst_speed is None else self._worst_speed
-        perplexity = record.perplexity
+        perplexity = 1.0 if record.perplexity_says_nothing else record.perplexity
         if perplexity is None or not math.isfinite(perplexity):
             perplexity = self._worst_perplexity
             if perplexity is None:
@@ -73,6 +74,8 @@ class ObjectiveEncoder:
             worst = speed if self._worst_speed is None else self._worst_speed
             self._worst_speed = min(worst, speed)
         perplexity = record.perplexity
+        if record.perplexity_says_nothing:
+            return
         if perplexity is not None and math.isfinite(perplexity):
             worst = perplexity if self._worst_perplexity is None else self._worst_perplexity
             self._worst_perplexity = max(worst, perplexity)

@@ -200,6 +200,8 @@ _CLASSES: Mapping[str, str] = {
     "sgd": "SGD",
     "adafactor-fixed-rate": "AdafactorFixedRate",
     "adamw-8bit": "AdamW8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw-8bit": "PagedAdamW8bit",
 }
 """The class of each optimizer in trials."""
 

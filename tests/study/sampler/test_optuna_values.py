@@ -11,7 +11,7 @@ from autotune.study.sampler.optuna_values import (
     TRAINING_CONSTRAINT,
     ObjectiveEncoder,
 )
-from tests.building.results import MIB, out_of_memory, record
+from tests.building.results import MIB, OVER_RANDOM, out_of_memory, record
 
 CAP = 100 * MIB
 VOCABULARY = 256
@@ -38,6 +38,12 @@ def told(one, earlier=()):
     for other in earlier:
         observer.to_optuna_values(other)
     return observer.to_optuna_values(one)
+
+
+def test_a_perplexity_that_says_nothing_is_the_same_for_all_and_never_the_worst():
+    random = [record(0, perplexity=p, perplexity_source=OVER_RANDOM) for p in (2.0, 300.0)]
+    assert [told(one).values[2] for one in random] == [1.0, 1.0]
+    assert told(out_of_memory(2), [record(1, perplexity=20.0), *random]).values[2] == 20.0
 
 
 def is_feasible(observation):

@@ -1,0 +1,87 @@
+"""Learning rates: one for each optimizer and kind of training, with their defaults.
+
+A rate is named by its optimizer, `adamw`, or by adapter and optimizer, `lora/adamw`. A rate that
+nobody specified follows from others: AdamW in 8 bits and with paged state uses that of AdamW, DoRA
+that of LoRA, and an adapter `ADAPTER_FACTOR` times that of full training.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from autotune.spec.config import CHOICES
+
+FROM_SCRATCH: Mapping[str, float] = {
+    "adamw": 2e-3,
+    "adafactor": 3e-2,
+    "sgd": 0.1,
+    "adafactor-fixed-rate": 2e-4,
+}
+"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times
+torch.optim.Adafactor's default, relative to the size of each weight. SGD: the usual rate with
+momentum 0.9. Adafactor with a fixed rate: the rate published with the model of
+`autotune/models/deep_one.py`."""
+
+FROM_SCRATCH_ON_CUDA: Mapping[str, float] = {**FROM_SCRATCH, "adamw": 6e-4}
+"""AdamW: the rate of GPT-3 with 125 M parameters (arXiv:2005.14165, table 2.1)."""
+
+FINE_TUNING: Mapping[str, float] = {
+    "adamw": 2e-5,
+    "adafactor": 3e-4,
+    "sgd": 1e-3,
+    "adafactor-fixed-rate": 2e-5,
+}
+"""For pretrained weights. AdamW: the default of TRL's SFTConfig. Adafactor and SGD: a hundredth of
+the rates from scratch, as for AdamW; Adafactor with a fixed rate as AdamW, whose updates have the
+same size."""
+
+ADAPTER_FACTOR = 10.0
+"""The best rate of LoRA is about ten times that of full training, at any rank: Schulman et al.,
+"LoRA Without Regret", https://thinkingmachines.ai/blog/lora (2025). With AdamW it is then the 2e-4
+of QLoRA (arXiv:2305.14314, appendix B)."""
+
+LEARNING_RATE_NAMES = (
+    *CHOICES["optimizer"],
+    *(
+        f"{adapter}/{optimizer}"
+        for adapter in CHOICES["adapter"]
+        if adapter != "none"
+        for optimizer in CHOICES["optimizer"]
+    ),
+)
+
+
+def default_learning_rates(device_type: str, *, pretrained: bool) -> Mapping[str, float]:
+    """Return the rates of full training by optimizer, for what nobody specified."""
+    if pretrained:
+        return FINE_TUNING
+    return FROM_SCRATCH_ON_CUDA if device_type == "cuda" else FROM_SCRATCH
+
+
+def rate_name(optimizer: str, adapter: str) -> str:
+    """Return the name of a rate: `adamw`, or `lora/adamw`."""
+    return optimizer if adapter == "none" else f"{adapter}/{optimizer}"
+
+
+def learning_rate_of(rates: Mapping[str, float], optimizer: str, adapter: str) -> float:
+    """Return the rate of an optimizer for a kind of training.
+
+    `rates` are those of a workload; a study from before an optimizer existed lacks its rate.
+    """
+    for name in _names(optimizer, adapter):
+        if name in rates:
+            return rates[name]
+    if adapter != "none":
+        return ADAPTER_FACTOR * learning_rate_of(rates, optimizer, "none")
+    return FROM_SCRATCH[_algorithm(optimizer)]
+
+
+def _names(optimizer: str, adapter: str) -> Iterator[str]:
+    """Yield the names under which the rate may be, the closest first."""
+    adapters = (adapter, "lora") if adapter == "dora" else (adapter,)
+    for kind in adapters:
+        for one in (optimizer, _algorithm(optimizer)):
+            yield rate_name(one, kind)
+
+
+def _algorithm(optimizer: str) -> str:
+    """Return `adamw` for `paged-adamw-8bit`: only how its state is stored differs."""
+    return optimizer.removeprefix("paged-").removesuffix("-8bit")

@@ -1,0 +1,248 @@
+"""Adapters: small trained matrices beside the frozen linear layers of the blocks, by peft.
+
+| value | trained per layer of n inputs and m outputs | costs |
+|---|---|---|
+| none | the layer itself, n m | gradients and optimizer state of n m |
+| lora | two matrices, rank (n + m) (arXiv:2106.09685) | two narrow products a layer |
+| dora | the same and m magnitudes (arXiv:2402.09353) | the norm of the whole weight, each forward |
+
+The product of the two matrices is scaled by ALPHA / rank, so that one learning rate is right for
+all ranks. There is no dropout. Adapters are in the number format of training: float32 under
+autocast. Biases, norms, embeddings and the head stay frozen.
+
+The order of things makes trials and predictions alike: peft changes the model on the meta device,
+then every parameter gets its tensor, real or fake, from `AdaptedWeights`. Source:
+https://huggingface.co/docs/peft/package_reference/lora
+"""
+
+import importlib.util
+import math
+import warnings
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from autotune.errors import IllegalConfiguration
+from autotune.models.parts import ModelParts
+from autotune.models.weights import Placement
+from autotune.spec.config import (
+    DEPENDENT_FIELDS,
+    QUANTIZED_WEIGHTS,
+    Adapter,
+    AdapterTargets,
+    TrainingConfig,
+)
+from autotune.techniques import base_weights, precision
+
+ALPHA = 16
+"""At rank 8 the scale is 2, the customary one of twice the rank. That the best rate hardly depends
+on the rank with a constant alpha: Schulman et al., "LoRA Without Regret" (2025)."""
+_NAME = "default"
+"""The name that peft gives to an adapter without a name."""
+_INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
+
+
+class AdaptedWeights(Placement):
+    """Freezes a model, adds adapters to it and stores its weights as a configuration says.
+
+    With `dequantized` the weights are quantized and converted back, so that plain layers compute
+    what quantized ones should: the reference of the parity check.
+    """
+
+    def __init__(
+        self,
+        config: TrainingConfig,
+        *,
+        seed: int,
+        device: torch.device,
+        dequantized: bool = False,
+    ) -> None:
+        super().__init__(dtype=_base_dtype(config), device=device)
+        self._config = config
+        self._seed = seed
+        self._dequantized = dequantized
+        self._parts: ModelParts | None = None
+        self._quantized_layers: frozenset[nn.Module] = frozenset()
+
+    def change(self, parts: ModelParts) -> None:
+        """Freeze a model on the meta device and add the adapters."""
+        self._parts = parts
+        for technique in DEPENDENT_FIELDS["adapter"]:
+            value = getattr(self._config, technique)
+            if reason := missing_layers(parts, technique, value):
+                raise IllegalConfiguration(
+                    f"{technique} {value} cannot be applied: {reason}",
+                    hint=f"use another {technique}, or no adapter",
+                )
+        parts.model.requires_grad_(False)
+        targets = [path for path, _ in target_layers(parts, self._config.adapter_targets)]
+        if self._config.base_weights in QUANTIZED_WEIGHTS:
+            layers = [layer for _, layer in target_layers(parts, "all-linear")]
+            self._quantized_layers = base_weights.prepare(
+                parts.model,
+                layers,
+                self._config.base_weights,
+                compute_dtype=self.dtype,
+                dequantized=self._dequantized,
+            )
+        _inject(parts.model, targets, self._config)
+
+    def name_in_file(self, name: str) -> str | None:
+        if _is_of_adapter(name):
+            return None
+        return name.replace(".base_layer.", ".")
+
+    def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
+        assert self._parts is not None
+        owner = self._parts.model.get_submodule(name.rpartition(".")[0])
+        if weight is None:
+            return self._initial(name, parameter)
+        placed = super().place(name, parameter, weight)
+        if owner in self._quantized_layers and name.endswith(".weight"):
+            return base_weights.quantize(
+                placed, self._config.base_weights, dequantized=self._dequantized
+            )
+        return placed
+
+    def finish(self) -> None:
+        """Give the magnitudes of DoRA their values, the norms of the placed weights."""
+        assert self._parts is not None
+        for module in self._parts.model.modules():
+            if hasattr(module, _MAGNITUDE) and _NAME in getattr(module, _MAGNITUDE):
+                _set_magnitude(module)
+
+    def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """Return a new parameter of an adapter: the first matrix random, the second zero.
+
+        The random numbers are drawn on the host, in float32, and depend only on seed and name:
+        adapters of one rank begin alike on every device and in every number format.
+        """
+        initial = torch.zeros(parameter.shape)
+        if f".{_INPUT}." in name:
+            generator = torch.Generator().manual_seed(self._seed + zlib.crc32(name.encode()))
+            nn.init.kaiming_uniform_(initial, a=math.sqrt(5), generator=generator)
+        dtype = precision.weights_dtype(self._config.precision)
+        return nn.Parameter(initial.to(dtype).to(self.device))
+
+
+def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str, nn.Module]]:
+    """Return path and layer of the linear layers that get adapters, empty if there are none.
+
+    They are those of the blocks, or of their attention; of the whole model but its head where no
+    blocks were found.
+    """
+    roots: list[nn.Module] = [parts.model]
+    if parts.blocks_owner is not None:
+        roots = list(parts.blocks)
+    if targets == "attention":
+        if parts.attention_name is None:
+            return []
+        roots = [getattr(block, parts.attention_name) for block in roots]
+    paths = {module: path for path, module in parts.model.named_modules()}
+    found = {
+        module: paths[module]
+        for root in roots
+        for module in root.modules()
+        if is_linear(module) and module is not parts.head
+    }
+    return [(path, module) for module, path in found.items()]
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether peft can put an adapter beside it: torch's Linear and GPT-2's Conv1D."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def width_of(layer: nn.Module) -> int:
+    """Return the smaller of the layer's two sizes, the largest useful rank."""
+    assert isinstance(layer.weight, Tensor)
+    return min(layer.weight.shape)
+
+
+def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
+    """Return why a model cannot have this choice about adapters; None if it can.
+
+    `technique` is one of the fields about adapters, and `value` its choice.
+    """
+    if technique == "adapter_targets" and not target_layers(parts, value):
+        if value == "attention":
+            return "no linear layers were found in the attention of the model's blocks"
+        return "the model's blocks have no linear layers"
+    if technique == "adapter_rank":
+        layers = target_layers(parts, "all-linear")
+        smallest = min(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
+        if smallest is not None and value > width_of(smallest[1]):
+            path, layer = smallest
+            assert isinstance(layer.weight, Tensor)
+            sizes = " x ".join(map(str, layer.weight.shape))
+            return f"it is larger than layer {path}, which is {sizes}"
+    if technique == "base_weights" and value in QUANTIZED_WEIGHTS:
+        layers = target_layers(parts, "all-linear")
+        if not any(isinstance(layer, nn.Linear) for _, layer in layers):
+            return "the model's blocks have no torch.nn.Linear"
+    return None
+
+
+def unavailable(adapter: Adapter) -> str | None:
+    """Return why adapters cannot be used here; None if they can."""
+    if adapter == "none" or importlib.util.find_spec("peft"):
+        return None
+    return 'peft is not installed: pip install "autotune[finetune]"'
+
+
+def _base_dtype(config: TrainingConfig) -> torch.dtype:
+    """Return the number format of frozen weights that are not quantized."""
+    if config.base_weights == "trained":
+        return precision.weights_dtype(config.precision)
+    return precision.compute_dtype(config.precision)
+
+
+def _inject(model: nn.Module, targets: list[str], config: TrainingConfig) -> None:
+    # An extra, and a second to import.
+    from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
+    from peft.tuners.lora import dora  # noqa: PLC0415
+
+    # It knows a compressed weight by the class of its parameter, which fake tensors cannot have.
+    dora.dequantize_module_weight = _uncompressed_weight
+
+    layers = [model.get_submodule(target) for target in targets]
+    settings = LoraConfig(
+        r=config.adapter_rank,
+        lora_alpha=ALPHA,
+        lora_dropout=0.0,
+        target_modules=targets,
+        use_dora=config.adapter == "dora",
+        init_lora_weights=False,  # `AdaptedWeights` sets them
+        fan_in_fan_out=not any(isinstance(layer, nn.Linear) for layer in layers),
+    )
+    with warnings.catch_warnings(), unset_fake_temporarily():
+        warnings.simplefilter("ignore")  # about fan_in_fan_out where kinds of layers are mixed
+        # On the meta device in predictions, too: peft moves the layers that it makes, which
+        # parameters with fake tensors do not allow.
+        inject_adapter_in_model(settings, model)
+
+
+def _uncompressed_weight(layer: nn.Module) -> Tensor:
+    assert isinstance(layer.weight, Tensor)
+    return base_weights.dequantize(layer.weight)
+
+
+def _is_of_adapter(name: str) -> bool:
+    return any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE))
+
+
+def _set_magnitude(layer: nn.Module) -> None:
+    base: Any = layer.get_base_layer()  # type: ignore[operator]
+    # In a layer of its own: peft copies one of bitsandbytes, which loses its scales.
+    uncompressed = nn.Module()
+    weight = base_weights.dequantize(base.weight)
+    uncompressed.weight = nn.Parameter(weight, requires_grad=False)
+    getattr(layer, _MAGNITUDE)[_NAME].update_layer(
+        base_layer=uncompressed,
+        lora_A=layer.lora_A[_NAME].weight,  # type: ignore[index, union-attr]
+        lora_B=layer.lora_B[_NAME].weight,  # type: ignore[index, union-attr]
+        scaling=layer.scaling[_NAME],  # type: ignore[index]
+    )

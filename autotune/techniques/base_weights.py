@@ -1,0 +1,148 @@
+"""Base weights: the number format of frozen weights, beside which adapters are trained.
+
+| value | bytes a weight | linear layers of the blocks | everything else |
+|---|---|---|---|
+| trained | 4 or 2 | in the format of training | the same |
+| bf16 | 2 | bf16, under autocast to bf16 | bf16 |
+| int8 | 1 | whole numbers, a scale per row, by torchao | 16 bits |
+| fp8 | 1 | e4m3, a scale for each row, by torchao | 16 bits |
+| nf4 | 0.52 | 16 levels, a scale for 64, in 8 bits, by bitsandbytes (arXiv:2305.14314) | 16 bits |
+
+A quantized weight is converted to 16 bits wherever it is multiplied, in forward and in backward:
+one layer at a time has a copy of its weight. Source: https://docs.pytorch.org/ao/stable/,
+https://huggingface.co/docs/bitsandbytes/main/en/reference/nn/linear4bit
+"""
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights
+from autotune.techniques.extras import bitsandbytes
+
+_PACKAGES = {"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"}
+
+
+def prepare(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    value: BaseWeights,
+    *,
+    compute_dtype: torch.dtype,
+    dequantized: bool,
+) -> frozenset[nn.Module]:
+    """Return the layers, of `layers`, whose weights are to be quantized when they are placed.
+
+    The model is on the meta device. For nf4 its layers are replaced by those of bitsandbytes, which
+    keep the compressed weight and convert it; torchao's formats are tensors in the same layers.
+    """
+    chosen = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    if value != "nf4" or dequantized:
+        return frozenset(chosen)
+    replaced = []
+    paths = {module: path for path, module in model.named_modules()}
+    for layer in chosen:
+        owner_path, _, name = paths[layer].rpartition(".")
+        replacement = _four_bit_layer(layer, compute_dtype)
+        setattr(model.get_submodule(owner_path), name, replacement)
+        replaced.append(replacement)
+    # peft then uses its layer for bitsandbytes, as for a model that transformers has loaded so.
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+    return frozenset(replaced)
+
+
+def quantize(weight: nn.Parameter, value: BaseWeights, *, dequantized: bool) -> nn.Parameter:
+    """Return the compressed weight of a linear layer, or with `dequantized` what it stands for."""
+    compressed = _nf4(weight) if value == "nf4" else _of_torchao(weight, value)
+    if dequantized:
+        return nn.Parameter(dequantize(compressed).to(weight.dtype), requires_grad=False)
+    return compressed
+
+
+def dequantize(weight: Tensor) -> Tensor:
+    """Return the numbers that a compressed weight stands for; any other weight as it is."""
+    state = getattr(weight, "quant_state", None)
+    if state is not None:
+        weight = bitsandbytes().functional.dequantize_4bit(weight.data, state)
+    elif type(weight).__module__.startswith("torchao."):
+        weight = weight.dequantize()
+    return weight
+
+
+def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
+    """Return why frozen weights cannot have this format on `device`; None if they can.
+
+    It is found by a product, forward and backward.
+    """
+    if value not in QUANTIZED_WEIGHTS:
+        return None
+    package = _PACKAGES[value]
+    if importlib.util.find_spec(package) is None:
+        return f'{package} is not installed: pip install "autotune[finetune]"'
+    try:
+        with torch.device("meta"):
+            model = nn.Sequential(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16))
+        (layer,) = prepare(model, model, value, compute_dtype=torch.bfloat16, dequantized=False)
+        weight = nn.Parameter(
+            torch.ones(256, 256, dtype=torch.bfloat16, device=device), requires_grad=False
+        )
+        layer.weight = quantize(weight, value, dequantized=False)
+        x = torch.ones(4, 256, dtype=torch.bfloat16, device=device, requires_grad=True)
+        layer(x).float().sum().backward()
+    except (RuntimeError, NotImplementedError, AssertionError, ImportError, ValueError) as error:
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return None
+
+
+def _four_bit_layer(layer: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
+    """Return bitsandbytes' layer on the meta device, with an ordinary weight for the time being."""
+    with unset_fake_temporarily():  # its own class of parameter cannot hold a fake tensor
+        replacement: nn.Module = bitsandbytes().nn.Linear4bit(
+            layer.in_features,
+            layer.out_features,
+            bias=layer.bias is not None,
+            compute_dtype=compute_dtype,
+            compress_statistics=True,
+            quant_type="nf4",
+            device="meta",
+        )
+    # On some CPUs it would rearrange the weights when it first evaluates, which takes memory that
+    # training does not, and is not possible for small layers.
+    replacement.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+    weight: Any = nn.Parameter(torch.empty_like(layer.weight), requires_grad=False)
+    # peft reads these of the weight.
+    weight.compress_statistics, weight.quant_type = True, "nf4"
+    replacement.weight = weight
+    if layer.bias is not None:
+        replacement.bias = nn.Parameter(torch.empty_like(layer.bias), requires_grad=False)
+    return replacement
+
+
+def _nf4(weight: nn.Parameter) -> nn.Parameter:
+    """Return the weight as bitsandbytes stores it: packed, with its scales in `quant_state`."""
+    packed, state = bitsandbytes().functional.quantize_4bit(
+        weight.data, blocksize=64, compress_statistics=True, quant_type="nf4"
+    )
+    # Not its own class of parameter, which cannot hold a fake tensor: its layer reads only the
+    # state.
+    compressed = nn.Parameter(packed, requires_grad=False)
+    compressed.quant_state = state  # type: ignore[attr-defined]
+    return compressed
+
+
+def _of_torchao(weight: nn.Parameter, value: BaseWeights) -> nn.Parameter:
+    from torchao.quantization import (  # noqa: PLC0415
+        Float8WeightOnlyConfig,
+        Int8WeightOnlyConfig,
+        quantize_,
+    )
+
+    out_features, in_features = weight.shape
+    layer = nn.Linear(in_features, out_features, bias=False, device="meta")
+    layer.weight = weight
+    quantize_(layer, Int8WeightOnlyConfig() if value == "int8" else Float8WeightOnlyConfig())
+    return nn.Parameter(layer.weight, requires_grad=False)

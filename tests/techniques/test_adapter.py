@@ -1,0 +1,242 @@
+"""Adapters and frozen weights: what is trained, how it begins, and what is stored."""
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.data.batches import Batch
+from autotune.errors import IllegalConfiguration
+from autotune.memory.device_meter import make_meter
+from autotune.models.parts import ModelParts, tensors_behind
+from autotune.models.weights import draw_weights
+from autotune.predictor.predict import PredictionRequest, predict
+from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import TOLERANCES
+from autotune.spec.workload import make_workload
+from autotune.techniques import apply_techniques
+from autotune.techniques.adapter import target_layers
+from autotune.techniques.requirements import missing_parts
+from autotune.training.step import TrainingStep
+
+CPU = torch.device("cpu")
+SIZES = {"layers": 2, "width": 64, "heads": 4, "sequence_length": 32, "global_batch": 2}
+WORKLOAD = make_workload("cpu", SIZES)
+QUANTIZED = ("int8", "fp8", "nf4")
+
+
+def config_of(**choices):
+    return TrainingConfig(micro_batch_size=2, **{"adapter": "lora", **choices})
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    file = tmp_path_factory.mktemp("weights") / "weights.pt"
+    draw_weights(WORKLOAD, file=file)
+    return file
+
+
+@pytest.fixture
+def training_of(weights):
+    """training_of(config) has the techniques of a configuration applied to a small GPT."""
+    return lambda config, **options: apply_techniques(
+        config, WORKLOAD, weights_file=weights, device=CPU, **options
+    )
+
+
+def meter():
+    return make_meter(CPU, uuid=None, cap_bytes=None, new_context_bytes=None, shares_device=False)
+
+
+def steps_of(training, config, *, steps=3):
+    """The losses of the first steps on one batch."""
+    tokens = torch.arange(66).reshape(2, 33) * 7 % 256
+    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    step = TrainingStep(training, workload=WORKLOAD, config=config, device=CPU, marker=meter())
+    return [step(number, batch) for number in range(steps)]
+
+
+def adapters_of(training):
+    return {
+        name: weight.detach().clone()
+        for name, weight in training.parts.model.named_parameters()
+        if "lora_" in name
+    }
+
+
+# -- what is trained -------------------------------------------------------------------------------
+
+
+def test_only_the_linear_layers_of_blocks_have_adapters(training_of):
+    model = training_of(config_of()).parts.model
+    adapted = {name.rpartition(".base_layer")[0] for name, _ in model.named_modules()}
+    assert adapted - {""} == {
+        f"blocks.{block}.{layer}"
+        for block in (0, 1)
+        for layer in (
+            "attention.query_key_value",
+            "attention.output",
+            "feed_forward.gate",
+            "feed_forward.up",
+            "feed_forward.down",
+        )
+    }
+
+
+def test_the_adapters_of_attention_are_in_no_other_layer(training_of):
+    names = adapters_of(training_of(config_of(adapter_targets="attention")))
+    assert names
+    assert all(".attention." in name for name in names)
+
+
+@pytest.mark.parametrize("base_weights", ["trained", "int8", "nf4"])
+def test_frozen_weights_stay_as_they_are(base_weights, training_of):
+    config = config_of(precision="bf16-mixed", base_weights=base_weights)
+    training = training_of(config)
+    frozen = [weight for weight in training.parts.model.parameters() if not weight.requires_grad]
+    before = [part.clone() for weight in frozen for part in tensors_behind(weight)]
+    steps_of(training, config)
+    after = [part for weight in frozen for part in tensors_behind(weight)]
+    assert all(map(torch.equal, before, after))
+
+
+def test_every_matrix_of_every_adapter_is_trained(training_of):
+    training = training_of(config_of())
+    before = adapters_of(training)
+    steps_of(training, config_of())
+    after = adapters_of(training)
+    assert not any(torch.equal(before[name], after[name]) for name in before)
+
+
+# -- how it begins ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+def test_a_new_adapter_changes_nothing(adapter, training_of):
+    adapted = steps_of(training_of(config_of(adapter=adapter)), config_of(adapter=adapter), steps=1)
+    plain = config_of(adapter="none")
+    assert adapted == pytest.approx(steps_of(training_of(plain), plain, steps=1), rel=1e-6)
+
+
+def test_adapters_of_one_rank_begin_alike_whatever_the_weights_are_stored_in(training_of):
+    first = adapters_of(training_of(config_of(precision="bf16-mixed")))
+    second = adapters_of(training_of(config_of(precision="bf16-mixed", base_weights="nf4")))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_scale_is_sixteen_over_the_rank_at_every_rank(training_of):
+    model = training_of(config_of(adapter_rank=32)).parts.model
+    scales = {module.scaling["default"] for module in model.modules() if hasattr(module, "scaling")}
+    assert scales == {0.5}
+
+
+# -- quantized weights -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+@pytest.mark.parametrize("base_weights", QUANTIZED)
+def test_quantized_weights_compute_what_they_stand_for(base_weights, adapter, training_of):
+    config = config_of(precision="bf16-mixed", base_weights=base_weights, adapter=adapter)
+    losses = steps_of(training_of(config), config)
+    expected = steps_of(training_of(config, dequantized=True), config)
+    assert losses == pytest.approx(expected, rel=TOLERANCES["bf16-mixed"].loss)
+
+
+def test_what_quantized_weights_stand_for_is_not_the_weights_themselves(training_of):
+    """Otherwise the comparison above would not see what quantization does."""
+    config = config_of(precision="bf16-mixed", base_weights="nf4")
+    plain = config_of(precision="bf16-mixed", base_weights="bf16")
+    dequantized = training_of(config, dequantized=True).parts.model.state_dict()
+    exact = training_of(plain).parts.model.state_dict()
+    name = "blocks.0.feed_forward.up.base_layer.weight"
+    difference = (dequantized[name] - exact[name]).float().norm() / exact[name].float().norm()
+    assert 0.05 < difference < 0.15
+
+
+@pytest.mark.parametrize(
+    ("base_weights", "bytes_a_weight"), [("bf16", 2.0), ("int8", 1.0), ("fp8", 1.0), ("nf4", 0.5)]
+)
+def test_the_layers_of_the_blocks_take_the_bytes_of_their_format(
+    base_weights, bytes_a_weight, training_of
+):
+    config = config_of(precision="bf16-mixed", base_weights=base_weights)
+    layers = target_layers(training_of(config).parts, "all-linear")
+    weights = [layer.weight for path, layer in layers if path.endswith("base_layer")]
+    stored = sum(part.nbytes for weight in weights for part in tensors_behind(weight))
+    exact = training_of(config_of(precision="bf16-mixed")).parts
+    elements = sum(
+        layer.weight.numel()
+        for path, layer in target_layers(exact, "all-linear")
+        if path.endswith("base_layer")
+    )
+    # Scales add a little: relatively most in layers as small as these.
+    assert bytes_a_weight <= stored / elements < bytes_a_weight + 0.2
+
+
+@torch.no_grad()
+def test_an_evaluation_leaves_nf4_weights_as_they_are(training_of):
+    model = training_of(config_of(precision="bf16-mixed", base_weights="nf4")).parts.model
+    before = [part.clone() for weight in model.parameters() for part in tensors_behind(weight)]
+    model.eval()
+    tokens = torch.zeros(1, 32, dtype=torch.long)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(tokens, tokens)
+    after = [part for weight in model.parameters() for part in tensors_behind(weight)]
+    assert all(map(torch.equal, before, after))
+
+
+# -- predictions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-mixed", "base_weights": "int8"},
+        {"precision": "bf16-mixed", "base_weights": "nf4"},
+        # At the peak it multiplies a 16-bit weight by scales in fp32, and a 16-bit product runs.
+        {"precision": "bf16-true", "base_weights": "int8", "checkpointing": "block"},
+        {"precision": "bf16-true", "base_weights": "nf4", "checkpointing": "block"},
+    ],
+    ids=lambda choices: " ".join(choices.values()),
+)
+def test_the_peak_of_adapters_is_predicted(choices, training_of):
+    config = config_of(**choices)
+    training = training_of(config)
+    steps_of(training, config, steps=2)
+    tokens = torch.arange(66).reshape(2, 33) * 7 % 256
+    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    measuring = meter()
+    step = TrainingStep(training, workload=WORKLOAD, config=config, device=CPU, marker=measuring)
+
+    def resident():
+        model = training.parts.model
+        weights = [part for weight in model.parameters() for part in tensors_behind(weight)]
+        return [*weights, *model.buffers(), *training.updater.state()]
+
+    with measuring.measuring(resident):
+        step(2, batch)
+    prediction = predict(PredictionRequest(workload=WORKLOAD, config=config, device="cpu"))
+    measured = measuring.reading().peak_memory_bytes
+    assert prediction.peak_memory_bytes == pytest.approx(measured, rel=0.01)
+
+
+# -- models that cannot have them ------------------------------------------------------------------
+
+
+def test_a_rank_larger_than_a_layer_is_one_sentence(training_of):
+    with pytest.raises(IllegalConfiguration, match=r"larger than layer blocks\.0\.attention"):
+        training_of(config_of(adapter_rank=65))
+
+
+def test_a_model_without_linear_layers_has_no_adapters():
+    parts = ModelParts(model=nn.Sequential(nn.Embedding(4, 4), nn.LayerNorm(4)))
+    choices = {"adapter": ("none", "lora"), "adapter_targets": ("all-linear", "attention")}
+    reasons = missing_parts(parts, choices)["adapter_targets"]
+    assert reasons["all-linear"] == "the model's blocks have no linear layers"
+    assert reasons["attention"].startswith("no linear layers were found in the attention")
+
+
+def test_a_space_without_adapters_asks_nothing_about_them():
+    parts = ModelParts(model=nn.Sequential(nn.Embedding(4, 4), nn.LayerNorm(4)))
+    choices = {"adapter": ("none",), "adapter_targets": ("all-linear",), "adapter_rank": (8,)}
+    assert missing_parts(parts, choices) == {}
