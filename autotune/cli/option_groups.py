@@ -16,6 +16,7 @@ from autotune.cli.help import AFTER_SEPARATOR
 from autotune.cli.options import parse_pairs, typer_option
 from autotune.errors import InvalidInput
 from autotune.spec.config import CHOICES
+from autotune.spec.learning_rates import LEARNING_RATE_NAMES
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.option import COUNT, NUMBER, TECHNIQUES, Option
 from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
@@ -25,12 +26,15 @@ _TECHNIQUES = (
     ("precision", "fp32", "Number formats of weights and computation."),
     ("checkpointing", "none", "Which activations to recompute in the backward pass."),
     ("compile", "none", "What to compile with torch.compile."),
-    ("optimizer", "adamw", "Optimizer."),
+    ("optimizer", "adamw", f"Optimizer: {', '.join(CHOICES['optimizer'])}."),
     ("optimizer_fusion", "none", "How the optimizer applies its updates."),
     ("allocator", "default", "Mode of torch's CUDA memory allocator."),
     ("attention", "auto", "Kernel of the attention."),
     ("loss", "full", "Compute the loss on all logits at once or in chunks."),
     ("activation_offload", "none", "Where activations wait for the backward pass."),
+    ("adapter", "none", "Train small matrices beside frozen weights."),
+    ("adapter_targets", "all-linear", "Layers of the blocks that have adapters."),
+    ("base_weights", "trained", "Number format of frozen weights."),
 )
 _CONFIGURATION_OPTIONS = (
     *(
@@ -38,6 +42,7 @@ _CONFIGURATION_OPTIONS = (
             flag=f"--{technique.replace('_', '-')}",
             group=TECHNIQUES,
             choices=CHOICES[technique],
+            metavar="NAME" if technique == "optimizer" else None,
             help=f"{description} [default: {default}]",
         )
         for technique, default, description in _TECHNIQUES
@@ -48,6 +53,12 @@ _CONFIGURATION_OPTIONS = (
         kind=NUMBER,
         metavar="SHARE",
         help="Activation memory budget of torch.compile. [default: 1.0]",
+    ),
+    Option(
+        flag="--adapter-rank",
+        group=TECHNIQUES,
+        kind=COUNT,
+        help="Inner width of an adapter's matrices. [default: 8]",
     ),
     Option(
         flag="--micro-batch",
@@ -125,7 +136,7 @@ def options_given(
 def _typed_workload(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(given)
     if "learning_rates" in given:
-        rates = parse_pairs("--learning-rate", given["learning_rates"], known=CHOICES["optimizer"])
+        rates = parse_pairs("--learning-rate", given["learning_rates"], known=LEARNING_RATE_NAMES)
         settings["learning_rates"] = dict(rates) or None
     return settings
 

@@ -11,6 +11,33 @@ from tests.cli.mistaken_spaces import SPACES, space_file
 
 IN_REAL = "--storage sqlite:///real.db"
 
+USER = '{"role": "user", "content": "word1"}'
+ANSWER = '{"role": "assistant", "content": "word2"}'
+
+
+def _chat(*messages: str) -> str:
+    return f'{{"messages": [{", ".join(messages)}]}}\n'
+
+
+CHATS = (
+    ("a tokenizer of bytes", _chat(USER, ANSWER), "bytes"),
+    ("a tokenizer of its own", _chat(USER, ANSWER), "bpe"),
+    ("no template", _chat(USER, ANSWER), "large.json"),
+    ("a template that fails", _chat(USER, ANSWER), "chat-failing"),
+    ("a template that is no text", _chat(USER, ANSWER), "chat-binary"),
+    ("a template that forgets", _chat(USER, ANSWER, USER, ANSWER), "chat-forgetting"),
+    ("no messages", _chat(), "chat"),
+    ("no objects", _chat('"Hi"', '"Hello"'), "chat"),
+    ("an unknown role", _chat('{"role": "narrator", "content": "word1"}', ANSWER), "chat"),
+    ("no answer", _chat(USER), "chat"),
+    (
+        "an image",
+        _chat('{"role": "user", "content": [{"type": "image", "url": "a.png"}]}', ANSWER),
+        "chat",
+    ),
+)
+"""(name, row, tokenizer) of conversations that cannot be learned from."""
+
 _LINE = '{"text": "hello"}\n'
 DATASETS: dict[str, tuple[str, dict[str, str | bytes], str]] = {
     # name: (what --dataset names, files to write, more options)
@@ -66,6 +93,19 @@ DATASETS: dict[str, tuple[str, dict[str, str | bytes], str]] = {
         {"d.jsonl": '{"input_ids": [1, 2], "attention_mask": [1]}\n' * 90},
         "",
     ),
+    **{
+        f"chat: {name}": (
+            f"chat-{index}.jsonl",
+            {f"chat-{index}.jsonl": row * 90},
+            f"--tokenizer {tokenizer} --vocab-size 300 --packing padded",
+        )
+        for index, (name, row, tokenizer) in enumerate(CHATS)
+    },
+    "chat, too short a sequence": (
+        "chat-cut.jsonl",
+        {"chat-cut.jsonl": _chat(USER, ANSWER) * 90},
+        "--tokenizer chat --vocab-size 300 --packing padded --seq-len 2",
+    ),
     "tokenizer too large": ("f.txt", {"f.txt": "hello " * 900}, "--tokenizer large.json"),
     "tokenizer broken": ("i.txt", {"i.txt": "hello " * 900}, "--tokenizer garbage.json"),
     "bpe of a short text": ("bpe.txt", {"bpe.txt": "hello"}, "--tokenizer bpe"),
@@ -99,6 +139,17 @@ def _tokenizer(size: int) -> str:
     )
 
 
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role + ' ' + message.content + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant ' }}{% endif %}"
+)
+CHAT_TOKENIZERS: dict[str, str | bytes] = {
+    "chat": _TEMPLATE,
+    "chat-failing": "{{ raise_exception('no') }}",
+    "chat-binary": bytes(range(256)),
+    "chat-forgetting": "{{ messages | length }} " + _TEMPLATE,
+}
+
 _FILES: dict[str, str | bytes] = {
     "garbage.db": b"this is no database at all " * 100,
     "empty.db": b"",
@@ -117,6 +168,8 @@ _FILES: dict[str, str | bytes] = {
     "empty.json": "",
     "list.json": "[1, 2]",
     "large.json": _tokenizer(300),
+    **{f"{name}/tokenizer.json": _tokenizer(300) for name in CHAT_TOKENIZERS},
+    **{f"{name}/chat_template.jinja": text for name, text in CHAT_TOKENIZERS.items()},
     "typo.json": '{"model_typ": "llama"}',
     "no_layers.json": json.dumps({**_LLAMA, "num_hidden_layers": 0}),
     "many_layers.json": json.dumps({**_LLAMA, "num_hidden_layers": 10**6}),

@@ -74,6 +74,14 @@ SPACES: dict[str, str | bytes] = {
     "techniques.attention": _technique('attention = ["auto", "fast"]'),
     "techniques.loss": _technique("loss = [1.0]"),
     "techniques.activation_offload": _technique('activation_offload = ["disk"]'),
+    "techniques.adapter": _technique('adapter = ["prompt"]'),
+    "techniques.adapter_rank": _technique("adapter_rank = [0]"),
+    "techniques.adapter_rank/half": _technique("adapter_rank = [1.5]"),
+    "techniques.adapter_rank/range": _technique(
+        'adapter = ["lora"]\nadapter_rank = { from = 1, to = 2, step = 0.5 }'
+    ),
+    "techniques.adapter_targets": _technique('adapter_targets = ["mlp"]'),
+    "techniques.base_weights": _technique('base_weights = ["int4"]'),
     "techniques.memory_budget": _technique("memory_budget = [1.5]"),
     "techniques.memory_budget/nan": _technique("memory_budget = [nan]"),
     "techniques.memory_budget/bool": _technique("memory_budget = [true]"),

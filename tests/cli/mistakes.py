@@ -197,6 +197,10 @@ COMMAND_LINES = {
         --max-mem 8GiB --attention fast
         --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
         --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
+        --max-mem 8GiB --adapter x | --max-mem 8GiB --adapter lora --adapter-rank 0
+        --max-mem 8GiB --adapter-rank 16 | --max-mem 8GiB --adapter-targets attention
+        --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
+        --max-mem 8GiB --adapter lora --base-weights int4 | --max-mem 8GiB --vary rank
         --max-mem 8GiB --space nope
         --max-mem 8GiB --space quick --precision fp32 | --max-mem 8GiB --scale tiny
         --max-mem 8GiB --space peak_memory --scale huge | --max-mem 8GiB --width 130 --heads 4
@@ -234,6 +238,11 @@ COMMAND_LINES = {
         --compute-capability 9.0 --device cpu
         --study real --trial 0 --compute-capability 9.0 IN_REAL
         --study real --trial 0 --compute-capability nine IN_REAL
+        --adapter x | --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
+        --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
+        --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
+        --optimizer paged | --all | --all --precision fp32 | --whole-depth
+        --whole-depth --space nope
         --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
         --plot ''
         --plot file/step.html | --plot folder
@@ -260,6 +269,8 @@ COMMAND_LINES = {
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0
         --quiet --layers 0 | -q --layers 0
         --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
+        --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
+        --base-weights int8 | real 0 --adapter lora IN_REAL
         real 0 --compute-capability 9.0 IN_REAL
     """,
     "show": r"""

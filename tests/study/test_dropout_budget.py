@@ -42,11 +42,12 @@ def judge(tmp_path_factory, one_trial_server):
     with LocalExecutor(folder) as executor:
         executor.prepare(workload, folder / PREPARED)
 
-        def trace(config, *, dropout):
+        def trace(config, *, dropout, dequantized):
             return executor.trace(
                 study,
                 config,
                 dropout=dropout,
+                dequantized=dequantized,
                 study_folder=folder,
                 trial_options=TrialOptions(trial_time_limit_seconds=300.0),
             )

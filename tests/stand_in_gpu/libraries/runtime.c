@@ -306,6 +306,25 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
     return keep(error);
 }
 
+/* Managed memory is on the device only while kernels use it, and none does. */
+cudaError_t cudaMallocManaged(void **pointer, size_t bytes, unsigned flags) {
+    return cudaHostAlloc(pointer, bytes, flags);
+}
+
+#if CUDART_VERSION >= 13000
+cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, struct cudaMemLocation where,
+                                 unsigned flags, cudaStream_t stream) {
+    (void)pointer, (void)bytes, (void)where, (void)flags, (void)stream;
+    return keep(0);
+}
+#else
+cudaError_t cudaMemPrefetchAsync(const void *pointer, size_t bytes, int device,
+                                 cudaStream_t stream) {
+    (void)pointer, (void)bytes, (void)device, (void)stream;
+    return keep(0);
+}
+#endif
+
 cudaError_t cudaFreeHost(void *pointer) {
     return keep(stand_in_free(pointer));
 }
