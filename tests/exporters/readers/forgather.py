@@ -135,7 +135,11 @@ def _optimizer(said, values):
         "weight_decay": said.pop("weight_decay"),
     }
     assert said == settings
-    fusion = "foreach" if flags.get("foreach") else "kernel" if flags.get("fused") else "none"
+    fusion = "none"
+    if flags.get("foreach"):
+        fusion = "foreach"
+    elif flags.get("fused"):
+        fusion = "kernel"
     if values["fuse_optim_with_backward"]:
         assert fusion == "none"
         assert (values["gradient_accumulation_steps"], values["max_grad_norm"]) == (1, None), (

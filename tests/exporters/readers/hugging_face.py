@@ -233,4 +233,6 @@ def attention_of_process():
         for name, flag in SWITCHES.items()
         if getattr(torch.backends.cuda, f"{flag}_sdp_enabled")()
     ]
-    return "auto" if len(on) == len(SWITCHES) else on[0] if len(on) == 1 else on
+    if len(on) == len(SWITCHES):
+        return "auto"
+    return on[0] if len(on) == 1 else on
