@@ -315,8 +315,7 @@ def predict(
             compute_capability=capability,
             torch_version=torch_version,
         )
-        choices = {"micro_batch_size": complete_workload.global_batch, **(configuration or {})}
-        config = configuration_of(choices)
+        config = configuration_of(configuration or {}, complete_workload.legality_context)
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
@@ -339,14 +338,14 @@ def fit(
 ) -> "FitResult":
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
-    Works by prediction. `vary` is "layers", "width", "seq-len", "micro-batch" or "rank" (of
-    adapters). Either `study` names a study: its workload and device, its cap unless `max_mem` is
-    given, and the configuration of its trial of that number, by default of its pick; techniques are
-    added one by one if it has no pick. Or `workload` takes the fields of `Workload` and
-    `configuration` those of `TrainingConfig`; without a configuration techniques are added one by
-    one, and with `space` the configurations of that search space are tried. `context` is the memory
-    of a CUDA context. With `confirm`, one short real trial follows if this machine has the device.
-    Raises InvalidInput.
+    Works by prediction. `vary` is "layers", "width", "seq-len", "micro-batch", "rank" (of
+    adapters) or "devices" (the fewest of a trial that hold the model). Either `study` names a
+    study: its workload and device, its cap unless `max_mem` is given, and the configuration of its
+    trial of that number, by default of its pick; techniques are added one by one if it has no pick.
+    Or `workload` takes the fields of `Workload` and `configuration` those of `TrainingConfig`;
+    without a configuration techniques are added one by one, and with `space` the configurations of
+    that search space are tried. `context` is the memory of a CUDA context. With `confirm`, one
+    short real trial follows if this machine has the device. Raises InvalidInput.
     """
     from autotune.study.fit.fit import fit as run
 

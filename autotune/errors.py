@@ -172,8 +172,24 @@ def near_misses(given: object, known: Iterable[object]) -> list[str]:
     return [names[name] for name in near[:MOST_SUGGESTIONS]]
 
 
+_OTHER_PARALLELISM = re.compile(
+    r"(pipeline|context|expert|sequence)[-_ ]?parallel(ism)?|^(pipeline)$", re.IGNORECASE
+)
+
+
+def missing_parallelism(given: object) -> str | None:
+    """Return a hint for a kind of parallelism that autotune does not have; None for other names."""
+    found = _OTHER_PARALLELISM.search(str(given))
+    if found is None:
+        return None
+    kind = (found[1] or found[3]).lower()
+    return f"{kind} parallelism is not part of autotune; use sharding, tensor_parallel or offload"
+
+
 def suggestion(given: object, known: Iterable[object], *, otherwise: str) -> str:
     """Return a hint: `did you mean 'quick'? otherwise ...`, or `otherwise` if no name is near."""
+    if missing := missing_parallelism(given):
+        return missing
     near = [repr(name) for name in near_misses(given, known)]
     if not near:
         return otherwise

@@ -97,7 +97,9 @@ def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
         return
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages_of(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):  # not the mesh of a DTensor
+                yield from _storages_of(inner)
         return
     try:
         yield tensor.untyped_storage()

@@ -7,11 +7,16 @@ Memory; man proc_meminfo
 """
 
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 _UNLIMITED_BYTES = 2**60
 """Control groups of version 1 express "no limit" as a number close to the largest integer."""
+
+
+_share: tuple[int, int] | None = None
+"""The bytes that this process may take, as one of so many that share what the host has left."""
 
 
 class HostMemoryExceeded(MemoryError):
@@ -26,7 +31,32 @@ def available_bytes(
 ) -> int | None:
     """Returns the bytes that can be allocated without swapping or killing; None where unknown."""
     sizes = [*_left_on_the_machine(proc), *_left_in_the_groups(proc, groups)]
+    if _share is not None:
+        sizes.append(_share[0])
     return max(0, min(sizes)) if sizes else None
+
+
+def share_with_others(available: int | None, *, processes: int) -> None:
+    """Lets this process take an equal part of the `available` bytes, and of its own limit.
+
+    Must be called once, in each of as many processes, before they take any. What they were told
+    alone would let all of them together take several times what the host has.
+    """
+    global _share
+    if available is not None:
+        _share = (available // processes, processes)
+    limit, most = resource.getrlimit(resource.RLIMIT_DATA)
+    taken = re.search(r"^VmData:\s+(\d+) kB$", _read(Path("/proc/self/status")), re.MULTILINE)
+    if limit != resource.RLIM_INFINITY and taken:
+        taken_bytes = int(taken[1]) * 1024
+        part = taken_bytes + max(0, limit - taken_bytes) // processes
+        resource.setrlimit(resource.RLIMIT_DATA, (part, most))
+
+
+def when_it_was_left() -> str:
+    """Returns the words for `available_bytes` in a message."""
+    each = f" for each of {_share[1]} devices" if _share is not None else ""
+    return f"that the host had left{each} when the trial began"
 
 
 def _left_on_the_machine(proc: Path) -> Iterator[int]:

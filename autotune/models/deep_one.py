@@ -55,6 +55,7 @@ class Attention(nn.Module):
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.head_size = width // heads
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -70,8 +71,9 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """[batch, sequence, width] to [batch, heads, sequence, head size]."""
-        batch, length, width = x.shape
-        return x.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+        batch, length, _ = x.shape
+        # -1: tensor parallelism leaves a device only some of the heads.
+        return x.view(batch, length, -1, self.head_size).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -38,17 +38,19 @@ class Attention(nn.Module):
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.head_size = width // heads
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        # -1: tensor parallelism leaves a device only some of the heads.
+        qkv = self.query_key_value(x).view(batch, length, 3, -1, self.head_size)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(
             rotate(query, rotary), rotate(key, rotary), value, is_causal=True
         )
-        output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
+        output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return output
 
 

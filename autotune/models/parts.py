@@ -85,7 +85,9 @@ def tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
     """
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from tensors_behind(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):  # not the mesh of a DTensor
+                yield from tensors_behind(inner)
         return
     yield tensor
     state = getattr(tensor, "quant_state", None)

@@ -45,6 +45,10 @@ class Placement:
     def finish(self) -> None:
         """Do what needs all weights in their places."""
 
+    def current(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what has taken the place of a parameter that was placed, or the same."""
+        return parameter
+
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
     """Write the initial parameters and buffers to `file`; return the number of parameters."""

@@ -38,6 +38,10 @@ ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention"]
 BaseWeights = Literal["trained", "bf16", "int8", "fp8", "nf4"]
+Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
+Offload = Literal["none", "optimizer", "all"]
+GradientReduction = Literal["fp32", "bf16"]
+Engine = Literal["torch", "deepspeed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,27 @@ class TrainingConfig:
     base_weights: BaseWeights = "trained"
     """Number format in which frozen weights are stored. `trained`: that of training; `bf16`; or
     the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the rest in 16 bits."""
+
+    sharding: Sharding = "none"
+    """What the devices of a trial share out among them: nothing (`ddp`), the optimizer's state
+    (`zero1`), gradients and weights between steps (`zero2`), or weights within a step as well
+    (`zero3`); `hsdp` is zero3 within groups of devices, and ddp among the groups."""
+
+    sharding_group: int = 1
+    """Devices that share out one copy of the model, with `hsdp`."""
+
+    tensor_parallel: int = 1
+    """Devices among which each matrix of a block is split."""
+
+    offload: Offload = "none"
+    """What is in host memory between its uses: nothing, the optimizer's state, or weights,
+    gradients and state."""
+
+    gradient_reduction: GradientReduction = "fp32"
+    """Number format in which devices add up their gradients."""
+
+    engine: Engine = "torch"
+    """Whose code shares out the training: torch's, or DeepSpeed's."""
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -188,6 +213,12 @@ _FIELDS_ADDED_LATER = (
     "adapter_rank",
     "adapter_targets",
     "base_weights",
+    "sharding",
+    "sharding_group",
+    "tensor_parallel",
+    "offload",
+    "gradient_reduction",
+    "engine",
 )
 """Fields that the first studies did not have. At their defaults they are left out of a fingerprint,
 so that the fingerprints of old records stay valid."""
@@ -205,6 +236,10 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "adapter": get_args(Adapter),
     "adapter_targets": get_args(AdapterTargets),
     "base_weights": get_args(BaseWeights),
+    "sharding": get_args(Sharding),
+    "offload": get_args(Offload),
+    "gradient_reduction": get_args(GradientReduction),
+    "engine": get_args(Engine),
 }
 """The values of each technique that has a fixed list of values."""
 
@@ -227,6 +262,12 @@ FIELD_ORDER = (
     "adapter_rank",
     "adapter_targets",
     "base_weights",
+    "sharding",
+    "sharding_group",
+    "tensor_parallel",
+    "offload",
+    "gradient_reduction",
+    "engine",
 )
 """The order in which a configuration is built: the legal values of a field depend only on the
 fields before it."""
@@ -234,8 +275,18 @@ fields before it."""
 DEPENDENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "compile": ("memory_budget",),
     "adapter": ("adapter_rank", "adapter_targets", "base_weights"),
+    "sharding": ("sharding_group", "gradient_reduction"),
 }
 """Fields that are at their defaults where the technique is `none`, because they refine it."""
+
+WHOLE_NUMBERS = ("micro_batch_size", "adapter_rank", "sharding_group", "tensor_parallel")
+"""The techniques whose values are whole numbers from 1 up."""
+
+OF_SEVERAL_DEVICES = ("sharding", "sharding_group", "tensor_parallel", "gradient_reduction")
+"""The techniques that only a trial on several devices can use."""
+
+SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
+"""The values of `sharding` with which a device has only a part of the weights between steps."""
 
 QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
 """The values of `base_weights` for which linear layers have fewer than 16 bits a weight."""
@@ -257,7 +308,7 @@ def check_value(field: str, value: object) -> None:
             raise InvalidInput(
                 f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0"
             )
-    elif field in ("micro_batch_size", "adapter_rank"):
+    elif field in WHOLE_NUMBERS:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInput(
                 f"{field} = {value!r} is not possible", hint="use a whole number from 1 up"
@@ -272,13 +323,6 @@ def check_value(field: str, value: object) -> None:
             f"there is no technique {field!r}",
             hint=suggestion(field, FIELD_ORDER, otherwise=f"use one of {', '.join(FIELD_ORDER)}"),
         )
-
-
-def configuration_of(choices: Mapping[str, Any]) -> TrainingConfig:
-    """Return the configuration of a user's choices by field. Raises InvalidInput."""
-    for field, value in choices.items():
-        check_value(field, value)
-    return TrainingConfig(**choices)
 
 
 _LARGEST_RANK = 2**16
@@ -297,6 +341,39 @@ class LegalityContext:
     clips_gradients: bool = False
     sequence_length: int | None = None
     """Tokens in a sequence; None if unknown, as for a user's script."""
+    devices: int = 1
+    """Devices of one trial."""
+
+    def default_of(self, field: str) -> Any:
+        """Return the value of a technique that nobody chose.
+
+        It is one pass of the global batch, on several devices by data-parallel training.
+        """
+        if field == "micro_batch_size":
+            return max(1, self.global_batch // self.devices)
+        if field == "sharding" and self.devices > 1:
+            return "ddp"
+        return getattr(_DEFAULT_CONFIG, field)
+
+
+def configuration_of(
+    choices: Mapping[str, Any], at: LegalityContext | None = None
+) -> TrainingConfig:
+    """Return the configuration of a user's choices by field, the others at their defaults.
+
+    Raises InvalidInput for a value that its technique does not have.
+    """
+    for field, value in choices.items():
+        check_value(field, value)
+    defaults = {}
+    if at is not None:
+        defaults = {field: at.default_of(field) for field in ("micro_batch_size", "sharding")}
+        split = {"tensor_parallel": choices.get("tensor_parallel", 1)}
+        # Devices that split matrices train the same rows.
+        defaults["micro_batch_size"] = max(1, at.global_batch // replicas(split, at))
+        if at.devices > 1 and split["tensor_parallel"] == at.devices:
+            defaults["sharding"] = "none"  # there is nobody to divide batches with
+    return TrainingConfig(**{**defaults, **choices})
 
 
 def reverted(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -> TrainingConfig:
@@ -335,6 +412,12 @@ class Rule:
     def sentence(self, chosen: Mapping[str, Any], at: LegalityContext) -> str:
         """Return the reason and, after a colon, the hint."""
         return ": ".join(self.explanation(chosen, at))
+
+
+def replicas(chosen: Mapping[str, Any], at: LegalityContext) -> int:
+    """Return the data-parallel size: how many parts of a global batch are trained at once."""
+    size: int = at.devices // chosen["tensor_parallel"]
+    return max(1, size)
 
 
 RULES = (
@@ -381,13 +464,14 @@ RULES = (
         "use bf16-mixed, or another fusion",
     ),
     Rule(
-        ("micro_batch_size", "optimizer_fusion"),
+        ("micro_batch_size", "optimizer_fusion", "tensor_parallel"),
         lambda c, at: (
-            c["optimizer_fusion"] == "backward" and c["micro_batch_size"] != at.global_batch
+            c["optimizer_fusion"] == "backward"
+            and c["micro_batch_size"] * replicas(c, at) != at.global_batch
         ),
         "optimizer_fusion backward would step after every micro batch of {micro_batch_size} "
         "instead of once for the global batch of {global_batch}",
-        "set micro_batch_size to {global_batch}, or use another fusion",
+        "use the largest micro_batch_size, so that nothing is accumulated, or another fusion",
     ),
     Rule(
         ("optimizer_fusion",),
@@ -493,6 +577,280 @@ RULES = (
         "base_weights {base_weights} are multiplied in 16 bits, precision {precision} has 32",
         "use precision bf16-mixed, or base_weights trained",
     ),
+    Rule(
+        ("micro_batch_size", "tensor_parallel"),
+        lambda c, at: (
+            at.devices > 1 and at.global_batch % (c["micro_batch_size"] * replicas(c, at)) != 0
+        ),
+        "micro batches of {micro_batch_size} sequences on each of {devices} devices, with "
+        "tensor_parallel {tensor_parallel}, do not add up to the global batch of {global_batch}",
+        "use a smaller micro_batch_size, or another global batch",
+    ),
+    Rule(
+        ("sharding",),
+        lambda c, at: at.devices == 1 and c["sharding"] != "none",
+        "sharding {sharding} divides a training among devices, and a trial has one",
+        "use several devices with --devices-per-trial, or leave sharding out",
+    ),
+    Rule(
+        ("sharding", "tensor_parallel"),
+        lambda c, at: (
+            at.devices > 1 and c["sharding"] == "none" and c["tensor_parallel"] != at.devices
+        ),
+        "with sharding {sharding} and tensor_parallel {tensor_parallel} nothing adds up the "
+        "gradients of {devices} devices",
+        "use sharding ddp, or tensor_parallel {devices}",
+    ),
+    Rule(
+        ("sharding", "tensor_parallel"),
+        lambda c, at: (
+            at.devices > 1 and c["sharding"] != "none" and c["tensor_parallel"] == at.devices
+        ),
+        "tensor_parallel {tensor_parallel} takes all devices of a trial and leaves none for "
+        "sharding {sharding}",
+        "use sharding none, or a smaller tensor_parallel",
+    ),
+    Rule(
+        ("tensor_parallel",),
+        lambda c, at: at.devices % c["tensor_parallel"] != 0,
+        "tensor_parallel {tensor_parallel} does not divide the number of devices of a trial, "
+        "{devices}",
+        "use one of its divisors, or another --devices-per-trial",
+    ),
+    Rule(
+        ("sharding", "sharding_group"),
+        lambda c, _: c["sharding"] != "hsdp" and c["sharding_group"] != 1,
+        "sharding_group {sharding_group} is a group of sharding hsdp, and sharding is {sharding}",
+        "set sharding to hsdp, or leave sharding_group out",
+    ),
+    Rule(
+        ("sharding", "sharding_group", "tensor_parallel"),
+        lambda c, at: (
+            c["sharding"] == "hsdp"
+            and not (
+                1 < c["sharding_group"] < replicas(c, at)
+                and replicas(c, at) % c["sharding_group"] == 0
+            )
+        ),
+        "sharding hsdp needs groups of several devices, and several groups: sharding_group "
+        "{sharding_group} does not divide {devices} devices with tensor_parallel "
+        "{tensor_parallel} into such",
+        "use another sharding_group, or sharding zero3",
+    ),
+    Rule(
+        ("sharding", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["sharding"] == "hsdp",
+        "sharding hsdp has two kinds of groups of devices, and tensor_parallel {tensor_parallel} "
+        "would add a third",
+        "use sharding zero3, or tensor_parallel 1",
+    ),
+    Rule(
+        ("precision", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["precision"] == "fp16-mixed",
+        "with tensor_parallel {tensor_parallel} a gradient that overflows the range of fp16-mixed "
+        "is seen only by the device that has it, and the others would take the step",
+        "use precision bf16-mixed, or tensor_parallel 1",
+    ),
+    Rule(
+        ("precision", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["precision"] == "fp8",
+        "precision fp8 has layers of its own, which tensor_parallel {tensor_parallel} cannot split",
+        "use precision bf16-mixed, or tensor_parallel 1",
+    ),
+    Rule(
+        ("precision", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["precision"] == "bf16-stochastic",
+        "bf16-stochastic rounds by chance, and with tensor_parallel {tensor_parallel} nothing "
+        "keeps the weights that several devices have the same",
+        "use precision bf16-true, or tensor_parallel 1",
+    ),
+    Rule(
+        ("optimizer", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["optimizer"] not in ("adamw", "sgd"),
+        "{optimizer} needs whole weights, which tensor_parallel {tensor_parallel} splits",
+        "use optimizer adamw or sgd, or tensor_parallel 1",
+    ),
+    Rule(
+        ("adapter", "tensor_parallel"),
+        lambda c, _: c["tensor_parallel"] > 1 and c["adapter"] != "none",
+        "adapter {adapter} is added to whole layers, which tensor_parallel {tensor_parallel} "
+        "splits",
+        "use adapter none, or tensor_parallel 1",
+    ),
+    Rule(
+        ("sharding", "gradient_reduction"),
+        lambda c, _: c["sharding"] == "none" and c["gradient_reduction"] != "fp32",
+        "gradient_reduction {gradient_reduction} is how devices add up gradients, which "
+        "sharding none does not do",
+        "use another sharding, or leave gradient_reduction out",
+    ),
+    Rule(
+        ("optimizer_fusion", "sharding"),
+        lambda c, _: c["optimizer_fusion"] == "backward" and c["sharding"] in ("ddp", "zero1"),
+        "optimizer_fusion backward would step with the gradients of one device, before sharding "
+        "{sharding} adds up those of all",
+        "use another fusion, or sharding zero2 or zero3",
+    ),
+    Rule(
+        ("offload", "engine"),
+        lambda c, at: c["offload"] == "optimizer" and c["engine"] == "torch" and at.devices > 1,
+        "offload optimizer takes each gradient to the host before {devices} devices have added "
+        "theirs up",
+        "use offload all, with sharding zero2, zero3 or hsdp, or engine deepspeed",
+    ),
+    Rule(
+        ("sharding", "offload"),
+        lambda c, at: (
+            c["offload"] == "all" and at.devices > 1 and c["sharding"] not in SHARDED_WEIGHTS
+        ),
+        "offload all moves the parts into which weights are divided, and sharding {sharding} has "
+        "all of them on each device",
+        "use sharding zero2, zero3 or hsdp",
+    ),
+    Rule(
+        ("offload", "engine"),
+        lambda c, at: c["offload"] == "optimizer" and c["engine"] == "torch" and at.clips_gradients,
+        "offload optimizer takes each gradient to the host before the norm of all gradients is "
+        "known, by which gradient_clipping scales them",
+        "use offload all, engine deepspeed, or no clipping",
+    ),
+    Rule(
+        ("precision", "offload"),
+        lambda c, _: c["offload"] != "none" and c["precision"] == "fp16-mixed",
+        "GradScaler unscales the gradients of fp16-mixed on the device, and offload {offload} has "
+        "taken them to the host by then",
+        "use precision bf16-mixed, or offload none",
+    ),
+    Rule(
+        ("precision", "offload"),
+        lambda c, _: c["offload"] != "none" and c["precision"] == "bf16-stochastic",
+        "bf16-stochastic brings an optimizer of its own, which offload {offload} cannot move to "
+        "the host",
+        "use precision bf16-true, or offload none",
+    ),
+    Rule(
+        ("optimizer", "offload"),
+        lambda c, _: (
+            c["offload"] != "none"
+            and (c["optimizer"] == "adamw-8bit" or c["optimizer"].startswith("paged"))
+        ),
+        "{optimizer} saves memory of the device, where offload {offload} has no optimizer state",
+        "use optimizer adamw, or offload none",
+    ),
+    Rule(
+        ("optimizer", "offload"),
+        lambda c, _: c["offload"] == "all" and c["optimizer"] == "adafactor",
+        "torch's Adafactor does not work on the tensors of FSDP2, which offload all uses",
+        "use another optimizer, or offload optimizer",
+    ),
+    Rule(
+        ("optimizer_fusion", "offload"),
+        lambda c, _: c["offload"] == "all" and c["optimizer_fusion"] == "backward",
+        "offload all moves gradients to the host already, and optimizer_fusion backward would use "
+        "them before they have arrived",
+        "use optimizer_fusion none, foreach or kernel",
+    ),
+    Rule(
+        ("adapter", "offload"),
+        lambda c, _: c["offload"] == "all" and c["adapter"] != "none",
+        "offload all moves the weights that are trained, and those below adapter {adapter} are "
+        "frozen",
+        "use offload optimizer, or adapter none",
+    ),
+    Rule(
+        ("optimizer", "sharding"),
+        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["optimizer"] not in ("adamw", "sgd"),
+        "{optimizer} needs whole weights, which sharding {sharding} divides",
+        "use optimizer adamw or sgd, or sharding zero1",
+    ),
+    Rule(
+        ("precision", "sharding"),
+        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["precision"] == "bf16-stochastic",
+        "bf16-stochastic rounds whole weights, which sharding {sharding} divides",
+        "use precision bf16-true, or sharding zero1",
+    ),
+    Rule(
+        ("adapter", "sharding"),
+        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["adapter"] != "none",
+        "adapter {adapter} is trained beside frozen weights of another format, and sharding "
+        "{sharding} divides those of one format together",
+        "use sharding ddp or zero1, or adapter none",
+    ),
+    Rule(
+        ("precision", "engine"),
+        lambda c, _: (
+            c["engine"] == "deepspeed" and c["precision"] not in ("fp32", "tf32", "bf16-mixed")
+        ),
+        "engine deepspeed has 16-bit weights and scaled losses in forms of its own, which are not "
+        "precision {precision}",
+        "use precision bf16-mixed, or engine torch",
+    ),
+    Rule(
+        ("optimizer", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["optimizer"] not in ("adamw", "sgd"),
+        "engine deepspeed has the optimizer update flat parts of the weights, and {optimizer} "
+        "needs whole ones",
+        "use optimizer adamw or sgd, or engine torch",
+    ),
+    Rule(
+        ("compile", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["compile"] != "none",
+        "engine deepspeed gathers weights and adds up gradients by hooks, at which compile "
+        "{compile} would cut its graphs",
+        "use compile none, or engine torch",
+    ),
+    Rule(
+        ("optimizer_fusion", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["optimizer_fusion"] == "backward",
+        "engine deepspeed updates the weights after the backward pass, and optimizer_fusion "
+        "backward within it",
+        "use another fusion, or engine torch",
+    ),
+    Rule(
+        ("activation_offload", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["activation_offload"] != "none",
+        "activation_offload {activation_offload} moves what is not a weight, and cannot tell the "
+        "weights that engine deepspeed has gathered",
+        "use activation_offload none, or engine torch",
+    ),
+    Rule(
+        ("adapter", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["adapter"] != "none",
+        "engine deepspeed makes one flat part of all weights, and those below adapter {adapter} "
+        "are frozen",
+        "use adapter none, or engine torch",
+    ),
+    Rule(
+        ("sharding", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["sharding"] == "hsdp",
+        "engine deepspeed shares out a model among all devices: it has no groups for sharding hsdp",
+        "use sharding zero3, or engine torch",
+    ),
+    Rule(
+        ("tensor_parallel", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["tensor_parallel"] > 1,
+        "engine deepspeed does not split the matrices of any model, as tensor_parallel "
+        "{tensor_parallel} does",
+        "use tensor_parallel 1, or engine torch",
+    ),
+    Rule(
+        ("sharding", "offload", "engine"),
+        lambda c, _: (
+            c["engine"] == "deepspeed" and c["offload"] == "optimizer" and c["sharding"] == "ddp"
+        ),
+        "engine deepspeed moves the optimizer's state to the host where it is shared out, and with "
+        "sharding ddp each device has all of it",
+        "use sharding zero1, zero2 or zero3",
+    ),
+    Rule(
+        ("sharding", "offload", "engine"),
+        lambda c, _: (
+            c["engine"] == "deepspeed" and c["offload"] == "all" and c["sharding"] == "zero2"
+        ),
+        "engine deepspeed moves weights to the host where they are shared out, and with sharding "
+        "zero2 each device has all of them",
+        "use sharding zero3, or offload optimizer",
+    ),
 )
 
 
@@ -519,9 +877,16 @@ def check_legal(config: TrainingConfig, at: LegalityContext) -> None:
         raise IllegalConfiguration(message, hint=hint)
 
 
-def baseline_of(*, optimizer: Optimizer, global_batch: int) -> TrainingConfig:
-    """Return what savings are relative to: fp32, no technique, the global batch in one pass."""
-    return TrainingConfig(optimizer=optimizer, micro_batch_size=global_batch)
+def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
+    """Return what savings are relative to: fp32, no technique, the global batch in one pass.
+
+    On several devices it is data-parallel training.
+    """
+    return TrainingConfig(
+        optimizer=optimizer,
+        micro_batch_size=at.default_of("micro_batch_size"),
+        sharding=at.default_of("sharding"),
+    )
 
 
 def segment_bounds(layers: int) -> list[int]:

@@ -116,6 +116,8 @@ class Option:
     """The default as a user would write it, such as "10m"; None: not specified."""
     keyword: str = ""
     """Its name in Python; empty: that of the flag."""
+    synonym: str | None = None
+    """Another flag that sets the same value."""
     off_flag: str | None = None
     """The flag that turns off a switch that may also be left unspecified."""
     is_repeated: bool = True

@@ -39,6 +39,8 @@ class ParityTrace:
     """Whether a step draws random numbers, as dropout does."""
     tokens: int | None = None
     """Tokens of the first step as reported by a script; None if the workload decides them."""
+    compared_with: str = ""
+    """Which training it is of, for the record, where that is not the plain one on one device."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,6 +53,14 @@ class ParityTrace:
         }
         return cls(
             **{**stored, "losses": tuple(stored["losses"]), "gradient_projections": projections}
+        )
+
+    def described(self, difference: str) -> str:
+        """Return a clause on a difference from this trace, which says where this is not plain."""
+        return (
+            f"{difference}, compared with {self.compared_with}"
+            if self.compared_with
+            else difference
         )
 
     def gradient_difference(self, reference: "ParityTrace", block: str) -> float:

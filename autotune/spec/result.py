@@ -48,8 +48,11 @@ VARIANT_NUMBER = -1
 """In place of a trial's number: a variant of the pick (`StudyResult.variants`) is no trial."""
 
 PINNED_ON_HOST = "pinned_on_host"
-"""Key of the largest number of bytes of host memory that activation offload pinned; torch rounds
-each block up to a power of two."""
+"""Key of the largest number of bytes of host memory that offloading pinned; torch rounds each block
+up to a power of two."""
+STATE_ON_HOST = "optimizer_state_on_host"
+"""Key of the bytes of optimizer state in host memory, which is not pinned."""
+ON_HOST = (PINNED_ON_HOST, STATE_ON_HOST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,11 @@ class DeviceInfo:
         """Type of the device in torch, `cpu` or `cuda`."""
         return self.device.partition(":")[0]
 
+    def describe(self, *, devices: int = 1) -> str:
+        """Return `cuda:0 (NVIDIA H200)`, or `4 cuda devices (NVIDIA H200)` for several."""
+        name = self.device if devices == 1 else f"{devices} {self.type} devices"
+        return f"{name} ({self.name})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
@@ -100,6 +108,10 @@ class Measurement:
     outcome: Outcome
     message: str = ""
     peak_memory_bytes: SizeBytes | None = None
+    devices: Count = 1
+    """How many devices trained together."""
+    peak_memory_bytes_by_rank: tuple[SizeBytes, ...] = ()
+    """The peak of each device, where a trial has several; `peak_memory_bytes` is the largest."""
     peak_reserved_bytes: SizeBytes | None = None
     device_bytes: SizeBytes | None = None
     context_bytes: SizeBytes | None = None
@@ -108,7 +120,7 @@ class Measurement:
     """Phase in which the peak occurs: forward, backward, step or evaluation."""
     bytes_by_kind: Mapping[str, SizeBytes] | None = None
     """Bytes of parameters, buffers and optimizer state between two steps; the rest of the peak is
-    allocated within a step. With activation offload on CUDA also PINNED_ON_HOST, which is host
+    allocated within a step. With offloading on CUDA also those of ON_HOST, which are host
     memory."""
     peak_bytes_by_category: Mapping[str, SizeBytes] | None = None
     """Bytes at the peak by category, read from the allocator's history if that was requested (CUDA
@@ -158,7 +170,11 @@ class Measurement:
             provenance["perplexity_source"] = PerplexitySource.from_dict(source)
         if isinstance(origin, Mapping):
             provenance["reused_from"] = TrialReference(**origin)
-        return cls(**{**values, **provenance})
+        of_devices = {
+            "devices": values.get("devices") or 1,
+            "peak_memory_bytes_by_rank": tuple(values.get("peak_memory_bytes_by_rank") or ()),
+        }
+        return cls(**{**values, **provenance, **of_devices})
 
     @property
     def shares_perplexity(self) -> bool:

@@ -104,15 +104,15 @@ class SearchSpace:
                 if field in chosen:
                     values.append(chosen[field])
             if field != "micro_batch_size":
-                values.append(_default(field, 1))
+                values.append(getattr(TrainingConfig(), field))
             choices[field] = list(dict.fromkeys(values))
         return choices
 
-    def baseline_config(self, *, global_batch: int) -> TrainingConfig:
+    def baseline_config(self, at: LegalityContext) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""
         default = self.defaults.get("optimizer", CHOICES["optimizer"][0])
         optimizers = self.techniques.get("optimizer", (default,))
-        return baseline_of(optimizer=optimizers[0], global_batch=global_batch)  # type: ignore[arg-type]
+        return baseline_of(optimizer=optimizers[0], at=at)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON, without later fields that are at their defaults.
@@ -297,7 +297,7 @@ def bind_space(
     if nothing is left.
     """
     excluded: list[str] = []
-    values = _available_values(space, at.global_batch, unavailable=unavailable, excluded=excluded)
+    values = _available_values(space, at, unavailable=unavailable, excluded=excluded)
     named = _legal_configurations(space, at, unavailable=unavailable, excluded=excluded)
     conditions = (*space.conditions, *_let_dependent_fields_rest(values))
     legal = LegalSpace(
@@ -314,7 +314,7 @@ def bind_space(
 
 def _available_values(
     space: SearchSpace,
-    global_batch: int,
+    at: LegalityContext,
     *,
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
@@ -324,15 +324,15 @@ def _available_values(
         return {}
     values: dict[str, tuple[Any, ...]] = {}
     for field in FIELD_ORDER:
-        default = space.defaults.get(field, _default(field, global_batch))
+        default = space.defaults.get(field, at.default_of(field))
         listed = space.techniques.get(field, (default,))
         if listed == DIVISORS:
-            listed = _divisors(global_batch)
+            listed = _divisors(at.global_batch)
         available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))
-            if reason is None and field == "micro_batch_size" and global_batch % int(value):
-                reason = f"it does not divide the global batch of {global_batch}"
+            if reason is None and field == "micro_batch_size" and at.global_batch % int(value):
+                reason = f"it does not divide the global batch of {at.global_batch}"
             if reason is None:
                 available.append(value)
             else:
@@ -348,15 +348,22 @@ def _let_dependent_fields_rest(values: dict[str, tuple[Any, ...]]) -> Iterator[C
     list it: adapters of rank 16 or 64 do not make one of the default rank 8 a choice.
     """
     for technique, fields in DEPENDENT_FIELDS.items():
-        in_use = tuple(value for value in values.get(technique, ()) if value != "none")
-        if len(in_use) == len(values.get(technique, ())):
-            continue
         for field in fields:
-            default = _default(field, 1)
-            listed = values[field]
-            if default not in listed:
+            in_use = tuple(
+                value for value in values.get(technique, ()) if _is_in_use(field, with_value=value)
+            )
+            default = getattr(TrainingConfig(), field)
+            listed = values.get(field, ())
+            if len(in_use) < len(values.get(technique, ())) and default not in listed:
                 values[field] = (default, *listed)
                 yield Condition(when={technique: in_use}, then={field: listed})
+
+
+def _is_in_use(field: str, *, with_value: str) -> bool:
+    """Return whether a dependent field means anything with a value of its technique."""
+    if field == "sharding_group":
+        return with_value == "hsdp"
+    return with_value != "none"
 
 
 def _divisors(number: int) -> tuple[int, ...]:
@@ -378,7 +385,7 @@ def _legal_configurations(
 ) -> dict[str, TrainingConfig]:
     """Return the legal named configurations, and append a line to `excluded` for each other one."""
     named = {}
-    defaults = {field: _default(field, at.global_batch) for field in FIELD_ORDER}
+    defaults = {field: at.default_of(field) for field in FIELD_ORDER}
     for configuration in space.configurations:
         chosen = {**defaults, **space.defaults, **configuration}
         name = chosen.pop("name")
@@ -393,9 +400,3 @@ def _legal_configurations(
         else:
             named[name] = TrainingConfig(**chosen)
     return named
-
-
-def _default(field: str, global_batch: int) -> Any:
-    if field == "micro_batch_size":
-        return global_batch
-    return getattr(TrainingConfig(), field)

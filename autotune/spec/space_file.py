@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
-from autotune.spec.config import CHOICES, FIELD_ORDER, check_value
+from autotune.spec.config import CHOICES, FIELD_ORDER, WHOLE_NUMBERS, check_value
 from autotune.spec.published_table import Reference, read_reference
 from autotune.spec.search_space import DIVISORS, Condition, SearchSpace
 from autotune.spec.space_content import content_of
@@ -159,7 +159,7 @@ class _Reader:
             raise self._error(
                 f"{where} = {given!r} is not a range", "write { from = 0.1, to = 1.0, step = 0.1 }"
             )
-        in_whole_numbers = field in ("micro_batch_size", "adapter_rank")
+        in_whole_numbers = field in WHOLE_NUMBERS
         if in_whole_numbers and not all(isinstance(number, int) for number in numbers):
             raise self._error(
                 f"{where} = {given!r} is not a range of whole numbers", "use whole numbers"

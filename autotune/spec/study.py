@@ -47,7 +47,7 @@ class StudyDefinition:
 
     def baseline_config(self) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""
-        return self.space.baseline_config(global_batch=self.workload.global_batch)
+        return self.space.baseline_config(self.workload.legality_context)
 
     def first_configurations(self) -> list[tuple[str, TrainingConfig]]:
         """Return what a study runs first, with names: the baseline and the named configurations.

@@ -125,6 +125,8 @@ class Workload:
     """Tokens in one sequence."""
     global_batch: int
     """Sequences per optimizer step, independent of the micro batch."""
+    devices_per_trial: int = 1
+    """Devices that train together, each of which has the memory cap for itself."""
     steps: int
     """Optimizer steps of one trial; perplexity is measured after the last one."""
     warmup_steps: int = 4
@@ -161,6 +163,7 @@ class Workload:
         if self.script_arguments and self.script is None:
             raise arguments_without_script(self.script_arguments)
         self._check_steps()
+        self._check_devices()
         if (self.script is not None) != (self.model == SCRIPT):
             raise no_model(self.model)
         if self.script is not None:
@@ -179,6 +182,23 @@ class Workload:
                 f"steps = {self.steps} leaves nothing to time after {self.warmup_steps} warm-up "
                 f"and {MEMORY_STEPS} memory steps",
                 hint=f"use at least {fewest} steps, or fewer warm-up steps",
+            )
+
+    def _check_devices(self) -> None:
+        if self.devices_per_trial == 1:
+            return
+        if self.script is not None:
+            raise InvalidInput(
+                f"devices_per_trial = {self.devices_per_trial} is not possible with a script, "
+                "which starts its own processes",
+                hint="name the model with --model, or leave --devices-per-trial out",
+            )
+        if self.global_batch % self.devices_per_trial:
+            larger = -(-self.global_batch // self.devices_per_trial) * self.devices_per_trial
+            raise InvalidInput(
+                f"the global batch of {self.global_batch} cannot be divided among "
+                f"{self.devices_per_trial} devices",
+                hint=f"use --global-batch {larger}, or another --devices-per-trial",
             )
 
     def _check_vocabulary(self) -> None:
@@ -308,6 +328,7 @@ class Workload:
             global_batch=self.global_batch,
             clips_gradients=self.gradient_clipping is not None,
             sequence_length=self.sequence_length if self.script is None else None,
+            devices=self.devices_per_trial,
         )
 
     @property
@@ -352,6 +373,7 @@ _BLOCK_SIZES = ("layers", "width", "heads")
 
 _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "gradient_clipping": None,
+    "devices_per_trial": 1,
     "held_out_split": None,
     "packing": "packed",
     "streaming": False,

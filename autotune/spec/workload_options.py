@@ -13,6 +13,7 @@ from autotune.spec.option import (
     SWITCH,
     TEXTS,
     THE_DATA,
+    THE_DEVICE,
     THE_MODEL,
     THE_SEARCH,
     THE_STEPS,
@@ -107,6 +108,12 @@ _OPTIONS = (
     Option(
         flag="--global-batch", group=THE_STEPS, kind=COUNT, help="Sequences per optimizer step."
     ),
+    Option(
+        flag="--devices-per-trial",
+        group=THE_DEVICE,
+        kind=COUNT,
+        help="Devices that train one model together; --max-mem is the cap of each. [default: 1]",
+    ),
     Option(flag="--steps", group=THE_STEPS, kind=COUNT, help="Optimizer steps per trial."),
     Option(
         flag="--warmup-steps",
@@ -174,6 +181,7 @@ SIZE_SETTINGS = (
     "sequence_length",
     "global_batch",
     "gradient_clipping",
+    "devices_per_trial",
 )
 """The settings on which memory and legality depend; a prediction reads no text and runs no steps.
 """

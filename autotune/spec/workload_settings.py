@@ -33,6 +33,7 @@ _MAXIMUM = {
     "vocab_size": 2**24,
     "sequence_length": 2**27,
     "global_batch": 2**20,
+    "devices_per_trial": 4096,
 }
 """Several times those of any model. Building takes milliseconds per layer, and the divisors of the
 global batch are tried one by one."""

@@ -64,6 +64,7 @@ def new_definition(
         others = f"{device.others}; {share}" if device.others else share
         device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
+    executor.use_devices_from(device, count=workload.devices_per_trial)
     workload, lacking = executor.examine(workload, space.choices(), device=device.device)
     steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())
     is_possible = "backward" not in lacking.get("optimizer_fusion", {})

@@ -11,11 +11,16 @@ they draw the same masks. If they differ, the masks may still be the reason: the
 compared without dropout, and with dropout against the same configuration that recomputes nothing.
 (PyTorch issue 190758: a memory budget below 1 draws dropout's masks anew in the backward pass and
 computes wrong gradients.)
+
+A training on several devices is compared with the plain training on one of them. What one device
+cannot hold, also where each block is recomputed, is trained by one process that has the weights in
+the host's memory and, where the host cannot hold it either, by ZeRO's third stage on all devices
+of the trial. The record then says so.
 """
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +64,7 @@ class ParityGate:
 
     `any_micro_batch`: whether a plain training at one micro batch serves the others, because the
     loss of the global batch is the same. A script may report the loss of a micro batch, and a
-    user's loss need not be a sum over sequences.
+    user's loss need not be a sum over sequences. A trial has as many `devices`, of `device_type`.
     """
 
     def __init__(
@@ -69,11 +74,15 @@ class ParityGate:
         folder: Path,
         on_trace: Callable[[TrainingConfig], None],
         any_micro_batch: bool = True,
+        devices: int = 1,
+        device_type: str = "cpu",
     ) -> None:
         self._trace = trace
         self._folder = folder
         self._on_trace = on_trace
         self._any_micro_batch = any_micro_batch
+        self._devices = devices
+        self._device_type = device_type
         self._failures: dict[str, str] = {}
         self._alike: dict[tuple[str, str], bool] = {}
 
@@ -121,7 +130,9 @@ class ParityGate:
         if isinstance(plain, ParityTrace) and config.memory_budget == 1.0:
             difference = largest_difference(trace, plain, precision=config.precision)
             if not difference.is_outside:
-                return Verdict(kind="same", message=f"at most, {difference.message}")
+                return Verdict(
+                    kind="same", message=f"at most, {plain.described(difference.message)}"
+                )
         return self._judge_in_parts(config, trace)
 
     def _judge_in_parts(self, config: TrainingConfig, with_dropout: ParityTrace) -> Verdict:
@@ -157,9 +168,10 @@ class ParityGate:
             difference = largest_difference(
                 trace, reference, precision=config.precision, strictness=strict
             )
+            message = what + reference.described(difference.message)
             if difference.is_outside:
-                return Verdict(kind="failed", message=what + difference.message)
-            messages.append(what + difference.message)
+                return Verdict(kind="failed", message=message)
+            messages.append(message)
         return Verdict(kind="same", message="at most, " + "; ".join(messages))
 
     def _common_micro_batch(self, config: TrainingConfig) -> int:
@@ -174,17 +186,34 @@ class ParityGate:
     ) -> ParityTrace | str:
         """Return the trace of the plain training, or why there is none.
 
-        If the device cannot hold it, torch's checkpointing is applied to each block.
+        If the device cannot hold it, torch's checkpointing is applied to each block; and on
+        several devices, weights that one of them cannot hold are on the host or divided.
         """
         plain = plain_form(config, micro_batch_size=micro_batch_size)
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
-        trace = self._stored_trace(plain, dropout=dropout, dequantized=dequantized)
-        if isinstance(trace, ParityTrace):
-            return trace
-        checkpointed = self._stored_trace(
-            replace(plain, checkpointing="block"), dropout=dropout, dequantized=dequantized
-        )
-        return checkpointed if isinstance(checkpointed, ParityTrace) else trace
+        why_none = ""
+        for form, name in self._plain_forms(plain):
+            trace = self._stored_trace(form, dropout=dropout, dequantized=dequantized)
+            if isinstance(trace, ParityTrace):
+                return replace(trace, compared_with=name)
+            why_none = why_none or trace
+        return why_none
+
+    def _plain_forms(self, plain: TrainingConfig) -> Iterator[tuple[TrainingConfig, str]]:
+        """Yield the forms of the plain training, each with its name where it is another one.
+
+        Each needs less memory of a device than the one before, and none has another result.
+        """
+        yield plain, ""
+        checkpointed = replace(plain, checkpointing="block")
+        yield checkpointed, ""
+        if self._devices == 1:
+            return
+        if self._device_type != "cpu":  # whose memory the weights are in already
+            on_host = "one process with the weights on the host, as one device cannot hold them"
+            yield replace(checkpointed, offload="all"), on_host
+        divided = f"zero3 on the same {self._devices} devices, as one device cannot hold the model"
+        yield replace(checkpointed, sharding="zero3"), divided
 
     def _stored_trace(
         self, config: TrainingConfig, *, dropout: bool = True, dequantized: bool = False

@@ -102,6 +102,7 @@ class PredictionCache:
             outcome="predicted_over_cap",
             message=f"predicted to need {needed} of {format_size(limit_bytes)}",
             peak_phase=forecast.prediction.phase,
+            devices=forecast.prediction.devices,
         )
 
     def same_program(

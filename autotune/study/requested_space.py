@@ -85,4 +85,7 @@ def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
     if request.cap_bytes is not None:
         cap = f"under {format_size(request.cap_bytes)}, "
     device = request.device or "a GPU or the CPU"
+    devices = specified.get("devices_per_trial") or 1
+    if devices != 1:
+        device = f"each of {devices} {request.device or 'GPUs or CPU'} devices"
     return f"Preparing a search: {trained}, space {space.name}, {cap}on {device} ..."

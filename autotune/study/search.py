@@ -127,6 +127,9 @@ def search(
             failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
+            definition = stored if new is None else new.definition
+            if definition is not None:
+                _check_places(definition, places=devices.trials_at_once)
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
@@ -154,6 +157,16 @@ def search(
         finally:
             if new is not None:
                 new.discard()
+
+
+def _check_places(definition: StudyDefinition, *, places: int) -> None:
+    """Raise InvalidInput where trials of several GPUs are to run at once."""
+    count = definition.workload.devices_per_trial
+    if count > 1 and places > 1 and definition.device.type == "cuda":
+        raise InvalidInput(
+            f"trials of {count} GPUs run one at a time, and {places} at a time are asked for",
+            hint="leave --devices and --trials-per-device out, or --devices-per-trial",
+        )
 
 
 def _unless_lost(devices: SearchDevices, prepare: Callable[..., T]) -> T:

@@ -107,6 +107,8 @@ class TrialRunner:
             folder=study_folder / "parity",
             on_trace=lambda config: listener(Comparing(config=config)),
             any_micro_batch=self._any_micro_batch,
+            devices=workload.devices_per_trial,
+            device_type=definition.device.type,
         )
 
     def measure(

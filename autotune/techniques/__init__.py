@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement, load_model
@@ -24,14 +25,21 @@ from autotune.techniques import (
     base_weights,
     checkpointing,
     compilation,
+    deepspeed_engine,
     fp8,
     loss,
     memory_budget,
+    offload,
     optimizer_fusion,
+    pinned_memory,
     precision,
+    sharding,
 )
+from autotune.techniques.deepspeed_engine import UpdateByEngine
 from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updater
 from autotune.techniques.requirements import check_parts
+from autotune.techniques.sharding import DataParallel
+from autotune.techniques.tensor_parallel import SplitWeights, TensorParallel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +47,35 @@ class Training:
     """A model with every technique of a configuration applied, and its updater."""
 
     parts: ModelParts
+    devices: DataParallel
     updater: Updater
     parameters_by_block: Mapping[str, Sequence[nn.Parameter]]
     """The trained parameters of `block 0`, `block 1`, ... and `rest`, grouped before techniques
     wrapped the model's parts."""
+    tensor_parallel: TensorParallel | None = None
+    """The devices among which the matrices are split, where they are."""
+
+    def whole_gradient(self, parameter: nn.Parameter) -> Tensor:
+        """Returns the gradient of a whole weight, of which each device may have a part.
+
+        All devices must ask for it.
+        """
+        if isinstance(self.updater, UpdateByEngine):
+            return self.updater.whole_gradient(parameter)
+        whole = sharding.gradient_of(parameter)
+        if self.tensor_parallel is None:
+            return whole
+        return self.tensor_parallel.whole_gradient(parameter, whole)
+
+    @property
+    def number_of_parameters(self) -> int:
+        """How many numbers are trained, of all devices that share a model together."""
+        trained = [one for one in self.parts.model.parameters() if one.requires_grad]
+        total = sum(parameter.numel() for parameter in trained)
+        if self.tensor_parallel is not None:
+            split = [one for one in trained if self.tensor_parallel.is_split(one)]
+            total += (self.tensor_parallel.size - 1) * sum(one.numel() for one in split)
+        return total
 
 
 def before_the_device(config: TrainingConfig) -> None:
@@ -56,10 +89,12 @@ def apply_techniques(
     *,
     weights_file: Path | None,
     device: torch.device,
+    mesh: DeviceMesh | None = None,
     dequantized: bool = False,
 ) -> Training:
     """Returns the workload's model with every technique applied, and its updater.
 
+    `mesh` arranges the devices of the trial, where it has several (`sharding.make_mesh`).
     `weights_file` has the initial weights; None leaves them unset, for fake tensors. With
     `dequantized`, quantized base weights are what they stand for, in ordinary layers: what they are
     compared with. Raises IllegalConfiguration where the model lacks a part that a technique needs.
@@ -71,40 +106,92 @@ def apply_techniques(
     attention.set_attention_backend(config.attention)
     # Weights are loaded in their final dtype, so that the device never holds anything larger than
     # what is trained.
-    parts = load_model(
-        workload,
-        file=weights_file,
-        placement=_placement(config, workload, device=device, dequantized=dequantized),
+    split = None if config.tensor_parallel == 1 else sharding.tensor_parallel_of(mesh)
+    placement = _placement(
+        config, workload, device=device, dequantized=dequantized, tensor_parallel=split
     )
+    parts = load_model(workload, file=weights_file, placement=placement)
     check_parts(parts, config)
-    parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     loss.set_loss(parts, config.loss)
-    parameters_by_block = parts.parameters_by_block()
+    loaded_by_block = parts.parameters_by_block()
+    loaded = dict(parts.model.named_parameters())
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)
     wrap_blocks(parts, config)
-    # Wrapping a module does not replace its parameters: these are still the ones to train.
+    rule = UpdateRule(
+        optimizer=config.optimizer,
+        fusion=config.optimizer_fusion,
+        learning_rate=workload.learning_rate_of(config.optimizer, config.adapter),
+        rounds_stochastically=config.precision == "bf16-stochastic",
+        seed=workload.seed,
+    )
+    if config.engine == "deepspeed":
+        devices_of_engine, update = deepspeed_engine.start_engine(
+            parts, config, workload, rule=rule, device=device
+        )
+        return Training(
+            parts=parts,
+            devices=devices_of_engine,
+            updater=update,
+            parameters_by_block=loaded_by_block,
+        )
+    devices = sharding.shard(parts, config, mesh=mesh, device=device, placement=placement)
+    # Wrapping a module does not replace its parameters, but dividing them does.
+    parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    if split is not None:
+        split.follow({name: placement.current(one) for name, one in loaded.items()})
+    optimizer: torch.optim.Optimizer | None = None
+    if config.sharding == "zero1":
+        optimizer = sharding.divide_state(rule, parameters, group=devices.group)
+    elif config.offload == "optimizer":
+        if device.type == "cuda":  # a prediction takes nothing of this host
+            pinned_memory.check_host_memory(config, parameters)
+        optimizer = offload.StateOnHost(parameters, rule)
+        rule = offload.rule_after_backward(rule)
     updater = make_updater(
         parameters,
-        UpdateRule(
-            optimizer=config.optimizer,
-            fusion=config.optimizer_fusion,
-            learning_rate=workload.learning_rate_of(config.optimizer, config.adapter),
-            rounds_stochastically=config.precision == "bf16-stochastic",
-            seed=workload.seed,
-        ),
+        rule,
+        optimizer=optimizer,
         scaler=precision.gradient_scaler(config.precision, device=device),
         gradient_clipping=workload.gradient_clipping,
+        tensor_parallel=split,
     )
-    return Training(parts=parts, updater=updater, parameters_by_block=parameters_by_block)
+    return Training(
+        parts=parts,
+        devices=devices,
+        updater=updater,
+        parameters_by_block={
+            block: [placement.current(parameter) for parameter in own]
+            for block, own in loaded_by_block.items()
+        },
+        tensor_parallel=split,
+    )
 
 
 def _placement(
-    config: TrainingConfig, workload: Workload, *, device: torch.device, dequantized: bool
+    config: TrainingConfig,
+    workload: Workload,
+    *,
+    device: torch.device,
+    dequantized: bool,
+    tensor_parallel: TensorParallel | None,
 ) -> Placement:
+    dtype = precision.weights_dtype(config.precision)
+    if config.engine == "deepspeed":
+        on_host = deepspeed_engine.divides_weights(config)
+        return Placement(dtype=dtype, device=torch.device("cpu") if on_host else device)
+    if sharding.divides_weights(config):
+        return sharding.ShardedWeights(
+            dtype=dtype,
+            device=device,
+            device_of_weights=torch.device("cpu") if config.offload == "all" else device,
+            tensor_parallel=tensor_parallel,
+        )
+    if tensor_parallel is not None:
+        return SplitWeights(tensor_parallel, dtype=dtype, device=device)
     if config.adapter == "none":
-        return Placement(dtype=precision.weights_dtype(config.precision), device=device)
+        return Placement(dtype=dtype, device=device)
     return adapter.AdaptedWeights(
         config, seed=workload.seed, device=device, dequantized=dequantized
     )
@@ -139,6 +226,8 @@ def find_unavailable(
         "allocator": lambda value: allocator.unavailable(value, device=device),
         "attention": lambda value: attention.unavailable(value, device=device),
         "activation_offload": lambda value: activation_offload.unavailable(value, device=device),
+        "offload": lambda value: offload.unavailable(value, device=device),
+        "engine": deepspeed_engine.unavailable,
         "adapter": adapter.unavailable,
         "base_weights": lambda value: base_weights.unavailable(value, device=device),
     }

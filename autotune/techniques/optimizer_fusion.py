@@ -25,6 +25,7 @@ from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
 from autotune.techniques.step_in_backward import step_in_backward
 from autotune.techniques.stochastic_rounding import StochasticallyRounded
+from autotune.techniques.tensor_parallel import TensorParallel
 
 
 class Updater(Protocol):
@@ -36,8 +37,8 @@ class Updater(Protocol):
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
 
-    def scale(self, loss: Tensor) -> Tensor:
-        """Returns the loss to call backward on."""
+    def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass of a micro batch."""
 
     def step(self) -> None:
         """Must be called after the last backward of a global batch; frees all gradients."""
@@ -55,20 +56,24 @@ class UpdateAfterBackward:
         scaler: torch.amp.GradScaler | None,
         *,
         gradient_clipping: float | None = None,
+        tensor_parallel: TensorParallel | None = None,
     ) -> None:
         self.optimizer = optimizer
         self._scaler = scaler
         self._gradient_clipping = gradient_clipping
+        self._tensor_parallel = tensor_parallel
 
     def set_learning_rate(self, learning_rate: float) -> None:
         _set_learning_rate(self.optimizer, learning_rate)
 
-    def scale(self, loss: Tensor) -> Tensor:
-        if self._scaler is None:
-            return loss
-        return self._scaler.scale(loss)
+    def backward(self, loss: Tensor) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
 
     def step(self) -> None:
+        if self._tensor_parallel is not None:
+            self._tensor_parallel.add_up_gradients()
         if self._gradient_clipping is not None:
             self._clip(self._gradient_clipping)
         if self._scaler is None:
@@ -86,10 +91,14 @@ class UpdateAfterBackward:
         ]
         # With a loop, as in the update without fusion: a batched version would allocate as much as
         # all gradients again.
-        nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
+        if self._tensor_parallel is None:
+            nn.utils.clip_grad_norm_(parameters, largest_norm, foreach=False)
+        else:
+            norm = self._tensor_parallel.total_norm(parameters)
+            nn.utils.clip_grads_with_norm_(parameters, largest_norm, norm, foreach=False)
 
     def state(self) -> Iterator[Tensor]:
-        return _state_of(self.optimizer)
+        return state_of(self.optimizer)
 
 
 class UpdateInBackward:
@@ -101,14 +110,14 @@ class UpdateInBackward:
     def set_learning_rate(self, learning_rate: float) -> None:
         _set_learning_rate(self.optimizer, learning_rate)
 
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
 
     def step(self) -> None:
         self.optimizer.step()
 
     def state(self) -> Iterator[Tensor]:
-        return _state_of(self.optimizer)
+        return state_of(self.optimizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +152,26 @@ def make_updater(
     parameters: Sequence[nn.Parameter],
     rule: UpdateRule,
     *,
+    optimizer: torch.optim.Optimizer | None = None,
     scaler: torch.amp.GradScaler | None = None,
     gradient_clipping: float | None = None,
+    tensor_parallel: TensorParallel | None = None,
 ) -> Updater:
-    """Returns the updater of `parameters`.
+    """Returns the updater of `parameters`, by `optimizer` or else by that of the rule.
 
     `gradient_clipping` is the largest norm of all gradients together; it cannot be combined with a
     step in backward.
     """
-    optimizer = rule.make_optimizer(parameters)
+    if optimizer is None:
+        optimizer = rule.make_optimizer(parameters)
     if rule.fusion == "backward":
         assert gradient_clipping is None
+        if tensor_parallel is not None:
+            tensor_parallel.add_up_in_backward()
         return UpdateInBackward(optimizer)
-    return UpdateAfterBackward(optimizer, scaler, gradient_clipping=gradient_clipping)
+    return UpdateAfterBackward(
+        optimizer, scaler, gradient_clipping=gradient_clipping, tensor_parallel=tensor_parallel
+    )
 
 
 def unavailable(
@@ -193,8 +209,10 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -
             group["lr"] = learning_rate
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for state in optimizer.state.values():
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yields every tensor of an optimizer's state on this device."""
+    holder = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer's own part
+    for state in holder.state.values():
         for value in state.values():
             if isinstance(value, Tensor):
                 yield from tensors_behind(value)

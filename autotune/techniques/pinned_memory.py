@@ -1,34 +1,79 @@
-"""Limits the host memory that activation offload pins on CUDA to what the host has.
+"""Counts the host memory that offloading takes on CUDA, and limits it to what the host has.
 
-Pinned memory cannot be swapped out, and torch does not release it before the process ends. It pins
-blocks of a power of two bytes. Without a limit the kernel kills a trial that pins too much, and
-often the search with it. Source: c10/core/CachingHostAllocator.h
+Most of it is pinned. Pinned memory cannot be swapped out, and torch does not release it before the
+process ends. It pins blocks of a power of two bytes. Without a limit the kernel kills a trial that
+pins too much, and often the search with it. Source: c10/core/CachingHostAllocator.h
 """
+
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from autotune.memory.host import HostMemoryExceeded, available_bytes
-from autotune.spec.config import TrainingConfig
-from autotune.spec.result import PINNED_ON_HOST
+from autotune.memory.host import HostMemoryExceeded, available_bytes, when_it_was_left
+from autotune.memory.meter import resident_bytes
+from autotune.models.parts import tensors_behind
+from autotune.spec.config import Optimizer, TrainingConfig
+from autotune.spec.result import PINNED_ON_HOST, STATE_ON_HOST
 from autotune.techniques import activation_offload
 from autotune.techniques.activation_offload import OnHost, pinned_bytes
+from autotune.techniques.offload import SMALLEST_ELEMENTS
 from autotune.units import format_size
 
 KEPT_FREE_SHARE = 0.1
 """The share of the memory available at the start of a trial that stays free for everything else."""
+_STATE_TENSORS: Mapping[Optimizer, int] = {"adamw": 2, "sgd": 1}
+"""How many tensors of a parameter's size its state has; the others have rows and columns."""
 
 
-def bound_pinned_memory() -> None:
-    """Makes offloading raise HostMemoryExceeded before it pins more than the host has.
+def check_host_memory(config: TrainingConfig, parameters: Iterable[Tensor]) -> None:
+    """Raises HostMemoryExceeded if the host has less memory than `config.offload` moves there.
 
-    Applies to the whole process. Must be called once on CUDA, when a trial begins.
+    Must be called before. Of several ranks each does so with its own part of the host's memory.
+    """
+    available = available_bytes()
+    if config.offload == "none" or available is None:
+        return
+    needed = bytes_to_host(config, parameters)
+    limit = int((1 - KEPT_FREE_SHARE) * available)
+    if needed > limit:
+        raise HostMemoryExceeded(
+            f"out of host memory: offload {config.offload} takes {format_size(needed)}, and of the "
+            f"{format_size(available)} {when_it_was_left()} {format_size(limit)} may be taken; "
+            "use offload none, an optimizer with less state, "
+            "or a host or container with more memory"
+        )
+
+
+def bytes_to_host(config: TrainingConfig, parameters: Iterable[Tensor]) -> int:
+    """Returns the host memory of `config.offload`: pinned weights and gradients, and the state."""
+    if config.offload == "none":
+        return 0
+    size_bytes = 0
+    trained = (parameter for parameter in parameters if parameter.requires_grad)
+    for tensor in (part for parameter in trained for part in tensors_behind(parameter)):
+        if config.offload == "optimizer" and tensor.numel() < SMALLEST_ELEMENTS:
+            continue
+        tensor_bytes = tensor.numel() * tensor.element_size()
+        size_bytes += 2 * pinned_bytes(tensor_bytes)
+        size_bytes += _STATE_TENSORS.get(config.optimizer, 0) * tensor_bytes
+    return size_bytes
+
+
+def bound_pinned_memory(*, taken_otherwise: int = 0) -> None:
+    """Makes activation offload raise HostMemoryExceeded before it pins more than the host has.
+
+    Applies to the whole process. Must be called once on CUDA, before the first step. Something else
+    will take `taken_otherwise` bytes, of which what is pinned now is a part.
     """
     available = available_bytes()
     if available is None:
         return
+    pinned, _ = _pinned_and_in_use()
     budget = PinnedMemoryBudget(
-        limit_bytes=int((1 - KEPT_FREE_SHARE) * available), available_bytes=available
+        limit_bytes=int((1 - KEPT_FREE_SHARE) * available) - max(0, taken_otherwise - pinned),
+        available_bytes=available,
+        pinned_before=pinned,
     )
     to_host = activation_offload.to_host
 
@@ -39,19 +84,33 @@ def bound_pinned_memory() -> None:
     activation_offload.to_host = to_host_within_budget
 
 
-def offloaded_bytes(config: TrainingConfig) -> dict[str, int]:
-    """Returns {"pinned_on_host": peak bytes} of torch; empty where nothing is offloaded."""
-    if config.activation_offload == "none" or not torch.cuda.is_initialized():
+def offloaded_bytes(config: TrainingConfig, state: Iterable[Tensor] = ()) -> dict[str, int]:
+    """Returns the host's bytes by kind, with those of optimizer state; empty without offloading."""
+    if not torch.cuda.is_initialized():
         return {}
-    return {PINNED_ON_HOST: int(torch.cuda.host_memory_stats()["allocated_bytes.peak"])}
+    found = {}
+    if config.activation_offload != "none" or config.offload != "none":
+        counted = torch.cuda.host_memory_stats()
+        found[PINNED_ON_HOST] = int(counted["allocated_bytes.peak"])
+    if config.offload != "none":
+        found[STATE_ON_HOST] = resident_bytes(on_device(state, "cpu"))
+    return found
+
+
+def on_device(tensors: Iterable[Tensor], device_type: str) -> list[Tensor]:
+    """Returns the tensors that are on such a device, those of a DTensor as its own part."""
+    parts = (part for tensor in tensors for part in tensors_behind(tensor))
+    return [part for part in parts if part.device.type == device_type]
 
 
 class PinnedMemoryBudget:
     """Counts the bytes that are pinned, and limits them."""
 
-    def __init__(self, *, limit_bytes: int, available_bytes: int) -> None:
+    def __init__(self, *, limit_bytes: int, available_bytes: int, pinned_before: int = 0) -> None:
         self._limit_bytes = limit_bytes
         self._available_bytes = available_bytes
+        self._pinned_before = pinned_before
+        """Bytes that were pinned already when the available ones were read."""
         self._upper_bound_bytes = 0
         """Pinned bytes if no block was ever reused. Counting the real number takes time, so that is
         only done when this bound exceeds the limit."""
@@ -68,7 +127,7 @@ class PinnedMemoryBudget:
         pinned, in_use = _pinned_and_in_use()
         # Assumes that a free block has the right size. If not, torch pins another one, which is
         # counted at the next tensor.
-        self._upper_bound_bytes = pinned
+        self._upper_bound_bytes = pinned - self._pinned_before
         if pinned - in_use < block_bytes:
             self._upper_bound_bytes += block_bytes
         if self._upper_bound_bytes > self._limit_bytes:
@@ -77,8 +136,8 @@ class PinnedMemoryBudget:
             limit = format_size(self._limit_bytes)
             raise HostMemoryExceeded(
                 f"out of host memory: offloaded activations pin at least {needed}, and of the "
-                f"{left} that the host had left when the trial began {limit} may be pinned; use "
-                "activation_offload none, checkpointing or a smaller micro batch, or a host or "
+                f"{left} {when_it_was_left()} {limit} may be pinned; use activation_offload "
+                "none, checkpointing or a smaller micro batch, or a host or "
                 "container with more memory"
             )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 from autotune.spec.config import DEPENDENT_FIELDS, FP8_MULTIPLE, TrainingConfig
-from autotune.techniques import attention
+from autotune.techniques import attention, tensor_parallel
 from autotune.techniques.adapter import missing_layers
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 from autotune.techniques.fp8 import can_be_fp8
@@ -90,6 +90,10 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return None
         case ("checkpointing" | "compile", _) if parts.blocks_owner is None:
             return "the model has no list of alike blocks"
+        case ("offload", "all") if parts.blocks_owner is None:
+            return "it moves the weights of one block after the other, and the model has no blocks"
+        case ("sharding", "zero2" | "zero3" | "hsdp") if parts.blocks_owner is None:
+            return "it gathers the weights of a block at a time, and the model has no blocks"
         case ("checkpointing", "attention") if parts.attention_name is None:
             return "no attention was found in the model's blocks"
         case ("checkpointing", "sqrt") if parts.blocks_are_called_alike is None:
@@ -104,6 +108,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
                 "no torch.nn.Linear in the model's blocks has sides that are multiples of "
                 f"{FP8_MULTIPLE}"
             )
+        case ("tensor_parallel", degree):
+            return tensor_parallel.why_not(parts, degree)
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
         case (field, _) if field in DEPENDENT_FIELDS["adapter"]:

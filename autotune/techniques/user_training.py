@@ -29,6 +29,8 @@ _NO_PRECISION: Mapping[Precision, str] = {
 }
 _NO_CHUNKS = "a script computes its loss itself"
 _NO_OPTIMIZER = "a script brings its own optimizer"
+_NO_OFFLOAD = "a script's optimizer updates the weights that it was given"
+_NO_ENGINE = "a script calls its model, backward and its optimizer itself"
 _NO_ADAPTER = "a script's optimizer was made for the model's own weights, which it would freeze"
 
 
@@ -55,6 +57,14 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     if config.loss == "chunked":
         raise IllegalConfiguration(
             f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss"
+        )
+    if config.offload != "none":
+        raise IllegalConfiguration(
+            f"offload {config.offload} cannot be applied: {_NO_OFFLOAD}", hint="use offload none"
+        )
+    if config.engine != "torch":
+        raise IllegalConfiguration(
+            f"engine {config.engine} cannot be applied: {_NO_ENGINE}", hint="use engine torch"
         )
     if config.adapter != "none":
         raise IllegalConfiguration(
@@ -101,7 +111,12 @@ def missing_in_user_model(
     """
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}
     missing = missing_parts(parts_of_user_model(model), without_adapters)
-    unsupported = [("loss", "chunked", _NO_CHUNKS)]
+    unsupported = [
+        ("loss", "chunked", _NO_CHUNKS),
+        ("offload", "optimizer", _NO_OFFLOAD),
+        ("offload", "all", _NO_OFFLOAD),
+        ("engine", "deepspeed", _NO_ENGINE),
+    ]
     for adapter in choices.get("adapter", ()):
         if adapter != "none":
             unsupported.append(("adapter", adapter, _NO_ADAPTER))

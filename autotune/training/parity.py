@@ -5,12 +5,13 @@ for every way in which the optimizer updates.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.spec.config import Precision
@@ -22,6 +23,9 @@ from autotune.spec.parity import (
     largest_difference,
 )
 from autotune.spec.training_request import Progress, unwatched
+from autotune.techniques.deepspeed_engine import EngineOptimizer
+from autotune.techniques.offload import StateOnHost
+from autotune.techniques.sharding import gradient_of
 
 
 class ParityFailed(Exception):
@@ -43,6 +47,7 @@ class ParityWatch:
         reference: ParityTrace | None,
         is_trace: bool = False,
         progress: Progress = unwatched,
+        whole_gradient: Callable[[nn.Parameter], Tensor] | None = None,
     ) -> None:
         self._device = device
         self._precision = precision
@@ -51,15 +56,22 @@ class ParityWatch:
         self._steps_begun = 0  # the loss of a step may be known only when the next one has begun
         self._tokens: int | None = None
         self._reads_gradients = is_trace or reference is not None  # reading them takes time
-        self._gradients = GradientSketch(parameters_by_block, progress=progress)
+        self._gradients = GradientSketch(
+            parameters_by_block, device=device, progress=progress, whole_gradient=whole_gradient
+        )
         self._updates: UpdateWatch | None = None
         self._draws_random_numbers = False
         self.difference: Difference | None = None
         """The largest difference from the reference, once it is known."""
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on, compares what updates use with the groups and the state of `optimizer`."""
+        """From now on, compares what updates use with the groups and the state of `optimizer`.
+
+        Also follows its gradients to the host.
+        """
         self._updates = UpdateWatch(optimizer)
+        if isinstance(optimizer, StateOnHost):
+            self._gradients.follow(optimizer.gradients_on_host)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -92,7 +104,7 @@ class ParityWatch:
                 self.trace(), self._reference, precision=self._precision
             )
             if self.difference.is_outside:
-                raise ParityFailed(self.difference.message)
+                raise ParityFailed(self._reference.described(self.difference.message))
 
     def trace(self) -> ParityTrace:
         """Returns what the first steps had, for a comparison."""
@@ -114,9 +126,10 @@ class ParityWatch:
 
     def verdict(self) -> dict[str, Any]:
         """Returns the fields of a measurement for parity, empty where there was no reference."""
-        if self.difference is None:
+        if self.difference is None or self._reference is None:
             return {}
-        return {"parity": "same", "parity_message": f"at most, {self.difference.message}"}
+        message = self._reference.described(self.difference.message)
+        return {"parity": "same", "parity_message": f"at most, {message}"}
 
     def _random_state(self) -> Tensor:
         if self._device.type == "cuda":
@@ -154,7 +167,8 @@ class UpdateWatch:
         def check(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if stepping is self._optimizer:
                 self._compare(number, index_of)
-            else:
+            elif stepping is not getattr(self._optimizer, "optim", None):
+                # (That is the part of a ZeroRedundancyOptimizer which it has divided.)
                 self._record_update(number, stepping, index_of)
 
         self._used.clear()
@@ -218,9 +232,13 @@ class GradientSketch:
         self,
         parameters_by_block: Mapping[str, Iterable[nn.Parameter]],
         *,
+        device: torch.device,
         progress: Progress = unwatched,
+        whole_gradient: Callable[[nn.Parameter], Tensor] | None = None,
     ) -> None:
+        self._device = device
         self._progress = progress
+        self._whole_gradient = whole_gradient or gradient_of
         self._position_of: dict[Tensor, tuple[str, int]] = {}
         """The block of each parameter, and its index in the model."""
         index = 0
@@ -233,30 +251,50 @@ class GradientSketch:
         self._squares: dict[str, Tensor] = {}
         self._projections: dict[str, Tensor] = {}
 
+    def follow(self, copies: Mapping[Tensor, Tensor]) -> None:
+        """Reads the gradients of these copies instead of those of the parameters themselves."""
+        for parameter, copy in copies.items():
+            self._position_of[copy] = self._position_of[parameter]
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Reads the gradients of all optimizer steps inside."""
 
+        parts: set[torch.optim.Optimizer] = set()
+
         def read_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if isinstance(optimizer, ZeroRedundancyOptimizer):
+                parts.add(optimizer.optim)
+            elif isinstance(optimizer, StateOnHost) and optimizer.part_on_device is not None:
+                parts.add(optimizer.part_on_device)
+            elif isinstance(optimizer, EngineOptimizer):
+                parts.add(optimizer.optim)
+            elif optimizer in parts:
+                return  # the same gradients
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
-            found: list[tuple[str, int, Tensor]] = []
+            found: list[tuple[str, int, nn.Parameter]] = []
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     # An inner optimizer steps copies, which are not the model's parameters.
-                    if parameter not in self._position_of or parameter.grad is None:
+                    if parameter not in self._position_of:
+                        continue
+                    if parameter.grad is None:
+                        # DeepSpeed has them elsewhere.
+                        if isinstance(optimizer, EngineOptimizer):
+                            found.append((*self._position_of[parameter], parameter))
                         continue
                     # A sparse gradient cannot be flattened.
                     if parameter.grad.layout == torch.strided:
-                        found.append((*self._position_of[parameter], parameter.grad))
+                        found.append((*self._position_of[parameter], parameter))
             if not found:
                 return
-            device = found[0][2].device
-            began = _now(device)  # waits first: what the device still computes is the step's time
+            # Waits first: what the device still computes is the step's time.
+            began = _now(self._device)
             self._progress("parity")
-            for block, index, gradient in found:
-                self._add(gradient, block, index, scale=scale)
-            self.seconds += _now(device) - began
+            for block, index, parameter in found:
+                self._add(self._whole_gradient(parameter), block, index, scale=scale)
+            self.seconds += _now(self._device) - began
             self._progress("step")
 
         handle = register_optimizer_step_pre_hook(read_gradients)
@@ -281,11 +319,12 @@ class GradientSketch:
 
         Works in pieces, so that the random signs take little memory.
         """
-        # A separate generator, so that the model's random numbers do not change.
-        signs = torch.Generator(device=gradient.device).manual_seed(index)
-        zero = torch.zeros((), device=gradient.device, dtype=torch.float64)
+        # A separate generator, so that the model's random numbers do not change. Its numbers depend
+        # on the device, so those for a gradient on the host come from the training's device, too.
+        signs = torch.Generator(device=self._device).manual_seed(index)
+        zero = torch.zeros((), device=self._device, dtype=torch.float64)
         for piece in gradient.flatten().split(_PIECE):
-            values = piece.float() if scale is None else piece.float() / scale
+            values = piece.to(self._device).float() if scale is None else piece.float() / scale
             random = torch.randint(
                 0, 2, (PROJECTIONS, len(values)), generator=signs, device=values.device
             )

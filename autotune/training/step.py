@@ -67,26 +67,35 @@ class TrainingStep:
         where the padding is.
         """
         self.training.updater.set_learning_rate(self.learning_rate(step))
-        valid_labels = max(1, batch.valid_labels())
+        devices = self.training.devices
+        # Devices take the mean of their losses and gradients, which are parts of a sum.
+        labels_per_device = max(1, batch.valid_labels()) / devices.size
         total = torch.zeros((), device=self._device)
-        micro_batches = (
-            part.to(self._device, non_blocking=True).split(self._config.micro_batch_size)
-            for part in batch
-        )
-        for tokens, labels in zip(*micro_batches, strict=True):
-            with self._marker.phase("forward"):
-                loss = self.forward(tokens.contiguous(), labels.contiguous()) / valid_labels
-            with self._marker.phase("backward"):
-                self.training.updater.scale(loss).backward()
+        micro_batches = [
+            devices.part_of(rows)
+            .to(self._device, non_blocking=True)
+            .split(self._config.micro_batch_size)
+            for rows in batch
+        ]
+        last = len(micro_batches[0]) - 1
+        for index, (tokens, labels) in enumerate(zip(*micro_batches, strict=True)):
+            with devices.micro_batch(is_last=index == last):
+                with self._marker.phase("forward"):
+                    # In one expression, so that the sum is not kept beside the mean.
+                    loss = (
+                        self.forward(tokens.contiguous(), labels.contiguous()) / labels_per_device
+                    )
+                with self._marker.phase("backward"):
+                    self.training.updater.backward(loss)
             total += loss.detach()
         with self._marker.phase("step"):
             self.training.updater.step()
-        return total
+        return devices.mean(total)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Returns the summed loss of a micro batch; tokens and labels are [sequences, length]."""
         with autocast(self._config.precision, device=self._device), self._offload_activations():
-            loss: Tensor = self.training.parts.model(tokens, labels)
+            loss: Tensor = self.training.devices.module(tokens, labels)
         return loss
 
     def _offload_activations(self) -> AbstractContextManager[object]:

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
 
 import torch
 import torch._dynamo.utils
@@ -33,7 +32,13 @@ from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from autotune.techniques import Training, apply_techniques, before_the_device
-from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
+from autotune.techniques.pinned_memory import (
+    bound_pinned_memory,
+    bytes_to_host,
+    offloaded_bytes,
+    on_device,
+)
+from autotune.techniques.sharding import make_mesh
 from autotune.training.parity import ParityWatch
 from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.training.step import Diverged, TrainingStep, check_finite
@@ -92,8 +97,6 @@ class Trainer:
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
-        if self._device.type == "cuda" and self._config.activation_offload != "none":
-            bound_pinned_memory()
         torch.manual_seed(self._workload.seed)
         started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
@@ -113,8 +116,17 @@ class Trainer:
             self._workload,
             weights_file=request.folder / "weights.pt",
             device=self._device,
+            mesh=make_mesh(
+                self._config, devices=self._workload.devices_per_trial, device=self._device
+            ),
             dequantized=request.dequantized,
         )
+        if self._device.type == "cuda" and self._config.activation_offload != "none":
+            bound_pinned_memory(
+                taken_otherwise=bytes_to_host(self._config, self.training.parts.model.parameters())
+            )
+        self._devices = self.training.devices
+        self._devices.seed_dropout(self._workload.seed)
         self._history = StepHistory(marker=self._meter)
         self.step = TrainingStep(
             self.training,
@@ -130,6 +142,7 @@ class Trainer:
             reference=request.reference,
             is_trace=is_trace,
             progress=progress,
+            whole_gradient=self.training.whole_gradient,
         )
         self.parity.follow(self.training.updater.optimizer)
         self._train, self._held_out = (
@@ -150,7 +163,7 @@ class Trainer:
         with self._clocked("training"):
             warmup = self._warm_up(batches)
             memory = self._measure_memory(batches)
-        if self._request.enforce_cap and memory.device_bytes > self._request.cap_bytes:
+        if self._request.enforce_cap and self._is_over_cap(memory):
             # Nothing that follows could bring it back under the cap.
             return self._measurement(memory, warmup=warmup, timed=[], held_out_loss=None)
         timed: list[TimedStep] = []
@@ -216,6 +229,10 @@ class Trainer:
                 self.take_step(step, next(batches))
         return self._meter.reading()
 
+    def _is_over_cap(self, memory: MemoryReading) -> bool:
+        """Returns whether any device of the trial needs more than the cap."""
+        return self._devices.largest(memory.device_bytes) > self._request.cap_bytes
+
     def _dominating_trial(
         self, memory: MemoryReading, timed: Sequence[TimedStep]
     ) -> PruningBound | None:
@@ -225,11 +242,11 @@ class Trainer:
         """
         if len(timed) != SETTLED_STEPS:
             return None
-        speed = statistics.median(step.tokens / step.seconds for step in timed)
+        seconds = statistics.median(step.seconds for step in timed)
         return dominated_by(
             self._request.pruning_bounds,
-            peak_memory_bytes=memory.peak_memory_bytes,
-            tokens_per_second=speed,
+            peak_memory_bytes=int(self._devices.largest(memory.peak_memory_bytes)),
+            tokens_per_second=self._workload.tokens_per_step / self._devices.largest(seconds),
         )
 
     @contextmanager
@@ -312,10 +329,15 @@ class Trainer:
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
         self.training.parts.model.eval()  # no dropout
+        self._devices.begin_evaluation()
+        # Each device has as many micro batches as the others; the last ones may have no labels.
         total = workload.evaluation_sequences
+        stride = micro_batch_size * self._devices.size
         batches = (
             self._held_out.padded_batch(start, size=micro_batch_size, total=total)
-            for start in range(0, total, micro_batch_size)
+            for start in range(
+                self._devices.index * micro_batch_size, -(-total // stride) * stride, stride
+            )
         )
         self._progress("evaluation")
         first = next(batches)
@@ -332,7 +354,8 @@ class Trainer:
             for batch in batches:
                 loss += self._summed_loss(batch)
                 valid_labels += batch.valid_labels()
-        mean_loss = loss / max(1, valid_labels)
+        loss, labels = self._devices.add_up(loss, valid_labels)
+        mean_loss = loss / max(1, labels)
         if not mean_loss < LARGEST_LOSS:
             when = f"after {workload.steps} steps"
             if self._request.evaluates_only:
@@ -364,7 +387,8 @@ class Trainer:
         model = self.training.parts.model
         held = [tensor for module in model.modules() for _, tensor in held_tensors(module)]
         weights = [part for weight in model.parameters() for part in tensors_behind(weight)]
-        resident = [*weights, *held, *self.training.updater.state()]
+        state = self.training.updater.state()
+        resident = [*weights, *held, *state, *self.training.devices.held()]
         return [tensor for tensor in resident if tensor.device.type == self._device.type]
 
     def _synchronize(self) -> None:
@@ -449,16 +473,11 @@ class Trainer:
         if self._request.snapshot_file is None:
             return None
         model = self.training.parts.model
-        optimizer_state = [
-            tensor
-            for tensor in self.training.updater.state()
-            if tensor.device.type == self._device.type
-        ]
         recording = self._history.recording(
             {
-                "parameters": chain.from_iterable(map(tensors_behind, model.parameters())),
+                "parameters": on_device(model.parameters(), self._device.type),
                 "buffers": model.buffers(),
-                "optimizer_state": optimizer_state,
+                "optimizer_state": on_device(self.training.updater.state(), self._device.type),
             }
         )
         sizes = bytes_by_category(find_peak(recording).blocks)
@@ -467,10 +486,10 @@ class Trainer:
     def _bytes_by_kind(self) -> dict[str, int]:
         model = self.training.parts.model
         return {
-            "parameters": resident_bytes(
-                chain.from_iterable(map(tensors_behind, model.parameters()))
-            ),
+            "parameters": resident_bytes(on_device(model.parameters(), self._device.type)),
             "buffers": resident_bytes(model.buffers()),
-            "optimizer_state": resident_bytes(self.training.updater.state()),
-            **offloaded_bytes(self._config),
+            "optimizer_state": resident_bytes(
+                on_device(self.training.updater.state(), self._device.type)
+            ),
+            **offloaded_bytes(self._config, self.training.updater.state()),
         }

@@ -53,6 +53,7 @@ CIRCUMSTANCES: tuple[tuple[LegalityContext, Mapping[str, str]], ...] = (
     (LegalityContext(global_batch=8), {}),
     (LegalityContext(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
     (LegalityContext(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
+    (LegalityContext(global_batch=8, devices=4), {"devices": "4"}),
 )
 """Those that the rules are shown in, the first that breaks a rule, and what of them is worth a
 word."""
@@ -94,6 +95,8 @@ def _broken_by(rule: Rule) -> tuple[str, str]:
         "micro_batch_size": (8, 4, 3),
         "memory_budget": (1.0, 0.5),
         "adapter_rank": (8, 16),
+        "sharding_group": (1, 2, 3),
+        "tensor_parallel": (1, 2, 3, 4),
     }
     found: list[dict[str, Any]] = []
     for at, described in CIRCUMSTANCES:

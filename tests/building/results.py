@@ -68,11 +68,11 @@ def out_of_memory(number, **fields):
     return record(number, outcome="out_of_memory", **{**unmeasured, **fields})
 
 
-def bound(name, *, global_batch=8, unavailable=None) -> LegalSpace:
-    """Return space `name` bound to a device that can do everything but `unavailable`."""
+def bound(name, *, global_batch=8, devices=1, unavailable=None) -> LegalSpace:
+    """Return space `name` bound to devices that can do everything but `unavailable`."""
     return bind_space(
         load_space(str(name)),
-        LegalityContext(global_batch=global_batch),
+        LegalityContext(global_batch=global_batch, devices=devices),
         unavailable=unavailable or {},
     )
 

@@ -14,6 +14,7 @@ from autotune.spec.config import (
     baseline_of,
     check_legal,
     check_value,
+    configuration_of,
     reverted,
     rule_violations,
     segment_bounds,
@@ -45,6 +46,73 @@ BREAKING = (
     {"precision": "bf16-mixed", "base_weights": "bf16"},
     {"precision": "bf16-true", "adapter": "lora", "base_weights": "bf16"},
     {"precision": "tf32", "adapter": "dora", "base_weights": "nf4"},
+    {"devices": 4, "sharding": "ddp", "micro_batch_size": 4},
+    {"sharding": "ddp"},
+    {"devices": 2, "sharding": "none", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "ddp", "tensor_parallel": 2},
+    {"devices": 4, "sharding": "ddp", "tensor_parallel": 3, "micro_batch_size": 1},
+    {"devices": 2, "sharding": "ddp", "sharding_group": 2, "micro_batch_size": 4},
+    {"devices": 2, "sharding": "hsdp", "micro_batch_size": 4},
+    {
+        "devices": 8,
+        "sharding": "hsdp",
+        "sharding_group": 2,
+        "tensor_parallel": 2,
+        "micro_batch_size": 2,
+    },
+    {"devices": 2, "tensor_parallel": 2, "precision": "fp16-mixed"},
+    {"devices": 2, "tensor_parallel": 2, "precision": "fp8"},
+    {"devices": 2, "tensor_parallel": 2, "precision": "bf16-stochastic"},
+    {"devices": 2, "tensor_parallel": 2, "optimizer": "adafactor"},
+    {"devices": 2, "tensor_parallel": 2, "adapter": "lora"},
+    {"devices": 2, "tensor_parallel": 2, "gradient_reduction": "bf16"},
+    {"devices": 2, "sharding": "zero1", "optimizer_fusion": "backward", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "ddp", "offload": "optimizer", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "ddp", "offload": "all", "micro_batch_size": 4},
+    {"offload": "optimizer", "clips_gradients": True},
+    {"offload": "all", "precision": "fp16-mixed"},
+    {"offload": "optimizer", "precision": "bf16-stochastic"},
+    {"offload": "optimizer", "optimizer": "adamw-8bit"},
+    {"offload": "all", "optimizer": "adafactor"},
+    {"offload": "all", "optimizer_fusion": "backward"},
+    {"offload": "all", "adapter": "lora"},
+    {"devices": 2, "sharding": "zero3", "optimizer": "adafactor", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "zero2", "precision": "bf16-stochastic", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "zero3", "adapter": "lora", "micro_batch_size": 4},
+    {"engine": "deepspeed", "precision": "bf16-true"},
+    {"engine": "deepspeed", "optimizer": "adafactor"},
+    {"engine": "deepspeed", "compile": "block"},
+    {"engine": "deepspeed", "optimizer_fusion": "backward"},
+    {"engine": "deepspeed", "activation_offload": "cpu"},
+    {"engine": "deepspeed", "adapter": "lora"},
+    {
+        "devices": 4,
+        "engine": "deepspeed",
+        "sharding": "hsdp",
+        "sharding_group": 2,
+        "micro_batch_size": 2,
+    },
+    {
+        "devices": 4,
+        "engine": "deepspeed",
+        "sharding": "ddp",
+        "tensor_parallel": 2,
+        "micro_batch_size": 4,
+    },
+    {
+        "devices": 2,
+        "engine": "deepspeed",
+        "sharding": "ddp",
+        "offload": "optimizer",
+        "micro_batch_size": 4,
+    },
+    {
+        "devices": 2,
+        "engine": "deepspeed",
+        "sharding": "zero2",
+        "offload": "all",
+        "micro_batch_size": 4,
+    },
 )
 EVERY_RULE = pytest.mark.parametrize(
     ("rule", "example"),
@@ -369,15 +437,77 @@ def test_a_legal_configuration_is_let_through(legal):
     ("optimizer", "global_batch"), list(itertools.product(CHOICES["optimizer"], [1, GLOBAL_BATCH]))
 )
 def test_the_baseline_is_always_legal(optimizer, global_batch):
-    check_legal(
-        baseline_of(optimizer=optimizer, global_batch=global_batch),
-        LegalityContext(global_batch=global_batch),
-    )
+    at = LegalityContext(global_batch=global_batch)
+    check_legal(baseline_of(optimizer=optimizer, at=at), at)
 
 
 def test_the_baseline_uses_no_technique():
     plain = TrainingConfig(optimizer="sgd", micro_batch_size=GLOBAL_BATCH)
-    assert baseline_of(optimizer="sgd", global_batch=GLOBAL_BATCH) == plain
+    assert baseline_of(optimizer="sgd", at=PLAIN) == plain
+
+
+# -- several devices -------------------------------------------------------------------------------
+
+FOUR_DEVICES = LegalityContext(global_batch=16, devices=4)
+
+
+def test_the_baseline_of_several_devices_is_data_parallel():
+    expected = TrainingConfig(sharding="ddp", micro_batch_size=4)
+    assert baseline_of(optimizer="adamw", at=FOUR_DEVICES) == expected
+    check_legal(expected, FOUR_DEVICES)
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"sharding": "none"}, "nothing adds up the gradients of 4 devices"),
+        ({"sharding": "zero3", "micro_batch_size": 8}, "do not add up to the global batch of 16"),
+        (
+            {"sharding": "ddp", "optimizer_fusion": "backward", "micro_batch_size": 4},
+            "before sharding ddp adds up those of all",
+        ),
+        ({"sharding": "hsdp"}, "sharding hsdp needs groups of several devices"),
+        ({"sharding": "hsdp", "sharding_group": 4}, "sharding hsdp needs groups"),
+        ({"sharding": "zero3", "sharding_group": 2}, "is a group of sharding hsdp"),
+        ({"sharding": "ddp", "tensor_parallel": 3}, "tensor_parallel 3 does not divide"),
+        ({"sharding": "ddp", "tensor_parallel": 4}, "leaves none for sharding ddp"),
+        (
+            {"sharding": "none", "tensor_parallel": 4, "gradient_reduction": "bf16"},
+            "is how devices add up gradients",
+        ),
+    ],
+)
+def test_what_cannot_be_divided_among_devices_is_illegal(choices, sentence):
+    config = TrainingConfig(**{"micro_batch_size": 1, **choices})
+    with pytest.raises(IllegalConfiguration, match=re.escape(sentence)):
+        check_legal(config, FOUR_DEVICES)
+
+
+@pytest.mark.parametrize("sharding", [value for value in CHOICES["sharding"] if value != "none"])
+def test_one_device_has_nothing_to_share_out(sharding):
+    config = TrainingConfig(sharding=sharding, micro_batch_size=1)
+    with pytest.raises(IllegalConfiguration, match="divides a training among devices"):
+        check_legal(config, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"sharding": "hsdp", "sharding_group": 2},
+        {"sharding": "zero3", "optimizer_fusion": "backward", "micro_batch_size": 4},
+        {"sharding": "zero3", "optimizer_fusion": "backward", "micro_batch_size": 8}
+        | {"tensor_parallel": 2},
+        {"sharding": "none", "tensor_parallel": 4, "micro_batch_size": 16},
+    ],
+)
+def test_what_can_be_divided_among_devices_is_legal(choices):
+    check_legal(TrainingConfig(**choices), FOUR_DEVICES)
+
+
+def test_choices_for_several_devices_are_data_parallel_unless_they_say_otherwise():
+    assert configuration_of({}, FOUR_DEVICES).sharding == "ddp"
+    assert configuration_of({"tensor_parallel": 4}, FOUR_DEVICES).sharding == "none"
+    assert configuration_of({"sharding": "zero1"}, FOUR_DEVICES).sharding == "zero1"
 
 
 # -- in words --------------------------------------------------------------------------------------

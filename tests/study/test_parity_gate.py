@@ -41,8 +41,10 @@ class Traces:
 
 @pytest.fixture
 def gate(tmp_path):
-    def make(traces):
-        return ParityGate(traces, folder=tmp_path / "parity", on_trace=lambda config: None)
+    def make(traces, **options):
+        return ParityGate(
+            traces, folder=tmp_path / "parity", on_trace=lambda config: None, **options
+        )
 
     return make
 
@@ -114,6 +116,46 @@ def test_a_plain_training_that_does_not_fit_is_checkpointed(gate):
     plain = plain_form(BUDGET, micro_batch_size=1)
     verdict = gate(Traces(SAME).answer(plain, "out of memory")).check(BUDGET)
     assert verdict.kind == "compare"
+
+
+class OneDeviceIsTooSmall(Traces):
+    """No single device holds the model; one process does, with its weights on the host, or none."""
+
+    def __init__(self, *, host_is_large):
+        super().__init__(SAME)
+        self.host_is_large = host_is_large
+
+    def __call__(self, config, *, dropout, dequantized):
+        trace = super().__call__(config, dropout=dropout, dequantized=dequantized)
+        fits = config.sharding != "none" or (config.offload == "all" and self.host_is_large)
+        return trace if fits else "out of device memory"
+
+
+DDP = TrainingConfig(sharding="ddp", micro_batch_size=2)
+
+
+def test_what_no_device_holds_is_compared_with_one_process_that_has_it_on_the_host(gate):
+    traces = OneDeviceIsTooSmall(host_is_large=True)
+    verdict = gate(traces, devices=4, device_type="cuda").check(DDP)
+    assert verdict.reference.compared_with.startswith("one process with the weights on the host")
+    assert [config.sharding for config, _ in traces.calls] == ["none"] * 3
+
+
+@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
+def test_what_no_process_holds_is_compared_with_zero3_and_the_record_says_so(gate, device_type):
+    traces = OneDeviceIsTooSmall(host_is_large=False)
+    the_gate = gate(traces, devices=4, device_type=device_type)
+    assert the_gate.check(DDP).kind == "compare"
+    again = the_gate.check(DDP).reference  # it is not run again, and has its name all the same
+    assert again.compared_with.startswith("zero3 on the same 4 devices")
+    assert again.described("1 % off").startswith("1 % off, compared with zero3")
+    assert sum(config.sharding == "zero3" for config, _ in traces.calls) == 1
+
+
+def test_on_one_device_nothing_else_is_compared_with(gate):
+    traces = OneDeviceIsTooSmall(host_is_large=True)
+    verdict = gate(traces, device_type="cuda").check(replace(DDP, sharding="none"))
+    assert (verdict.kind, len(traces.calls)) == ("not compared", 2)
 
 
 def test_a_missing_reference_is_reported(gate):

@@ -13,7 +13,13 @@ import torch
 from autotune.execution.server.prepared import prepare
 from autotune.models import build_model
 from autotune.models.parts import tensors_behind
-from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.config import (
+    CHOICES,
+    OF_SEVERAL_DEVICES,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.training_request import TrainingRequest
 from autotune.techniques import activation_offload, find_unavailable
 from autotune.techniques.requirements import missing_parts
@@ -28,7 +34,12 @@ OF_16_BIT = 2e-2
 PLAIN_SHARE = 4
 """The plain tests run one in this many of the sampled rows."""
 PLAIN = TrainingConfig(micro_batch_size=GLOBAL_BATCH)
-EVERY_CHOICE = {**CHOICES, "micro_batch_size": (GLOBAL_BATCH, 1)}
+OF_OTHER_TESTS = (*OF_SEVERAL_DEVICES, "offload", "engine")
+"""Techniques that need several devices, a GPU, or a process of their own."""
+EVERY_CHOICE = {
+    **{field: values for field, values in CHOICES.items() if field not in OF_OTHER_TESTS},
+    "micro_batch_size": (GLOBAL_BATCH, 1),
+}
 RECOMPUTED = {
     "none": 0,
     "every-4": 1,
@@ -74,7 +85,10 @@ def unavailable_here():
 def works(row, folder):
     lacking = excluded(row["family"], folder) if "family" in row else {}
     here = all(str(row[field]) not in lacking.get(field, {}) for field in row)
-    return here and not rule_violations(row, LegalityContext(global_batch=GLOBAL_BATCH))
+    others = {field: getattr(PLAIN, field) for field in OF_OTHER_TESTS}
+    return here and not rule_violations(
+        {**others, **row}, LegalityContext(global_batch=GLOBAL_BATCH)
+    )
 
 
 def sampled(folder, *, compile_scopes):

@@ -18,9 +18,9 @@ def updated(*, gradient_clipping, gradients=(3.0, 4.0), scaler=None):
     """Returns how far two weights moved: at a rate of 1, by their gradients."""
     weights = [nn.Parameter(torch.zeros(1)) for _ in gradients]
     updater = make_updater(weights, RULE, scaler=scaler, gradient_clipping=gradient_clipping)
-    updater.scale(
+    updater.backward(
         sum(weight * gradient for weight, gradient in zip(weights, gradients, strict=True)).sum()
-    ).backward()
+    )
     updater.step()
     return [-weight.item() for weight in weights]
 

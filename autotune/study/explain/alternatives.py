@@ -21,6 +21,7 @@ from autotune.spec.config import (
     CHOICES,
     DEPENDENT_FIELDS,
     FIELD_ORDER,
+    OF_SEVERAL_DEVICES,
     LegalityContext,
     TrainingConfig,
     reverted,
@@ -67,9 +68,7 @@ def wanted_variants(
             variants.append(
                 Variant(technique=technique, value=plain, config=without, is_removal=True)
             )
-        values = _values(
-            technique, config, prediction, global_batch=at.global_batch, unavailable=unavailable
-        )
+        values = _values(technique, config, prediction, at=at, unavailable=unavailable)
         reasons = []
         known = [variant.config for variant in variants]
         for value in values:
@@ -124,7 +123,7 @@ def _values(
     config: TrainingConfig,
     prediction: Prediction,
     *,
-    global_batch: int,
+    at: LegalityContext,
     unavailable: Unavailable,
 ) -> list[Any]:
     """Return the values worth a prediction, except that of `config` and the plain value."""
@@ -153,8 +152,18 @@ def _values(
         values = [current // 2] if current > 1 else []
     elif technique == "base_weights":
         values = ["bf16", "int8", "nf4"]
+    elif technique in OF_SEVERAL_DEVICES and at.devices == 1:
+        values = []
+    elif technique == "sharding":
+        values = ["zero1", "zero2", "zero3"]
+    elif technique == "tensor_parallel":
+        values = [2]
+    elif technique in ("sharding_group", "engine"):
+        values = []
+    elif technique == "offload" and config.compile == "model":
+        values = []  # it is the compiled code that needs the memory there
     elif technique == "micro_batch_size":
-        smaller = [size for size in range(current - 1, 0, -1) if global_batch % size == 0]
+        smaller = [size for size in range(current - 1, 0, -1) if at.global_batch % size == 0]
         values = list(dict.fromkeys([*smaller[:1], *smaller[-1:]]))
     elif (
         technique == "optimizer"

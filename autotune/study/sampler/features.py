@@ -6,14 +6,13 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
-from autotune.spec.config import CHOICES, FIELD_ORDER, TrainingConfig
+from autotune.spec.config import CHOICES, FIELD_ORDER, WHOLE_NUMBERS, TrainingConfig
 
 Array = NDArray[numpy.float64]
 
-BUDGET, MICRO_BATCH, RANK = map(
-    FIELD_ORDER.index, ("memory_budget", "micro_batch_size", "adapter_rank")
-)
-"""The ordered columns; a micro batch and a rank are given by their logarithms to base 2. The other
+BUDGET = FIELD_ORDER.index("memory_budget")
+LOGARITHMIC = tuple(map(FIELD_ORDER.index, WHOLE_NUMBERS))
+"""The ordered columns: the budget, and whole numbers given by their logarithms to base 2. The other
 columns are categorical: indices into a list of choices."""
 _INDICES = [
     {value: float(index) for index, value in enumerate(CHOICES.get(field, ()))}
@@ -35,6 +34,6 @@ def _row(config: TrainingConfig) -> list[float]:
         for field, indices in zip(FIELD_ORDER, _INDICES, strict=True)
     ]
     row[BUDGET] = config.memory_budget
-    row[MICRO_BATCH] = math.log2(config.micro_batch_size)
-    row[RANK] = math.log2(config.adapter_rank)
+    for column, field in zip(LOGARITHMIC, WHOLE_NUMBERS, strict=True):
+        row[column] = math.log2(values[field])
     return row

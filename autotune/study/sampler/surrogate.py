@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.features import BUDGET, MICRO_BATCH, RANK, Array, features_of
+from autotune.study.sampler.features import BUDGET, LOGARITHMIC, Array, features_of
 
 MOST_SEEN, MOST_FOR_SCALES = 300, 100
 """How many values are used at most, in all and to choose the scales: the time of a fit grows with
@@ -46,7 +46,7 @@ _SWEEPS = 2
 _PAIR_SHARES = (0.1, 0.3, 0.6)
 """Standard deviation of the interaction of a pair, relative to the geometric mean of those of its
 two techniques."""
-_ORDERED_LENGTHS = {BUDGET: 0.3, MICRO_BATCH: 1.5, RANK: 1.5}
+_ORDERED_LENGTHS = {BUDGET: 0.3, **dict.fromkeys(LOGARITHMIC, 1.5)}
 """Length scales of the ordered techniques; that of the micro batch is in doublings."""
 _JITTER = 1e-8
 """Added to the diagonal, so that the covariance stays positive definite in floats."""

@@ -1,0 +1,176 @@
+"""Trainings divided among two processes, against one process and against their prediction."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
+from tests.building.gloo_ranks import on_ranks
+
+RANKS = 2
+# Neither the width nor the vocabulary can be divided by two without a rest in every weight.
+SETTINGS = {
+    "layers": 3,
+    "width": 60,
+    "heads": 3,
+    "vocab_size": 257,
+    "sequence_length": 32,
+    "global_batch": 8,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"sharding": "ddp"},
+    "ddp, accumulated": {"sharding": "ddp", "micro_batch_size": 2},
+    "zero1": {"sharding": "zero1"},
+    "zero1, foreach": {"sharding": "zero1", "optimizer_fusion": "foreach"},
+    "zero2": {"sharding": "zero2"},
+    "zero3": {"sharding": "zero3"},
+    "zero3, accumulated": {"sharding": "zero3", "micro_batch_size": 1},
+    "zero3, checkpointed": {"sharding": "zero3", "checkpointing": "block"},
+    "zero3, step in backward": {"sharding": "zero3", "optimizer_fusion": "backward"},
+    "zero3, loss in chunks": {"sharding": "zero3", "loss": "chunked"},
+    "zero3, bf16": {"sharding": "zero3", "precision": "bf16-mixed"},
+}
+STEPS = 4
+ROUNDING = {"fp32": 2e-6, "bf16-mixed": 2e-3}
+SCALAR_BYTES = 8
+"""Gloo's threads may hold on to a sum of losses for a moment longer."""
+
+
+def config_of(case, *, ranks=RANKS):
+    choices = {"micro_batch_size": SETTINGS["global_batch"] // ranks, **CASES[case]}
+    return TrainingConfig(**choices)
+
+
+def workload(*, ranks=RANKS):
+    return make_workload("cpu", {**SETTINGS, "devices_per_trial": ranks})
+
+
+def train(config, workload, folder):
+    """Return the losses of the first steps, the peak of the last two and the training."""
+    import torch
+
+    from autotune.data.batches import Batch
+    from autotune.memory.cpu import CpuMeter
+    from autotune.techniques import apply_techniques
+    from autotune.techniques.sharding import make_mesh
+    from autotune.training.step import TrainingStep
+
+    device = torch.device("cpu")
+    generator = torch.Generator().manual_seed(5)
+    shape = (workload.global_batch, workload.sequence_length + 1)
+    rows = torch.randint(0, SETTINGS["vocab_size"], shape, generator=generator)
+    batch = Batch(rows[:, :-1], rows[:, 1:])
+    training = apply_techniques(
+        config,
+        workload,
+        weights_file=folder / "weights.pt",
+        device=device,
+        mesh=make_mesh(config, devices=workload.devices_per_trial, device=device),
+    )
+    meter = CpuMeter()
+    step = TrainingStep(training, workload=workload, config=config, device=device, marker=meter)
+    losses = [step(number, batch) for number in range(STEPS - 2)]
+    with meter.measuring(lambda: resident(training)):
+        losses += [step(number, batch) for number in range(STEPS - 2, STEPS)]
+    return losses, meter.reading().peak_memory_bytes, training
+
+
+def resident(training):
+    from autotune.models.parts import held_tensors, tensors_behind
+
+    model = training.parts.model
+    weights = [part for weight in model.parameters() for part in tensors_behind(weight)]
+    held = [tensor for module in model.modules() for _, tensor in held_tensors(module)]
+    return [*weights, *held, *training.updater.state(), *training.devices.held()]
+
+
+def measure(rank, folder):
+    """Return {case: (losses, peak, predicted peak)} of one rank."""
+    import torch
+
+    from autotune.predictor.predict import PredictionRequest, predict
+
+    measured = {}
+    for case in CASES:
+        gc.collect()  # what is left of the training before must not be freed in this one
+        measured[case] = train(config_of(case), workload(), folder)[:2]
+    torch.distributed.destroy_process_group()
+    found = {}
+    for case, (losses, peak) in measured.items():
+        request = PredictionRequest(
+            workload=workload(), config=config_of(case), device="cpu", rank=rank
+        )
+        found[case] = (losses, peak, predict(request).peak_memory_bytes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    from autotune.models.weights import draw_weights
+
+    folder = tmp_path_factory.mktemp("weights")
+    draw_weights(workload(), file=folder / "weights.pt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(weights):
+    return on_ranks(RANKS, measure, weights)
+
+
+@pytest.fixture(scope="module")
+def alone(weights):
+    """Losses of one process, by precision."""
+
+    def losses(precision):
+        config = TrainingConfig(precision=precision, micro_batch_size=SETTINGS["global_batch"])
+        return train(config, workload(ranks=1), weights)[0]
+
+    return {precision: losses(precision) for precision in ROUNDING}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_one_does(case, ranks, alone):
+    precision = config_of(case).precision
+    for of_rank in ranks:
+        assert of_rank[case][0] == pytest.approx(alone[precision], rel=ROUNDING[precision])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_needs_what_was_predicted_for_it(case, ranks):
+    for of_rank in ranks:
+        _, peak, predicted = of_rank[case]
+        assert peak == pytest.approx(predicted, abs=SCALAR_BYTES)
+
+
+def held_while_loading(rank, folder, sharding):
+    """Return the most bytes that are alive while the training is built, and the model's bytes."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from autotune.memory.cpu import peak_of
+    from autotune.techniques import apply_techniques
+    from autotune.techniques.sharding import make_mesh
+
+    config = TrainingConfig(sharding=sharding, micro_batch_size=4)
+    device = torch.device("cpu")
+    mesh = make_mesh(config, devices=RANKS, device=device)
+    with (
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording,
+        record_function("loading"),
+    ):
+        training = apply_techniques(
+            config, workload(), weights_file=folder / "weights.pt", device=device, mesh=mesh
+        )
+    whole = sum(4 * parameter.numel() for parameter in training.parts.model.parameters())
+    return peak_of(recording, within="loading")[0], whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_no_rank_ever_holds_the_whole_model(sharding, weights):
+    for held, whole in on_ranks(RANKS, held_while_loading, Path(weights), sharding):
+        assert held < 0.7 * whole
