@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ class LocalExecutor(ServerTasks):
         )
         finished: Future[FinishedTrial] = Future()
         self._replies[finished] = reply
-        reply.add_done_callback(lambda done: self._finish(done, finished))
+        devices = (workload or definition.workload).devices_per_trial
+        reply.add_done_callback(lambda done: self._finish(done, finished, devices=devices))
         return finished
 
     def trace(
@@ -253,6 +254,13 @@ class LocalExecutor(ServerTasks):
             "cap_bytes": definition.cap_bytes,
             "enforce_cap": enforce_cap,
             "requested_at": time.monotonic(),
+            "other_devices": [
+                {
+                    "device": other.device,
+                    "device_uuid": other.uuid if other.is_known_to_nvml else None,
+                }
+                for other in self.other_devices[: workload.devices_per_trial - 1]
+            ],
         }
 
     def _submit_training(
@@ -300,14 +308,16 @@ class LocalExecutor(ServerTasks):
         if reply:
             self._server.cancel(reply)
 
-    def _finish(self, reply: "Future[Reply]", finished: "Future[FinishedTrial]") -> None:
+    def _finish(
+        self, reply: "Future[Reply]", finished: "Future[FinishedTrial]", *, devices: int
+    ) -> None:
         self._replies.pop(finished, None)
         try:
             result = reply.result()
             measured = dict(result.result)
             script_files = measured.pop("script_files", {})
             trial = FinishedTrial(
-                measurement=Measurement.from_dict(measured),
+                measurement=replace(Measurement.from_dict(measured), devices=devices),
                 seconds=result.seconds,
                 script_files=script_files,
             )

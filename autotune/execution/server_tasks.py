@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -57,6 +57,22 @@ def _ignore_note(sentence: str) -> None:
     pass
 
 
+RANKS_PER_CORE = 4
+"""How many ranks of a trial a core of a CPU may have. Each needs hundreds of MiB, too."""
+
+
+def check_ranks_on_cpu(count: int) -> None:
+    """Raise InvalidInput for more ranks of a trial than this machine's CPU can take turns with."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    most = RANKS_PER_CORE * cores
+    if count > most:
+        raise InvalidInput(
+            f"a trial cannot use {count} devices on a CPU with {cores} cores, which would be "
+            f"{count} processes",
+            hint=f"use --devices-per-trial {most} or fewer; autotune predict needs no devices",
+        )
+
+
 class ServerTasks:
     """Sends requests to a trial server, which is started when it is first needed.
 
@@ -91,6 +107,8 @@ class ServerTasks:
         """The lock that processes hold while this search has a device slot; None without a slot."""
         self._shares_device = False
         """Whether other trials may run on the device at the same time."""
+        self.other_devices: tuple[DeviceInfo, ...] = ()
+        """What each trial uses besides the device of the study; locked together with it."""
         self._probed: dict[str, DeviceInfo] = {}
         """The CUDA devices whose context was measured, by torch's name."""
         self._slots: dict[tuple[str, int], DeviceSlots] = {}
@@ -159,7 +177,12 @@ class ServerTasks:
                 # Of another search with as many slots, a trial may be on the CPUs used before.
                 self.cpus = self.cpus_of_slots[slots.number]
             try:
-                yield
+                with ExitStack() as others:
+                    # In the order of their numbers: so two searches never wait for each other.
+                    for device in self.other_devices:
+                        slots = self.slots_on(device)
+                        others.enter_context(slots.slot(pause, study=study, alone=True))
+                    yield
             finally:
                 self._slot = None
                 self._shares_device = False
@@ -335,6 +358,28 @@ class ServerTasks:
     def devices(self) -> list[DeviceInfo]:
         """Returns every device that torch can use."""
         return [DeviceInfo(**info) for info in self._call("devices", {})]
+
+    def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
+        """From now on, use `count` devices for each trial: `first` and the next ones.
+
+        On a CPU all ranks share the same one. Raises InvalidInput where there are not as many.
+        """
+        self.other_devices = ()
+        if count == 1:
+            return
+        if first.type == "cpu":
+            check_ranks_on_cpu(count)
+            return
+        gpus = [device for device in self.devices() if device.type == first.type]
+        names = [device.device for device in gpus]
+        start = names.index(first.device)
+        if len(gpus) - start < count:
+            raise InvalidInput(
+                f"a trial cannot use {count} devices from {first.device} on: this machine has "
+                f"{', '.join(names)}",
+                hint="use a smaller --devices-per-trial, or --device cuda:0",
+            )
+        self.other_devices = tuple(gpus[start + 1 : start + count])
 
     def check_device(self, device: str) -> None:
         """Runs a tiny computation on the device. Raises TrialLost where it no longer answers."""

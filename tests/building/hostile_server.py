@@ -122,7 +122,7 @@ def print_much(size: int) -> None:
     os.write(1, b"the last line\n")
 
 
-def attack(*, doing: str, progress: Any = None, **arguments: Any) -> Any:
+def attack(*, doing: str, progress: Any = None, remark: Any = None, **arguments: Any) -> Any:
     if "data" in arguments:
         arguments["data"] = arguments["data"].encode()
     globals()[doing](**arguments)
@@ -133,7 +133,7 @@ def main() -> None:
     tasks = types.ModuleType("autotune.execution.server.tasks")
     vars(tasks)["TASKS"] = dict.fromkeys(("train", "trace", "rehearse", "devices"), attack)
     progress = types.ModuleType("autotune.execution.server.progress")
-    vars(progress)["PipeProgress"] = lambda pipe: None
+    vars(progress)["PipeProgress"] = lambda pipe: types.SimpleNamespace(remark=None)
     for module in (tasks, progress):
         sys.modules[module.__name__] = module
         setattr(

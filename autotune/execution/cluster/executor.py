@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.errors import AutotuneError, InvalidInput, Stopped, TrialLost
 from autotune.execution.cluster.files import Shipment, prepared_files, user_files
 from autotune.execution.cluster.remote_worker import REQUESTS_AT_ONCE, RemoteWorker
 from autotune.execution.device_slots import DeviceSlots
@@ -186,6 +186,15 @@ class ClusterExecutor(LocalExecutor):
     def devices(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = self._wait(self._request("devices"))
         return found
+
+    def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
+        if count > 1 and first.type == "cuda":
+            raise InvalidInput(
+                f"on a Ray cluster each trial has one GPU, and --devices-per-trial {count} asks "
+                f"for {count}",
+                hint="search without --ray, on the machine that has the GPUs",
+            )
+        self._wait(self._request("use_devices_from", first=first, count=count))
 
     def check_device(self, device: str) -> None:
         if self.worker.is_lost:

@@ -29,7 +29,17 @@ from autotune.memory.nvml import open_device
 from autotune.spec.result import DeviceInfo
 
 _SECONDS_TO_END_A_TRIAL = 5.0
-FORWARDED = frozenset({"identify", "probe", "examine", "rehearse", "check_device", "devices"})
+FORWARDED = frozenset(
+    {
+        "identify",
+        "probe",
+        "examine",
+        "rehearse",
+        "check_device",
+        "devices",
+        "use_devices_from",
+    }
+)
 """Methods of `LocalExecutor` that are called as they are."""
 
 

@@ -38,7 +38,7 @@ def run_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, beg
     try:
         _restore_signals()
         os.setsid()
-        _die_with(server_pid)
+        die_with(server_pid)
         become_reaper()  # orphans of the trial stay its descendants, and end with it
         time.sleep(max(0.0, begins - time.monotonic()))
         write_line(result_pipe, _run(request, result_pipe=result_pipe))
@@ -68,7 +68,8 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
         _set_up_process(request)
         arguments = dict(request["payload"])
         if is_training:
-            arguments["progress"] = progress.PipeProgress(result_pipe)
+            arguments["progress"] = told = progress.PipeProgress(result_pipe)
+            arguments["remark"] = told.remark
         return {"result": tasks.TASKS[request["task"]](**arguments), "error": None}
     except AutotuneError as error:
         kind, message, hint = type(error).__name__, error.message, error.hint
@@ -119,10 +120,10 @@ def _redirect_output(log_file: Path) -> None:
     protect_streams(is_answer=False)  # a log whose disk is full ends no trial
 
 
-def _die_with(server_pid: int) -> None:
-    """Has the kernel kill this process when the server dies."""
+def die_with(parent_pid: int) -> None:
+    """Has the kernel kill this process when its parent dies, such as the server."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server_pid:
+    if os.getppid() != parent_pid:
         os._exit(1)
 
 

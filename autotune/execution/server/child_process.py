@@ -14,6 +14,7 @@ from autotune.execution.server.replies import (
     LineBuffer,
     MalformedReply,
     PhaseReport,
+    Remark,
     TaskReply,
     ended_as,
     failure,
@@ -77,6 +78,8 @@ class ChildProcess:
     """What is wrong with a line that it has written: nothing that it writes is believed then."""
     message: str = ""
     """Why it was ended, for the user."""
+    remark: str = ""
+    """What it was doing when it was ended, where it has said so."""
     kill_at: float | None = None
     """When to send SIGKILL."""
     give_up_at: float | None = None
@@ -105,8 +108,10 @@ class ChildProcess:
             except MalformedReply as error:
                 self.malformed = error
 
-    def _take(self, message: PhaseReport | TaskReply) -> None:
-        if isinstance(message, PhaseReport):
+    def _take(self, message: PhaseReport | Remark | TaskReply) -> None:
+        if isinstance(message, Remark):
+            self.remark = message.text
+        elif isinstance(message, PhaseReport):
             now = time.monotonic()
             if self.phase in ("parity", "waiting"):
                 self._outside_seconds += now - self._phase_began
@@ -205,7 +210,10 @@ class ChildProcess:
         if self.malformed is not None and self.ended_because in ("", "crashed"):
             return not_valid(self.malformed, task=self.task, log_file=self.log_file)
         if self.ended_because:
-            ending = Measurement(outcome=_OUTCOMES[self.ended_because], message=self.message)
+            message = self.message
+            if self.ended_because == "timeout" and self.remark:
+                message += f": {self.remark}"
+            ending = Measurement(outcome=_OUTCOMES[self.ended_because], message=message)
         else:
             assert self.exit_status is not None
             killed = host_memory_kills() > self.host_memory_kills

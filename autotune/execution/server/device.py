@@ -26,7 +26,7 @@ _AGREE_BYTES = 16 * 1024**2
 started or ended between them."""
 _MOST_MEASUREMENTS = 5
 
-_MEASURED_WITH = ("autotune", "transformers", "torchao")
+_MEASURED_WITH = ("autotune", "transformers", "torchao", "deepspeed")
 """Packages, apart from torch, whose code a trial runs: another release may need other memory or run
 at another speed."""
 

@@ -4,8 +4,11 @@ A line in the result pipe names the phase that begins, {"phase": "compile"}, and
 ended of how many: {"phase": "step", "steps": [12, 40]}. Lines are written at most ten times a
 second: each one wakes the server, which on a machine with few cores would slow down the measured
 training. To write one takes 2 microseconds, half of it for the step.
+
+A training on several devices that is ended adds what each of them was doing: {"remark": "..."}.
 """
 
+import json
 import os
 import time
 from typing import Any
@@ -36,6 +39,14 @@ class PipeProgress:
         now = time.monotonic()
         if stage != self._phase or now - self._reported_at >= REPORT_SECONDS:
             self._report(stage, now)
+
+    def remark(self, text: str) -> None:
+        """Report what is to be added to the message of a trial that the server ends."""
+        line = json.dumps({"remark": text}).encode() + b"\n"
+        try:
+            os.write(self._pipe, line)
+        except OSError:
+            pass  # the server is dead, and the kernel is ending this process
 
     def _report(self, phase: str, now: float) -> None:
         self._phase, self._reported_at = phase, now

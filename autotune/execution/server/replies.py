@@ -5,6 +5,7 @@ line, as bytes, and returns what it says, or raises MalformedReply, and nothing 
 
     {"phase": "compile"}                            what the process does now (`progress.py`)
     {"phase": "step", "steps": [12, 40]}            and how many of its steps have ended
+    {"remark": "rank 1 was in ..."}                 what it was doing when the server ended it
     {"result": {...}, "error": null}                what its task returned; `RESULTS` has the types
     {"result": null, "error": {"kind": "TrialLost", "message": "...", "hint": "..."}}
 
@@ -60,6 +61,13 @@ class PhaseReport:
     phase: Phase
     steps: tuple[int, int] | None = None
     """How many steps have ended, of how many; None where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """What a process was doing when the server ended it."""
+
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,9 +157,11 @@ class LineBuffer:
             self._unfinished.clear()
 
 
-def parse_line(line: bytes, *, task: str) -> PhaseReport | TaskReply:
+def parse_line(line: bytes, *, task: str) -> PhaseReport | Remark | TaskReply:
     """Returns what a line says that the process of `task` has written. Raises MalformedReply."""
     message = decode(line)
+    if isinstance(message.get("remark"), str):
+        return Remark(text=_text(message["remark"]))
     if "phase" in message:
         report = phase_of(message)
         if report.phase == "waiting" and task != "train_in_turn":

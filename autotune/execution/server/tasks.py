@@ -3,9 +3,12 @@
 Each task takes and returns JSON-ready values.
 """
 
+import os
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +17,19 @@ import torch
 from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
 from autotune.execution.server import device as device_tasks
 from autotune.execution.server.failures import measurement_of_exception
-from autotune.execution.server.forked import run_in_fork
+from autotune.execution.server.forked import ForkFailed, run_in_fork, run_in_forks
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
+from autotune.execution.server.process_exit import measurement_of_exit
+from autotune.execution.server.ranks import Rank, RankFailed, TurnsOfRanks, run_on_ranks, together
 from autotune.memory import torch_interfaces
 from autotune.models import build_model
 from autotune.predictor import predict as predictor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
-from autotune.spec.result import DeviceInfo, Measurement
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import DeviceInfo, Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import Workload
 from autotune.techniques import find_unavailable
@@ -108,13 +114,26 @@ def check_device(*, device: str) -> dict[str, Any]:
     return {}
 
 
-def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+def _ignore_remark(text: str) -> None:
+    pass
+
+
+def train(
+    *,
+    progress: Progress = unwatched,
+    remark: Callable[[str], None] = _ignore_remark,
+    **request: Any,
+) -> dict[str, Any]:
     """Trains one configuration; returns a Measurement, also where the training fails.
+
+    `remark` is called with what each of several devices was doing where the training is ended.
 
     That of a script also has "script_files", {path: SHA-256} of those that it has first read after
     `autotune.apply`. Raises TrialLost for a failure of the machine, and StudyMismatch where the
     study's text, model or script has changed.
     """
+    if request["workload"].get("devices_per_trial", 1) > 1:
+        return asdict(_train_on_ranks(request, progress=progress, remark=remark))
     train_one = trainer.train if request["workload"]["script"] is None else train_script
     measurement = _measured(request, lambda training: train_one(training, progress=progress))
     if request["workload"]["script"] is None:
@@ -122,14 +141,117 @@ def train(*, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
     return {**asdict(measurement), "script_files": files_after_apply()}
 
 
+def _train_on_ranks(
+    request: Mapping[str, Any],
+    *,
+    progress: Progress,
+    remark: Callable[[str], None],
+    turns: Mapping[str, Any] | None = None,
+) -> Measurement:
+    """Trains on several devices, a process for each; in turn with others where `turns` is given.
+
+    Raises as `train` does.
+    """
+
+    def train_rank(rank: Rank) -> dict[str, Any]:
+        own_request = _request_of_rank(request, rank)
+        own_progress = unwatched if rank.index else progress
+
+        def train_one(training: TrainingRequest) -> Measurement:
+            with rank.joined(own_request["device"]):
+                if turns is None:
+                    return trainer.train(training, progress=own_progress)
+                with TurnsOfRanks(**turns, progress=own_progress, rank=rank.index) as own_turns:
+                    return trainer.train_in_turn(training, turns=own_turns, progress=own_progress)
+
+        return asdict(_measured(own_request, train_one))
+
+    memory_kills = host_memory_kills()
+    try:
+        results = run_on_ranks(
+            train_rank,
+            size=request["workload"]["devices_per_trial"],
+            why_failed=lambda result: result["message"] if result["outcome"] in _FAILED else "",
+            remark=remark,
+        )
+    except RankFailed as failed:
+        if failed.result is None:
+            return _measurement_of_ended_rank(failed, memory_kills=memory_kills)
+        measured = Measurement.from_dict(failed.result)
+        return replace(measured, message=f"{failed}: {measured.message}")
+    return together([Measurement.from_dict(result) for result in results])
+
+
+_FAILED: tuple[Outcome, ...] = ("out_of_memory", "diverged", "parity_failed", "crashed")
+"""Outcomes that one rank of a training may have while the others wait for it."""
+
+
+def _measurement_of_ended_rank(failed: RankFailed, *, memory_kills: int) -> Measurement:
+    """Returns the outcome for a rank whose process has ended without a result.
+
+    Raises TrialLost where it was killed from outside.
+    """
+    try:
+        measured = measurement_of_exit(
+            failed.exit_status,
+            log_file=Path(os.readlink("/proc/self/fd/1")),
+            host_killed_for_memory=host_memory_kills() > memory_kills,
+        )
+    except TrialLost as lost:
+        raise TrialLost(f"{failed}: {lost.message}", hint=lost.hint) from None
+    return replace(measured, message=f"{failed}: {measured.message}")
+
+
+def _request_of_rank(request: Mapping[str, Any], rank: Rank) -> dict[str, Any]:
+    """Returns the request of a training with the device of one rank; on a CPU it is the same."""
+    own_device = {}
+    if rank.index and request.get("other_devices"):
+        own_device = request["other_devices"][rank.index - 1]
+    return {**request, **own_device}
+
+
+def _trace_on_ranks(
+    request: Mapping[str, Any], *, dropout: bool, remark: Callable[[str], None]
+) -> dict[str, Any]:
+    """Runs the first steps on several devices; returns what `trace` does. Raises TrialLost."""
+
+    def trace_rank(rank: Rank) -> dict[str, Any]:
+        own_request = _request_of_rank(request, rank)
+
+        def first_steps(training: TrainingRequest) -> ParityTrace:
+            with rank.joined(own_request["device"]):
+                return trainer.trace(training, dropout=dropout)
+
+        return _traced(own_request, first_steps)
+
+    size = request["workload"]["devices_per_trial"]
+    memory_kills = host_memory_kills()
+    try:
+        return run_on_ranks(
+            trace_rank, size=size, why_failed=lambda result: result["failure"], remark=remark
+        )[0]
+    except RankFailed as failed:
+        if failed.result is None:
+            message = _measurement_of_ended_rank(failed, memory_kills=memory_kills).message
+            return {"trace": None, "failure": message}
+        return {"trace": None, "failure": f"{failed}: {failed.result['failure']}"}
+
+
 def train_in_turn(
-    *, turns: dict[str, Any], progress: Progress = unwatched, **request: Any
+    *,
+    turns: dict[str, Any],
+    progress: Progress = unwatched,
+    remark: Callable[[str], None] = _ignore_remark,
+    **request: Any,
 ) -> dict[str, Any]:
     """Trains one configuration while the search lets it, which gets the time of its steps.
 
     `turns` is {"address": that of `Turns`}. Returns a Measurement with only the outcome. Raises
     TrialLost and StudyMismatch as `train` does.
     """
+    if request["workload"].get("devices_per_trial", 1) > 1:
+        measured = _train_on_ranks(request, progress=progress, remark=remark, turns=turns)
+        return asdict(measured)
     train_one = trainer.train_in_turn
     if request["workload"]["script"] is not None:
         train_one = train_script_in_turn
@@ -140,20 +262,40 @@ def train_in_turn(
     return asdict(measurement)
 
 
-def trace(*, dropout: bool, progress: Progress = unwatched, **request: Any) -> dict[str, Any]:
+def trace(
+    *,
+    dropout: bool,
+    progress: Progress = unwatched,
+    remark: Callable[[str], None] = _ignore_remark,
+    **request: Any,
+) -> dict[str, Any]:
     """Runs a configuration's first steps.
 
     Returns {"trace": ParityTrace or None, "failure": why there is none}. Raises TrialLost and
     StudyMismatch as `train` does.
     """
+    config = TrainingConfig(**request["config"])
+    if config.sharding == "none" and config.tensor_parallel == 1:
+        # The plain training, with which others are compared, is that of one process.
+        request["workload"] = {**request["workload"], "devices_per_trial": 1}
+    if request["workload"].get("devices_per_trial", 1) > 1:
+        return _trace_on_ranks(request, dropout=dropout, remark=remark)
+
+    def first_steps(training: TrainingRequest) -> ParityTrace:
+        run = trainer.trace if training.workload.script is None else trace_script
+        return run(training, dropout=dropout, progress=progress)
+
+    return _traced(request, first_steps)
+
+
+def _traced(
+    request: Mapping[str, Any], first_steps: Callable[[TrainingRequest], ParityTrace]
+) -> dict[str, Any]:
+    """Returns what `trace` does. Raises as `train` does."""
     memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
-        first_steps = trainer.trace if training.workload.script is None else trace_script
-        return {
-            "trace": first_steps(training, dropout=dropout, progress=progress).to_dict(),
-            "failure": "",
-        }
+        return {"trace": first_steps(training).to_dict(), "failure": ""}
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
@@ -197,6 +339,7 @@ def _training_request(
     reference: dict[str, Any] | None = None,
     pruning_bounds: Sequence[dict[str, Any]] = (),
     snapshot_file: str | None = None,
+    other_devices: object = (),  # those of other ranks
     **options: Any,
 ) -> TrainingRequest:
     if workload["script"] is None and not Path(folder).is_dir():
@@ -227,10 +370,46 @@ def predict(
         raise PredictionImpossible(
             "what a script will do cannot be predicted", hint="measure it: autotune search --script"
         )
+    if TrainingConfig(**config).engine == "deepspeed":
+        raise PredictionImpossible(
+            "what DeepSpeed allocates is not predicted: its engine does not run on fake tensors",
+            hint="measure it with autotune search, or predict with engine torch",
+        )
     request = predictor.PredictionRequest(
         workload=Workload(**workload), config=TrainingConfig(**config), device=device, **options
     )
+    if request.workload.devices_per_trial > 1:
+        return _predict_all_ranks(request).to_dict()
     return predictor.predict(request).to_dict()
+
+
+def _predict_all_ranks(request: predictor.PredictionRequest) -> Prediction:
+    """Returns the prediction of a training on several devices, one of each kind in a process."""
+
+    def of_ranks(ranks: Sequence[int]) -> list[tuple[Prediction, list[list[int]]]]:
+        def run(rank: int) -> tuple[dict[str, Any], list[list[int]]]:
+            prediction, alike = predictor.predict_rank(replace(request, rank=rank))
+            return prediction.to_dict(), alike
+
+        try:
+            answers = run_in_forks([partial(run, rank) for rank in ranks])
+        except ForkFailed as error:
+            named = " and ".join(map(str, ranks))
+            raise PredictionImpossible(
+                f"the prediction of rank {named} failed: {error}",
+                hint="measure the configuration: a search works without predictions",
+            ) from None
+        return [(Prediction.from_dict(prediction), alike) for prediction, alike in answers]
+
+    began = time.perf_counter()
+    [(first, alike)] = of_ranks([0])
+    predictions = [first]
+    others = [group[0] for group in alike[1:]]
+    at_once = os.cpu_count() or 1
+    for start in range(0, len(others), at_once):
+        predictions += [found for found, _ in of_ranks(others[start : start + at_once])]
+    whole = predictor.of_all_ranks(predictions, alike)
+    return replace(whole, seconds=time.perf_counter() - began)
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {

@@ -1,0 +1,443 @@
+"""Runs a training on several devices of this machine: a process for each, which is one rank of it.
+
+The process of the trial forks them and stays outside of the training. It ends all of them as soon
+as one fails: the others would wait for it, and their own errors only say that a connection broke.
+So the trial has the outcome of the rank that failed first. Where the trial is ended because a rank
+hangs, it is told what each of them was doing. The ranks find each other through a file in memory,
+of which nothing can be left, and talk through the loopback interface.
+"""
+
+import faulthandler
+import json
+import os
+import re
+import selectors
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from autotune.errors import AutotuneError, TrialLost, error_class
+from autotune.execution.server.child import die_with
+from autotune.memory.host import available_bytes, share_with_others
+from autotune.spec.result import Measurement
+from autotune.spec.training_request import Progress
+from autotune.training.turns import Turns
+
+COLLECTIVE_TIMEOUT = timedelta(hours=1)
+"""How long a rank waits for another one. A rank that ends is noticed at once and one that hangs by
+the trial's limits of time, so this is only the last resort."""
+SECONDS_FOR_OTHERS = 1.0
+"""How long the errors of other ranks are waited for: that which came first may only say that the
+connection to another one broke."""
+
+SECONDS_STOPPED = 3.0
+"""After this long a rank that somebody has stopped with a signal counts as lost. A debugger stops
+it for a moment."""
+_GRACE_SECONDS = 1.0
+"""From SIGTERM to SIGKILL."""
+_GRACE_SECONDS_WHEN_TOLD_TO_END = 0.3
+"""The same where the server has sent SIGTERM to all, and soon sends SIGKILL to this process."""
+_SECONDS_BETWEEN_LOOKS = 0.5
+"""How often processes are looked at that may have ended or stopped without a word."""
+
+_CONNECTION_BROKE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "connectFullMesh failed",
+    "Broken pipe",
+    "Socket Timeout",
+    "NCCL error",
+    "recvValue failed",
+)
+"""Parts of the messages of a rank whose peer has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One of the processes of a training on several devices."""
+
+    index: int
+    size: int
+    store: int
+    """Descriptor of the file in memory through which the ranks find each other."""
+
+    @contextmanager
+    def joined(self, device: str) -> Iterator[None]:
+        """Be this rank of torch.distributed's default process group, on a device."""
+        is_cuda = device.startswith("cuda")
+        if is_cuda:
+            torch.cuda.set_device(device)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
+            store=FileStore(f"/proc/self/fd/{self.store}", self.size),
+            rank=self.index,
+            world_size=self.size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+        yield
+        # Not in a `finally`: after an error the others may never come to the end.
+        torch.distributed.destroy_process_group()
+
+
+class RankFailed(Exception):
+    """A rank did not come to its end; the text says which one, and why where it said so."""
+
+    def __init__(self, rank: int, result: Mapping[str, Any] | None, *, exit_status: int) -> None:
+        super().__init__(f"rank {rank}")
+        self.rank = rank
+        self.result = result
+        """What it returned; None if its process ended without a result."""
+        self.exit_status = exit_status
+
+
+class _ToldToEnd(BaseException):
+    """The process of the trial was sent SIGTERM."""
+
+
+def run_on_ranks(
+    run: Callable[[Rank], Mapping[str, Any]],
+    *,
+    size: int,
+    why_failed: Callable[[Mapping[str, Any]], str],
+    remark: Callable[[str], None] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """Return the result of `run` for each of `size` ranks, which run in processes of their own.
+
+    Results are ready for JSON. `why_failed` returns why a result is that of a rank that failed, or
+    an empty text. If SIGTERM ends this process meanwhile, it first calls `remark` with what each
+    rank was doing. Raises RankFailed, and the AutotuneError that a rank raises, such as TrialLost.
+    """
+    store = os.memfd_create("ranks")
+    # Read before any rank takes some, so that all have the same part.
+    group = _Group(why_failed=why_failed, host_bytes=available_bytes())
+    try:
+        for index in range(size):
+            rank = Rank(index=index, size=size, store=store)
+            group.start(partial(run, rank), size=size)
+        with _raising_when_told_to_end():
+            group.wait()
+    except _ToldToEnd:
+        group.kill(grace_seconds=_GRACE_SECONDS_WHEN_TOLD_TO_END)
+        remark(group.what_each_did())
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        group.kill()
+        group.close()
+        os.close(store)
+    return group.results()
+
+
+@contextmanager
+def _raising_when_told_to_end() -> Iterator[None]:
+    """Raise _ToldToEnd at SIGTERM, once; the next one ends this process."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise _ToldToEnd
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@dataclass(kw_only=True)
+class _Process:
+    """The process of a rank, and what is known about it."""
+
+    index: int
+    pid: int
+    pipe: int
+    stack: int
+    """Descriptor of a file in memory, in which it writes at SIGTERM what it is doing."""
+    stopped_since: float | None = None
+    """When a signal was first seen to have stopped it, such as SIGSTOP; None while it runs."""
+    received: bytes = b""
+    reply: Mapping[str, Any] | None = None
+    exit_status: int | None = None
+
+    def read(self) -> bool:
+        """Read what it has written; return whether there may be more."""
+        try:
+            received = os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return False
+        self.received += received
+        return bool(received)
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, and reap it."""
+        if self.exit_status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.exit_status = os.waitstatus_to_exitcode(status)
+        return self.exit_status is not None
+
+    def look(self) -> None:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_bytes()
+        except OSError:
+            return
+        is_stopped = stat.rpartition(b")")[2].split()[0] == b"T"
+        if not is_stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = time.monotonic()
+
+    def what_it_did(self) -> str:
+        """Return where it was at SIGTERM, as far as it is known."""
+        if self.stopped_since is not None:
+            return f"rank {self.index} was stopped by a signal"
+        os.lseek(self.stack, 0, os.SEEK_SET)
+        text = os.read(self.stack, 65536).decode(errors="replace")
+        innermost = re.search(r'File "(.*)", line (\d+) in (.*)', text)
+        if innermost is None:
+            return ""
+        file, line, function = innermost.groups()
+        place = "/".join(Path(file).parts[-2:])
+        return f"rank {self.index} was in {function} ({place}, line {line})"
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """The processes of all ranks of a training."""
+
+    why_failed: Callable[[Mapping[str, Any]], str]
+    host_bytes: int | None
+    """What the host has left for all ranks together."""
+    processes: list[_Process] = field(default_factory=list)
+    ended: list[_Process] = field(default_factory=list)
+    """In the order in which they ended."""
+
+    def start(self, run: Callable[[], Mapping[str, Any]], *, size: int) -> None:
+        read_end, write_end = os.pipe()
+        stack = os.memfd_create("stack")
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            for other in self.processes:
+                os.close(other.pipe)
+            _run_rank(
+                run,
+                write_end,
+                size=size,
+                parent=parent,
+                stack=stack,
+                host_bytes=self.host_bytes,
+            )
+        os.close(write_end)
+        os.set_blocking(read_end, False)
+        index = len(self.processes)
+        self.processes.append(_Process(index=index, pid=pid, pipe=read_end, stack=stack))
+
+    def wait(self) -> None:
+        """Wait until every rank has ended, or one has failed.
+
+        Raises TrialLost for one that somebody has stopped.
+        """
+        selector = selectors.DefaultSelector()
+        for process in self.processes:
+            selector.register(process.pipe, selectors.EVENT_READ, process)
+        give_up_at: float | None = None
+        while len(self.ended) < len(self.processes):
+            # What a rank has forked may hold its pipe when it has ended.
+            seconds = _SECONDS_BETWEEN_LOOKS
+            if give_up_at is not None:
+                seconds = min(seconds, give_up_at - time.monotonic())
+                if seconds <= 0:
+                    return
+            for key, _ in selector.select(timeout=seconds):
+                ready: _Process = key.data
+                if not ready.read():
+                    selector.unregister(ready.pipe)
+                    _wait_a_moment_for(ready)
+                    self._collect_ended()
+            self._collect_ended()
+            if give_up_at is None and any(map(self._has_failed, self.ended)):
+                give_up_at = time.monotonic() + SECONDS_FOR_OTHERS
+            if give_up_at is None:
+                self._check_stopped()
+
+    def _check_stopped(self) -> None:
+        for process in self.processes:
+            since = process.stopped_since
+            if since is not None and time.monotonic() - since > SECONDS_STOPPED:
+                raise TrialLost(
+                    f"rank {process.index}: the trial's process was stopped from outside, by a "
+                    "signal",
+                    hint="run the same command again to continue",
+                )
+
+    def _collect_ended(self) -> None:
+        for process in self.processes:
+            if process in self.ended:
+                continue
+            process.look()
+            if process.has_ended():
+                process.stopped_since = None
+                while process.read():
+                    pass
+                try:
+                    process.reply = json.loads(process.received)
+                except ValueError:
+                    process.reply = None  # it was killed, perhaps while it wrote
+                self.ended.append(process)
+
+    def _has_failed(self, process: _Process) -> bool:
+        reply = process.reply
+        return reply is None or "error" in reply or bool(self.why_failed(reply["result"]))
+
+    def kill(self, *, grace_seconds: float = _GRACE_SECONDS) -> None:
+        """End the ranks that still run, and reap them."""
+        running = [process for process in self.processes if process.exit_status is None]
+        for process in running:
+            os.kill(process.pid, signal.SIGTERM)
+            os.kill(process.pid, signal.SIGCONT)
+        deadline = time.monotonic() + grace_seconds
+        while running and time.monotonic() < deadline:
+            running = [process for process in running if not process.has_ended()]
+            time.sleep(0.01)
+        for process in running:
+            os.kill(process.pid, signal.SIGKILL)
+            process.exit_status = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
+
+    def close(self) -> None:
+        for process in self.processes:
+            os.close(process.pipe)
+            os.close(process.stack)
+
+    def what_each_did(self) -> str:
+        said = [process.what_it_did() for process in self.processes]
+        return ", ".join(text for text in said if text)
+
+    def results(self) -> list[dict[str, Any]]:
+        """Return the result of every rank, in order. Raises as `run_on_ranks` does."""
+        failed = [process for process in self.ended if self._has_failed(process)]
+        if failed:
+            # Only the first one that does not complain of another rank says why.
+            first = next((each for each in failed if not self._lost_another(each)), failed[0])
+            _raise(first)
+        return [process.reply["result"] for process in self.processes if process.reply is not None]
+
+    def _lost_another(self, process: _Process) -> bool:
+        """Whether a rank failed because another one had ended."""
+        reply = process.reply
+        if reply is None:
+            return False
+        why = reply["error"]["message"] if "error" in reply else self.why_failed(reply["result"])
+        return any(part in why for part in _CONNECTION_BROKE)
+
+
+def _raise(process: _Process) -> NoReturn:
+    assert process.exit_status is not None
+    reply = process.reply or {}
+    if "error" in reply:
+        error = reply["error"]
+        kind = error_class(error["kind"]) or AutotuneError
+        raise kind(f"rank {process.index}: {error['message']}", hint=error["hint"])
+    raise RankFailed(process.index, reply.get("result"), exit_status=process.exit_status)
+
+
+def _wait_a_moment_for(process: _Process) -> None:
+    """Wait until a process that has closed its pipe has ended, which it mostly does at once."""
+    deadline = time.monotonic() + _SECONDS_BETWEEN_LOOKS
+    while not process.has_ended() and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _run_rank(
+    run: Callable[[], Mapping[str, Any]],
+    pipe: int,
+    *,
+    size: int,
+    parent: int,
+    stack: int,
+    host_bytes: int | None,
+) -> NoReturn:
+    """Run one rank in its process, write its reply, and leave by os._exit."""
+    exit_code = 1
+    try:
+        die_with(parent)
+        # Not a handler of Python, which would not run while the rank hangs in another language.
+        faulthandler.register(signal.SIGTERM, file=stack, all_threads=False, chain=True)
+        share_with_others(host_bytes, processes=size)
+        # All ranks share the CPUs of the trial.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
+        try:
+            reply: dict[str, Any] = {"result": run()}
+        except AutotuneError as error:
+            reply = {
+                "error": {
+                    "kind": type(error).__name__,
+                    "message": error.message,
+                    "hint": error.hint,
+                }
+            }
+        data = json.dumps(reply).encode()
+        while data:
+            data = data[os.write(pipe, data) :]
+        exit_code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(exit_code)
+
+
+class TurnsOfRanks(Turns):
+    """The turns of a training on several devices: rank 0 takes them and tells the others."""
+
+    def __init__(self, *, address: str, progress: Progress, rank: int) -> None:
+        super().__init__(address=address, progress=progress)
+        self._rank = rank
+
+    def begin(self, *, step_seconds: float) -> int:
+        return self._told(0 if self._rank else super().begin(step_seconds=step_seconds))
+
+    def next(self, *, seconds: float, tokens: int) -> int:
+        return self._told(0 if self._rank else super().next(seconds=seconds, tokens=tokens))
+
+    def _told(self, steps: int) -> int:
+        number = torch.tensor(steps)
+        torch.distributed.broadcast(number, 0)
+        return int(number)
+
+
+def together(ranks: Sequence[Measurement]) -> Measurement:
+    """Return the measurement of a trial from those of its ranks, which all came to the end.
+
+    Memory is that of the rank that needs most; the rest is the same for all, or that of rank 0.
+    """
+    if ranks[0].peak_memory_bytes is None:
+        return ranks[0]  # the memory was not measured
+    largest = max(ranks, key=lambda rank: rank.device_bytes or 0)
+    over_cap = next((rank for rank in ranks if rank.outcome == "over_cap"), ranks[0])
+    return replace(
+        ranks[0],
+        outcome=over_cap.outcome,
+        message=over_cap.message,
+        peak_memory_bytes=max(rank.peak_memory_bytes or 0 for rank in ranks),
+        peak_memory_bytes_by_rank=tuple(rank.peak_memory_bytes or 0 for rank in ranks),
+        peak_reserved_bytes=max(rank.peak_reserved_bytes or 0 for rank in ranks),
+        device_bytes=largest.device_bytes,
+        context_bytes=largest.context_bytes,
+        alloc_retries=max((rank.alloc_retries or 0 for rank in ranks), default=None),
+        peak_phase=largest.peak_phase,
+        bytes_by_kind=largest.bytes_by_kind,
+        peak_bytes_by_category=largest.peak_bytes_by_category,
+    )
