@@ -13,11 +13,11 @@ import typer
 from autotune import standard_streams
 from autotune.analysis.published_comparison import reference_of
 from autotune.cli import completion, options
-from autotune.cli.option_groups import options_given, with_configuration, with_model_size
+from autotune.cli.option_groups import options_given, with_configuration, with_predicted_model
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.output_file import check_writable
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import configuration_of
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.prediction import check_release
 from autotune.spec.study import check_device
@@ -25,7 +25,7 @@ from autotune.spec.workload import Workload
 from autotune.units import parse_size
 
 
-@with_model_size
+@with_predicted_model
 @with_configuration
 def predict(
     *,
@@ -199,9 +199,7 @@ def predict(
             )
             config = record.config
         else:
-            config = TrainingConfig(
-                **{"micro_batch_size": forecaster.workload.global_batch, **configuration}
-            )
+            config = configuration_of(configuration, forecaster.workload.legality_context)
         prediction = forecaster.predict(config, with_timeline=plot is not None)
     answer = predictions.Answer(
         forecaster=forecaster,

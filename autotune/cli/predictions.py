@@ -20,8 +20,8 @@ from autotune.cli.lines import print_line
 from autotune.cli.published import of_forecasts, print_reference
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
-from autotune.reporting.trial_text import short_description
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.reporting.trial_text import peaks_text, short_description
+from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
@@ -71,7 +71,8 @@ class Answer:
         }
 
     def about(self) -> str:
-        text = f"{self.forecaster.workload.describe()}, for {self.prediction.device}"
+        workload = self.forecaster.workload
+        text = f"{workload.describe()}, {_for_devices(workload, self.prediction.device)}"
         if self.prediction.fake_device != self.prediction.device:
             text += f", computed on fake {self.prediction.fake_device} tensors"
         return text
@@ -90,6 +91,8 @@ class Answer:
         if self.cap_bytes is None:
             return text
         cap = format_size(self.cap_bytes)
+        if prediction.devices > 1:
+            cap += " of each device"
         if self.is_too_large:
             excess = format_size(prediction.peak_memory_bytes - self.cap_bytes)
             return f"{text}: {excess} more than {cap}"
@@ -99,6 +102,27 @@ class Answer:
         if needed > self.cap_bytes:
             return f"{text}: too close to {cap} to say"
         return f"{text}: {format_size(self.cap_bytes - needed)} below {cap}"
+
+
+def peaks_by_rank(prediction: Prediction) -> str:
+    """Return the peaks of the devices, and how many were predicted; empty for one device."""
+    if prediction.devices == 1:
+        return ""
+    peaks = peaks_text(prediction.peak_memory_bytes_by_rank)
+    text = peaks[0].upper() + peaks[1:]
+    if prediction.distinct_ranks == prediction.devices:
+        return f"{text}. Each rank was predicted."
+    if prediction.distinct_ranks == 1:
+        return f"{text}. 1 rank was predicted: the others hold as much."
+    count = prediction.distinct_ranks
+    return f"{text}. {count} ranks were predicted: each other one holds as much as one of them."
+
+
+def _for_devices(workload: Workload, device_type: str) -> str:
+    """Return the devices of a trial as text: `for cuda`, or `for each of 4 cuda devices`."""
+    if workload.devices_per_trial == 1:
+        return f"for {device_type}"
+    return f"for each of {workload.devices_per_trial} {device_type} devices"
 
 
 def print_answer(answer: Answer) -> None:
@@ -111,6 +135,8 @@ def print_answer(answer: Answer) -> None:
     say(answer.config.describe(), "bold")
     say(answer.about())
     say(f"{answer.verdict()}.")
+    if by_rank := peaks_by_rank(prediction):
+        say(by_rank)
     if answer.record is not None and answer.record.peak_memory_bytes is not None:
         measured = answer.record.peak_memory_bytes
         if other := answer.measured_on_another_gpu:
@@ -254,6 +280,8 @@ class SpaceAnswer:
         """Yield what the rows have in common, and what is special about some of them."""
         predicted = self.predicted
         yield from self._about_extrapolation()
+        if self.workload.devices_per_trial > 1:
+            yield "the peak of a row is that of the rank that needs most; --json has all ranks"
         if self.cap_bytes is not None and (context := context_bytes_on(self.device_type)):
             yield (
                 f"a configuration fits {format_size(self.cap_bytes)} if what it needs at most and "
@@ -391,8 +419,9 @@ def predict_space(
     console = make_console()
     baseline = None
     if is_narrow(console):
-        baseline = space.baseline_config(global_batch=forecaster.workload.global_batch)
-    about = f"{forecaster.workload.describe()}, predicted for {forecaster.device_type}"
+        baseline = space.baseline_config(forecaster.workload.legality_context)
+    for_devices = _for_devices(forecaster.workload, forecaster.device_type)
+    about = f"{forecaster.workload.describe()}, predicted {for_devices}"
     console.print(as_text(about), soft_wrap=True)
     console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
     console.print()
@@ -412,7 +441,8 @@ def predict_reference(
     }
     configs = {config.fingerprint: config for config in named.values()}
     forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
-    about = f"{forecaster.workload.describe()}, for {forecaster.device_type}"
+    for_devices = _for_devices(forecaster.workload, forecaster.device_type)
+    about = f"{forecaster.workload.describe()}, {for_devices}"
     if forecaster.torch_version is not None:
         about += f" as with torch {forecaster.torch_version}"
     answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about)
@@ -444,7 +474,7 @@ def requested_workload(
     """
     workload = workload_of(device_type, settings, space=space)
     if space is None:
-        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
+        config = configuration_of(configuration, workload.legality_context)
         check_legal(config, workload.legality_context)
     return workload
 

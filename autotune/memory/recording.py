@@ -34,6 +34,11 @@ class Block:
     is_gradient: bool = False
     scope: Scope | None = None
     in_phase: str = ""
+    node: int | None = None
+    """The number of the autograd node that ran when the block was born."""
+    stream: int = 0
+    """Identity of the stream that it was allocated on: CUDA's allocator does not give memory of one
+    stream to another. Only of interest where there are several, as with FSDP2."""
 
     @property
     def category(self) -> Category:

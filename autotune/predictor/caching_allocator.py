@@ -6,14 +6,16 @@ that is at most 1 MiB too large is used whole, and a request of 10 MiB or more g
 next multiple of 2 MiB: a tensor of 63.3 MiB counts as 64. With expandable segments every piece is
 split.
 
-Assumes default settings otherwise, and one stream. Source: c10/cuda/CUDACachingAllocator.cpp,
-should_split, get_allocation_size, get_free_block and alloc_found_block. `studies/peak_memory/`
-explains a published table with it.
+A free piece of one stream is not used for another. Assumes default settings otherwise. Source:
+c10/cuda/CUDACachingAllocator.cpp, should_split, get_allocation_size, get_free_block and
+alloc_found_block. `studies/peak_memory/` explains a published table with it.
 """
 
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from autotune.memory.recording import Block, Recording
 
@@ -44,7 +46,10 @@ def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
     """
     allocator = CachingAllocator()
     pieces: dict[int, Piece] = {}
-    workspace_pieces = [allocator.allocate(size_bytes) for size_bytes in workspaces]
+    default_stream = next((block.stream for block in recording.resident), 0)
+    workspace_pieces = [
+        allocator.allocate(size_bytes, stream=default_stream) for size_bytes in workspaces
+    ]
     for block in recording.resident:
         _allocate(allocator, pieces, block)
     sizes = {key: piece.size_bytes for key, piece in pieces.items()}
@@ -82,7 +87,7 @@ def _restore_start(
 
 def _allocate(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Block) -> None:
     if block.size_bytes:
-        pieces[id(block)] = allocator.allocate(block.size_bytes)
+        pieces[id(block)] = allocator.allocate(block.size_bytes, stream=block.stream)
 
 
 def _free(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Block) -> None:
@@ -92,13 +97,20 @@ def _free(allocator: "CachingAllocator", pieces: dict[int, "Piece"], block: Bloc
         allocator.free(piece)
 
 
+class Pool(NamedTuple):
+    """What free pieces are kept for: large or small requests of one stream."""
+
+    stream: int
+    is_small: bool
+
+
 @dataclass(slots=True, eq=False)
 class Piece:
     """A part of a segment, in use or free, with its neighbours in the segment."""
 
     size_bytes: int
     address: int
-    is_small: bool
+    pool: Pool
     before: "Piece | None" = None
     after: "Piece | None" = None
     is_free: bool = False
@@ -112,12 +124,12 @@ class CachingAllocator:
     """Simulates which piece each request gets. Sizes are multiples of 512 bytes."""
 
     _next_address: int = 0
-    _free_pieces: dict[bool, list[Piece]] = field(default_factory=lambda: {True: [], False: []})
-    """Free pieces of the small (True) and of the large pool (False), sorted by size."""
+    _free_pieces: dict[Pool, list[Piece]] = field(default_factory=lambda: defaultdict(list))
+    """The free pieces of each pool, sorted by size."""
 
-    def allocate(self, size_bytes: int) -> Piece:
+    def allocate(self, size_bytes: int, *, stream: int = 0) -> Piece:
         is_small = size_bytes <= LARGEST_SMALL_BYTES
-        piece = self._find(size_bytes, is_small=is_small)
+        piece = self._find(size_bytes, Pool(stream=stream, is_small=is_small))
         rest_bytes = piece.size_bytes - size_bytes
         if is_small:
             is_split = rest_bytes >= SMALLEST_PIECE_BYTES
@@ -134,30 +146,30 @@ class CachingAllocator:
             if neighbour is not None and neighbour.is_free:
                 self._remove_free(neighbour)
                 self._merge(piece, neighbour)
-        insort(self._free_pieces[piece.is_small], piece, key=Piece.sort_key)
+        insort(self._free_pieces[piece.pool], piece, key=Piece.sort_key)
 
-    def _find(self, size_bytes: int, *, is_small: bool) -> Piece:
+    def _find(self, size_bytes: int, pool: Pool) -> Piece:
         """Returns the smallest free piece that is large enough, otherwise a new segment."""
-        free = self._free_pieces[is_small]
+        free = self._free_pieces[pool]
         index = bisect_left(free, (size_bytes, 0), key=Piece.sort_key)
         if index < len(free):
             piece = free.pop(index)
             piece.is_free = False
             return piece
         segment_bytes = _segment_bytes(size_bytes)
-        piece = Piece(segment_bytes, self._next_address, is_small)
+        piece = Piece(segment_bytes, self._next_address, pool)
         self._next_address += segment_bytes
         return piece
 
     def _remove_free(self, piece: Piece) -> None:
-        free = self._free_pieces[piece.is_small]
+        free = self._free_pieces[piece.pool]
         free.pop(bisect_left(free, piece.sort_key(), key=Piece.sort_key))
 
     def _split(self, piece: Piece, size_bytes: int) -> None:
         rest = Piece(
             size_bytes=piece.size_bytes - size_bytes,
             address=piece.address + size_bytes,
-            is_small=piece.is_small,
+            pool=piece.pool,
             before=piece,
             after=piece.after,
             is_free=True,
@@ -165,7 +177,7 @@ class CachingAllocator:
         if piece.after is not None:
             piece.after.before = rest
         piece.size_bytes, piece.after = size_bytes, rest
-        insort(self._free_pieces[piece.is_small], rest, key=Piece.sort_key)
+        insort(self._free_pieces[piece.pool], rest, key=Piece.sort_key)
 
     @staticmethod
     def _merge(piece: Piece, neighbour: Piece) -> None:

@@ -9,18 +9,21 @@ The block sizes of the allocator are in `caching_allocator.py`, the choice of an
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
 from autotune.predictor.attention import OPERATORS, attention, bytes_during
 from autotune.predictor.cublas import CublasWorkspaces
+from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.gpu import Gpu
-from autotune.spec.config import Attention
-from autotune.techniques import activation_offload
+from autotune.spec.config import Attention, Offload
+from autotune.techniques import activation_offload, offload
 from autotune.units import format_size
 
 
@@ -81,15 +84,79 @@ several operators there, too."""
 
 
 @contextmanager
-def offloaded_off_device() -> Iterator[None]:
-    """Makes offloaded activations leave the recording: only their shape is stored."""
-    original = (activation_offload.to_host, activation_offload.to_device)
-    activation_offload.to_host = _OffloadedTensor  # type: ignore[assignment]
-    activation_offload.to_device = _OffloadedTensor.to_device  # type: ignore[assignment]
-    try:
+def offloaded_off_device(watch: StorageWatch, *, place: Offload) -> Iterator[None]:
+    """Makes what is offloaded leave the recording of `watch`.
+
+    That is: activations, of which only the shape is stored, and what `place` says.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(
+            patch.multiple(
+                activation_offload,
+                to_host=_OffloadedTensor,
+                to_device=_OffloadedTensor.to_device,
+            )
+        )
+        stack.enter_context(patch.object(offload, "optimizer_on_host", _OptimizerOnHost))
+        if place == "all":
+            stack.enter_context(_weights_on_host(watch))
         yield
-    finally:
-        activation_offload.to_host, activation_offload.to_device = original
+
+
+@contextmanager
+def _weights_on_host(watch: StorageWatch) -> Iterator[None]:
+    """Makes FSDP2 copy weights to the device and gradients to the host, as its policy does there.
+
+    On a fake CPU both copies are the tensors themselves. Source: torch.distributed.fsdp's
+    FSDPParam and foreach_reduce.
+    """
+    all_gather_inputs = FSDPParam.all_gather_inputs
+    to_sharded_dtensor = FSDPParam.to_sharded_dtensor
+
+    def copied_to_device(weight: Any) -> list[Tensor]:
+        if weight.sharded_state is not ShardedState.SHARDED:
+            inputs: list[Tensor] = all_gather_inputs.fget(weight)  # type: ignore[attr-defined]
+            return inputs
+        copy = weight._sharded_param_data.clone()
+        return [copy if weight.param_dtype is None else copy.to(weight.param_dtype)]
+
+    def copied_to_host(weight: Any, part: Tensor) -> Tensor:
+        if hasattr(weight, "sharded_param"):  # a gradient, as there is the weight already
+            with watch.on_host():
+                part = part.clone()
+        return to_sharded_dtensor(weight, part)
+
+    watch.phases_on_host = frozenset({"step"})
+    with patch.multiple(
+        FSDPParam,
+        all_gather_inputs=property(copied_to_device),
+        to_sharded_dtensor=copied_to_host,
+    ):
+        yield
+
+
+class _OptimizerOnHost:
+    """Stands for torchao's CPUOffloadOptimizer: what that has and does on the device."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, make_optimizer: Any, frees_gradients: bool
+    ) -> None:
+        small = [weight for weight in parameters if weight.numel() < offload.SMALLEST_ELEMENTS]
+        self.d_opt = make_optimizer([{"params": small}]) if small else None
+        self.param_groups = [] if self.d_opt is None else self.d_opt.param_groups
+        self.optim_dict: dict[Tensor, Any] = {}
+        self.param_d2h_map: dict[Tensor, Tensor] = {}
+        for weight in parameters:
+            if frees_gradients and weight.numel() >= offload.SMALLEST_ELEMENTS:
+                weight.register_post_accumulate_grad_hook(_free_gradient)
+
+    def step(self) -> None:
+        if self.d_opt is not None:
+            self.d_opt.step()
+
+
+def _free_gradient(weight: Tensor) -> None:
+    weight.grad = None
 
 
 class _OffloadedTensor:

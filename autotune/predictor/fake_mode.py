@@ -13,7 +13,7 @@ https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,8 +25,11 @@ from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_ADD = torch.ops.aten.add.Tensor
 _FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit"
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_REFERENCES_OF_ONE_HOLDER = (4, 2)
+"""What `_references_to` returns where there is one besides those of the call."""
 _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
 """Operators that do not show what the memory is for: the next operator or generated kernel does."""
 
@@ -58,6 +61,9 @@ class StorageWatch:
         self._module_of_node: dict[int, str] = {}
         self._scope: Scope | None = None
         self._unnamed: list[Block] = []
+        self.phases_on_host: frozenset[str] = frozenset()
+        """Phases whose tensors are all in the host's memory, where that is not the device's."""
+        self._is_on_host = False
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -101,9 +107,19 @@ class StorageWatch:
         self._recording.phases.append(phase)
         if name == "forward":
             self._scope = Scope()
-        yield
+        with self.on_host() if name in self.phases_on_host else nullcontext():
+            yield
         self._end_scope()
         phase.last_event = len(self._recording.events)
+
+    @contextmanager
+    def on_host(self) -> Iterator[None]:
+        """Records nothing of what is allocated inside: it is in the host's memory."""
+        self._is_on_host = True
+        try:
+            yield
+        finally:
+            self._is_on_host = False
 
     def note_real(self, tensor: Tensor) -> None:
         """Records a tensor that is not fake, such as the state of a random number generator."""
@@ -174,6 +190,10 @@ class StorageWatch:
             # An optimizer, a gradient scaler or the training step reads the value. None of their
             # branches changes the memory, so that any value will do.
             return 0.0
+        if func is _ADD and not kwargs:
+            total = self._sum_in_place(*args)
+            if total is not None:
+                return total
         result: Any
         if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
             with self.mode:
@@ -183,6 +203,8 @@ class StorageWatch:
                 result = _four_bit_product(*args, **(kwargs or {}))
         else:
             result = self._fake_dispatch(func, types, args, kwargs or {})
+        if result is NotImplemented:  # a DTensor runs the operator on its local part
+            return result
         if self._recording is not None:
             name = _name_of(func)
             tensors = list(_tensors_in(result))
@@ -192,9 +214,35 @@ class StorageWatch:
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
             scratch_bytes = self._scratch(func, args, result)
-            if scratch_bytes:
+            if scratch_bytes and not self._is_on_host:
                 self._note_scratch(scratch_bytes, operator=name)
         return result
+
+    def _sum_in_place(self, first: Any, second: Any) -> Tensor | None:
+        """Return the gradient to which autograd adds another one of the same tensor, if to any.
+
+        Autograd adds in place to a gradient that it alone holds, but never to a fake one, for which
+        it allocates the sum. Source: accumulate in torch/csrc/autograd/input_buffer.cpp
+        """
+        node = torch._C._current_autograd_node()
+        if self._recording is None or node is None or torch.is_grad_enabled():
+            return None
+        if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+            return None
+        if first.shape != second.shape or first.dtype != second.dtype:
+            return None
+        # Of terms in the formula of one operator, none is from an earlier one.
+        if all(self._node_of(term) == node._sequence_nr() for term in (first, second)):
+            return None
+        for term in (first, second):
+            if not term._is_view() and _references_to(term) == _REFERENCES_OF_ONE_HOLDER:
+                return term
+        return None
+
+    def _node_of(self, tensor: Tensor) -> int | None:
+        """Return the number of the autograd node that allocated a tensor, None if unknown."""
+        block = self._blocks.get(tensor.untyped_storage()._cdata)
+        return None if block is None else block.node
 
     def _ignore_unknown(self, values: object) -> None:
         """Ignores arguments that are not known yet: they are older than the recording."""
@@ -210,20 +258,45 @@ class StorageWatch:
         key = storage._cdata
         if key in self._known:
             return None
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
+        if self._is_on_host:
+            return None
+        if module is None:
+            module = self._module()
+        block = self._add_block(key, storage.nbytes(), module=module, operator=operator)
+        if operator in _ALLOCATIONS:
+            self._unnamed.append(block)
+        return block
+
+    def note_resized(self, storage: torch.UntypedStorage) -> None:
+        """Records that a storage has another size, as those of gathered weights have in turn."""
+        key = storage._cdata
+        block = self._blocks.pop(key, None)
+        if self._recording is None:
+            return
+        if block is not None:
+            block.died = len(self._recording.events)
+            self._recording.events.append((-1, block))
+        if key not in self._known:
+            self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
+        if storage.nbytes():
+            self._add_block(key, storage.nbytes(), module=self._module(), operator="all_gather")
+
+    def _add_block(self, key: int, size_bytes: int, *, module: str, operator: str) -> Block:
         assert self._recording is not None
+        node = torch._C._current_autograd_node()
         block = Block(
-            size_bytes=self._round_up(storage.nbytes()),
-            module=self._module() if module is None else module,
+            size_bytes=self._round_up(size_bytes),
+            module=module,
             operator=operator,
             born=len(self._recording.events),
             scope=self._scope,
             in_phase=self._phase_name(),
+            node=None if node is None else node._sequence_nr(),
+            stream=_stream(),
         )
-        self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
         self._blocks[key] = block
         self._recording.events.append((+1, block))
-        if operator in _ALLOCATIONS:
-            self._unnamed.append(block)
         return block
 
     def _note_scratch(self, size_bytes: int, *, operator: str) -> None:
@@ -238,6 +311,7 @@ class StorageWatch:
             died=born + 1,
             scope=self._scope,
             in_phase=self._phase_name(),
+            stream=_stream(),
         )
         self._recording.events += [(+1, block), (-1, block)]
 
@@ -247,6 +321,17 @@ class StorageWatch:
         if block is not None and self._recording is not None:
             block.died = len(self._recording.events)
             self._recording.events.append((-1, block))
+
+
+def _references_to(tensor: Tensor) -> tuple[int, int]:
+    """Return how many references there are to an argument of an operator, and to its memory."""
+    use_count: int = tensor._use_count()  # type: ignore[attr-defined]
+    return use_count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _stream() -> int:
+    """Returns the identity of the current stream: code for CUDA uses torch.cpu's stand-ins here."""
+    return id(torch.cpu.current_stream())
 
 
 def _grouped_product(

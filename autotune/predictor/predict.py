@@ -24,7 +24,7 @@ the process.
 import gc
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.data.batches import Batch
@@ -50,12 +51,15 @@ from autotune.predictor.depths import Depths, Extrapolated, at_depth, choose_dep
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
-from autotune.spec.config import TrainingConfig
+from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
+from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.prediction import Category, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
 from autotune.techniques.optimizer import PAGED_ELEMENTS
+from autotune.techniques.pinned_memory import bytes_to_host
+from autotune.techniques.sharding import make_mesh
 from autotune.training.step import TrainingStep
 from autotune.units import format_percent, format_size
 
@@ -80,15 +84,26 @@ class PredictionRequest:
     compute_capability: str | None = None
     """Of the GPU to predict for, such as 9.0; None: that of an A100, which a note mentions."""
     with_timeline: bool = False
+    rank: int = 0
+    """Which of the devices of a trial."""
     extrapolates: bool = False
     """Whether a deep model may be extrapolated from shallower ones, which takes less time. A
     timeline is of the whole model."""
 
 
 def predict(request: PredictionRequest) -> Prediction:
-    """Returns the predicted peak of a steady training step.
+    """Returns the predicted peak of a steady training step, of one device.
 
     Raises PredictionImpossible where the model cannot run on fake tensors.
+    """
+    return predict_rank(request)[0]
+
+
+def predict_rank(request: PredictionRequest) -> tuple[Prediction, list[list[int]]]:
+    """Returns the prediction of one device, and the groups of devices that are alike.
+
+    Only one rank can be predicted in a process: torch remembers its parts of tensors. Raises
+    PredictionImpossible.
     """
     started = time.perf_counter()
     try:
@@ -96,16 +111,35 @@ def predict(request: PredictionRequest) -> Prediction:
         if request.extrapolates and not request.with_timeline:
             depths = choose_depths(request.workload, request.config)
         if depths is None:
-            prediction = _FakeTraining(request).run().prediction(request)
+            step = _FakeTraining(request).run()
+            prediction, alike = step.prediction(request), step.ranks_alike
         else:
-            prediction = _extrapolated(request, depths)
+            prediction, alike = _extrapolated(request, depths)
     except Exception as error:
         traceback.print_exc()  # to the log of this process
         raise _to_prediction_impossible(error) from error
-    return replace(prediction, seconds=time.perf_counter() - started)
+    return replace(prediction, seconds=time.perf_counter() - started), alike
 
 
-def _extrapolated(request: PredictionRequest, depths: Depths) -> Prediction:
+def of_all_ranks(predictions: Sequence[Prediction], alike: Sequence[Sequence[int]]) -> Prediction:
+    """Returns the prediction of the device that needs most, with the peaks of all.
+
+    There is one prediction for each group of devices that are alike.
+    """
+    peaks = {
+        rank: prediction.peak_memory_bytes
+        for group, prediction in zip(alike, predictions, strict=True)
+        for rank in group
+    }
+    return replace(
+        max(predictions, key=lambda prediction: prediction.peak_memory_bytes),
+        devices=len(peaks),
+        peak_memory_bytes_by_rank=tuple(peaks[rank] for rank in sorted(peaks)),
+        distinct_ranks=len(alike),
+    )
+
+
+def _extrapolated(request: PredictionRequest, depths: Depths) -> tuple[Prediction, list[list[int]]]:
     """Returns the prediction of the whole model by shallower ones, if their check confirms them.
 
     Where the check is off by too much, the model is predicted at its whole depth.
@@ -119,9 +153,12 @@ def _extrapolated(request: PredictionRequest, depths: Depths) -> Prediction:
     first, second, check = steps
     found = extrapolate(depths, first.recording, second.recording, check.recording)
     if found is not None and found.is_trusted:
-        return second.extrapolated(request, depths, found, parameters_at_first=first.parameters)
-    whole = _FakeTraining(request).run().prediction(request)
-    return replace(whole, notes=(*whole.notes, _why_whole(depths, found)))
+        prediction = second.extrapolated(request, depths, found, at_first=first)
+        return prediction, second.ranks_alike
+    whole = _FakeTraining(request).run()
+    prediction = whole.prediction(request)
+    notes = (*prediction.notes, _why_whole(depths, found))
+    return replace(prediction, notes=notes), whole.ranks_alike
 
 
 def _why_whole(depths: Depths, found: Extrapolated | None) -> str:
@@ -146,8 +183,11 @@ class _FakeStep:
     parameters: int
     estimated_bytes: int
     """The part of the peak that is only estimated."""
+    host_bytes: int
+    """What offloading takes of the host's memory."""
     plan: str | None
     notes: tuple[str, ...]
+    ranks_alike: list[list[int]]
 
     def prediction(self, request: PredictionRequest) -> Prediction:
         """Returns the prediction that this step is."""
@@ -160,6 +200,7 @@ class _FakeStep:
             operator=last.operator if last else "",
             sizes=bytes_by_category(peak.blocks),
             holders=largest_holders(peak.blocks),
+            host_bytes=self.host_bytes,
         )
         timeline = make_timeline(self.recording, peak) if request.with_timeline else None
         return replace(prediction, plan=self.plan, timeline=timeline)
@@ -170,7 +211,7 @@ class _FakeStep:
         depths: Depths,
         found: Extrapolated,
         *,
-        parameters_at_first: int,
+        at_first: "_FakeStep",
     ) -> Prediction:
         """Returns the prediction of the whole model; this step is the one at the second depth."""
         periods = (depths.whole - depths.second) // (depths.second - depths.first)
@@ -182,10 +223,11 @@ class _FakeStep:
             sizes=dict(found.bytes_by_category),
             holders=found.holders,
             allowance_bytes=found.allowance_bytes,
+            host_bytes=self.host_bytes + periods * (self.host_bytes - at_first.host_bytes),
         )
         return replace(
             prediction,
-            parameters=self.parameters + periods * (self.parameters - parameters_at_first),
+            parameters=self.parameters + periods * (self.parameters - at_first.parameters),
             extrapolated_from=(depths.first, depths.second),
             checked_at=depths.check,
             check_error_bytes=found.check_error_bytes,
@@ -200,6 +242,7 @@ class _FakeStep:
         operator: str,
         sizes: dict[Category, int],
         holders: tuple[Holder, ...],
+        host_bytes: int,
         allowance_bytes: int = 0,
     ) -> Prediction:
         """Returns the prediction; the bounds allow for `allowance_bytes` of further error."""
@@ -208,6 +251,10 @@ class _FakeStep:
         error = error_of(
             request.config, device=request.device, estimated_bytes=self.estimated_bytes
         )
+        notes = self.notes
+        if host_bytes:
+            taken = f"offload {request.config.offload} takes {format_size(host_bytes)}"
+            notes = (*notes, f"{taken} of the host's memory for each device")
         return Prediction(
             device=request.device,
             fake_device=_FAKE_DEVICE.type,
@@ -220,7 +267,7 @@ class _FakeStep:
             bytes_by_category=sizes,
             parameters=self.parameters,
             holders=holders,
-            notes=self.notes,
+            notes=notes,
         )
 
 
@@ -241,6 +288,8 @@ class _FakeTraining:
             self._watch = StorageWatch(scratch=cpu.scratch_bytes)
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
+        self._host_bytes = 0
+        self._ranks_alike: list[list[int]] = []
 
     def run(self) -> _FakeStep:
         recording = self._record()
@@ -250,8 +299,10 @@ class _FakeTraining:
             workspace_bytes=workspace_bytes,
             parameters=self._parameters,
             estimated_bytes=self._kernels.cudnn_bytes,
+            host_bytes=self._host_bytes,
             plan=self._programs.plan,
             notes=tuple(self._notes()),
+            ranks_alike=self._ranks_alike,
         )
 
     def _round_to_allocator_blocks(self, recording: Recording) -> int:
@@ -266,15 +317,25 @@ class _FakeTraining:
     def _record(self) -> Recording:
         request = self._request
         with ExitStack() as stack:
+            devices = request.workload.devices_per_trial
+            if devices > 1 or request.config.offload == "all":
+                stack.enter_context(as_rank(request.rank, of=devices))
+            mesh = make_mesh(request.config, devices=devices, device=_FAKE_DEVICE)
+            stack.enter_context(resizes_noted(self._watch.note_resized))
             stack.enter_context(self._watch.mode)
             if self._is_cuda:
-                stack.enter_context(cuda.offloaded_off_device())
+                stack.enter_context(
+                    cuda.offloaded_off_device(self._watch, place=request.config.offload)
+                )
                 stack.enter_context(cuda.gpu_kernels(self._gpu, backend=request.config.attention))
             stack.enter_context(self._programs.active())
             training = apply_techniques(
-                request.config, request.workload, weights_file=None, device=_FAKE_DEVICE
+                request.config, request.workload, weights_file=None, device=_FAKE_DEVICE, mesh=mesh
             )
-            self._parameters = _number_of_parameters(training.parts.model)
+            self._parameters = training.number_of_parameters
+            if self._is_cuda:
+                self._host_bytes = bytes_to_host(request.config, training.parts.model.parameters())
+            self._ranks_alike = ranks_alike(training, request.config, devices=devices)
             stack.enter_context(self._watch_model(training.parts.model))
             if not self._is_cuda:
                 stack.enter_context(self._count_random_states())
@@ -288,9 +349,8 @@ class _FakeTraining:
             step(0, self._batch())
             gc.collect()
             batch = self._batch()
-            has_paged_state = self._is_cuda and request.config.optimizer.startswith("paged")
             with self._watch.recording(
-                lambda: _resident(training, has_paged_state=has_paged_state)
+                lambda: _resident(training, request.config, is_cuda=self._is_cuda)
             ) as recording:
                 step(1, batch)
             return recording
@@ -298,9 +358,9 @@ class _FakeTraining:
     def _batch(self) -> Batch:
         """Returns a batch on the host, with as many micro batches as can differ in memory."""
         workload = self._request.workload
-        sequences = min(
-            workload.global_batch, MICRO_BATCHES * self._request.config.micro_batch_size
-        )
+        config = self._request.config
+        size = replicas(config.to_dict(), workload.legality_context)
+        sequences = min(workload.global_batch, MICRO_BATCHES * config.micro_batch_size * size)
         rows = torch.zeros(sequences, workload.sequence_length + 1, dtype=torch.long)
         return Batch(rows[:, :-1], rows[:, 1:])
 
@@ -309,11 +369,16 @@ class _FakeTraining:
         """Tells the watch which module runs and, when an optimizer steps, the gradients."""
         for path, module, is_inside_compiled in _modules_of(model):
             if not is_inside_compiled:
-                self._watch_module(module, path or type(module).__name__)
+                self._watch_module(module, path or _class_name(module))
 
         def mark_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self._watch.mark_gradients(p.grad for p in parameters if p.grad is not None)
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            self._watch.mark_gradients(
+                part
+                for gradient in gradients
+                if gradient is not None
+                for part in tensors_behind(gradient)  # of a divided one, this device's part
+            )
 
         handle = register_optimizer_step_pre_hook(mark_gradients)
         try:
@@ -393,26 +458,32 @@ def _modules_of(
         yield from _modules_of(child, child_path, is_inside_compiled or is_compiled(model))
 
 
-def _number_of_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+def _class_name(module: nn.Module) -> str:
+    """Returns the name of a module's own class, which FSDP2 replaces by one of its own."""
+    kind = type(module)
+    return kind.__bases__[1].__name__ if isinstance(module, FSDPModule) else kind.__name__
 
 
 def _resident(
-    training: Training, *, has_paged_state: bool
+    training: Training, config: TrainingConfig, *, is_cuda: bool
 ) -> Iterator[tuple[Category, str, Tensor]]:
-    """Yields category, name and tensor of everything that is alive between two steps.
+    """Yields category, name and tensor of everything that is on the device between two steps.
 
     Paged state is in memory that the device's allocator does not know of.
     """
+    has_paged_state = is_cuda and config.optimizer.startswith("paged")
+    has_weights = not (is_cuda and config.offload == "all")
     modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]
-    for path, module in modules:
+    for path, module in modules if has_weights else ():
         for name, parameter in module.named_parameters(recurse=False):
             for part in tensors_behind(parameter):
                 yield "parameters", f"{path}.{name}", part
     for path, module in modules:
         for name, tensor in held_tensors(module):
             yield "buffers", f"{path}.{name}", tensor
-    for tensor in training.updater.state():
+    for tensor in training.devices.held():
+        yield "gradients", "buckets of gradients", tensor
+    for tensor in training.updater.state() if has_weights else ():
         if not (has_paged_state and tensor.numel() >= PAGED_ELEMENTS):
             yield "optimizer_state", "optimizer state", tensor
 

@@ -99,6 +99,12 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None
+    devices: Count = 1
+    """Devices of a trial. The peak and what holds it are those of the device that needs most."""
+    peak_memory_bytes_by_rank: tuple[NeededBytes, ...] = ()
+    """The peak of each device, where a trial has several."""
+    distinct_ranks: Count = 1
+    """How many devices were predicted: the others are like one of them."""
     extrapolated_from: tuple[Count, ...] = ()
     """The two numbers of layers that were predicted instead of the whole model; empty where the
     whole model was. `module` then stands for the same module in any layer, as in holders."""
@@ -120,6 +126,8 @@ class Prediction:
         values = dict(stored)
         values["holders"] = tuple(Holder(**holder) for holder in values["holders"])
         values["notes"] = tuple(values["notes"])
+        by_rank = values.get("peak_memory_bytes_by_rank", ())
+        values["peak_memory_bytes_by_rank"] = tuple(by_rank)
         values["extrapolated_from"] = tuple(values.get("extrapolated_from", ()))
         if timeline := values["timeline"]:
             values["timeline"] = Timeline(

@@ -4,6 +4,7 @@
     python studies/predictor_accuracy/measure.py --adapters [--out FILE]
     python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
 
+Trainings on several devices are compared by `devices.py`.
 With `--adapters`: LoRA and DoRA beside frozen weights in every format, on five shapes of models.
 A pair is one prediction on fake tensors and one short real training, each in a separate process and
 by the same code as in a search. Writes machine, versions, date and every pair to `--out`, and

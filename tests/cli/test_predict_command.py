@@ -53,6 +53,30 @@ def test_json_is_one_object_whose_categories_add_up(folder):
     assert answer["margin_bytes"] == 64 * 1024**2 - answer["upper_bound_bytes"]
 
 
+def test_a_prediction_for_several_devices_says_how_many_and_the_peak_of_each(folder):
+    three = ("--global-batch", "3", "--world-size", "3", "--sharding", "zero3")
+    printed = run(*SMALL, *three, "--max-mem", "1GiB", folder=folder).stdout
+    assert "3 x 32 tokens a step, for each of 3 cpu devices" in printed
+    assert "below 1.00 GiB of each device" in printed
+    assert " on ranks 0-1; " in printed
+    assert "2 ranks were predicted" in printed
+
+
+def test_the_peaks_of_all_devices_are_in_the_json(folder):
+    three = ("--global-batch", "3", "--world-size", "3", "--sharding", "zero3")
+    answer = json.loads(run(*SMALL, *three, "--json", folder=folder).stdout)
+    assert (answer["workload"]["devices_per_trial"], answer["devices"]) == (3, 3)
+    by_rank = answer["peak_memory_bytes_by_rank"]
+    assert (len(by_rank), answer["distinct_ranks"]) == (3, 2)
+    assert max(by_rank) == answer["peak_memory_bytes"] > min(by_rank)
+
+
+def test_the_parts_of_gradients_are_counted_as_gradients(folder):
+    two = ("--seq-len", "1", "--global-batch", "2", "--world-size", "2", "--sharding", "zero3")
+    held = json.loads(run(*SMALL, *two, "--json", folder=folder).stdout)["bytes_by_category"]
+    assert 0 < held["gradients"] <= held["parameters"]
+
+
 def test_a_cap_that_is_surely_exceeded_is_exit_code_1(folder):
     ended = run("--layers", "6", "--device", "cpu", "--max-mem", "8MiB", folder=folder)
     assert (ended.returncode, "more than 8.00 MiB" in ended.stdout) == (1, True)
@@ -90,6 +114,12 @@ def test_the_named_configurations_of_a_space_are_predicted(folder, named):
     answer = json.loads(run(*SMALL, "--space", named, "--json", folder=folder).stdout)
     names = {one["name"] for one in answer["predictions"]}
     assert (names, answer["is_whole_space"]) == ({"plain", "small steps"}, False)
+
+
+def test_a_space_on_several_devices_says_how_many_and_whose_peak_a_row_is(folder, named):
+    printed = run(*SMALL, "--world-size", "2", "--space", named, folder=folder).stdout
+    assert "predicted for each of 2 cpu devices" in printed.splitlines()[0]
+    assert "Note: the peak of a row is that of the rank that needs most" in printed
 
 
 def test_all_configurations_of_a_space_are_predicted_on_request(folder, tmp_path):
@@ -191,6 +221,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--precision", "fp7"), "precision = 'fp7' is not possible"),
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
+        (("--world-size", "3", "--global-batch", "4"), "cannot be divided among 3 devices"),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
         (("--torch", "two"), "'two' is not a release of torch"),
         (("--compute-capability", "9"), "'9' is not a compute capability"),

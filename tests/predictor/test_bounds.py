@@ -37,6 +37,16 @@ def test_no_measured_peak_with_adapters_is_more_than_one_percent_from_its_predic
     assert max(abs(ratio - 1) for ratio in ratios) <= 0.01
 
 
+def test_no_rank_of_several_devices_is_more_than_half_a_percent_from_its_prediction():
+    cells = json.loads((STUDY / "devices.json").read_text())["cells"]
+    compared = [cell for cell in cells if "measured_bytes_by_rank" in cell]
+    assert {cell["ranks"] for cell in compared} == {2, 4}
+    for cell in compared:
+        predicted, measured = cell["predicted_bytes_by_rank"], cell["measured_bytes_by_rank"]
+        assert len(measured) == cell["ranks"]
+        assert measured == pytest.approx(predicted, rel=0.005)
+
+
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize("group", MEASURED_ON_CPU)
 def test_every_bound_is_based_on_pairs_of_both_halves(half, group):

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from autotune.memory.recording import Block, Recording
 from autotune.predictor.caching_allocator import CachingAllocator, count_pieces, round_up
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import PredictionRequest, _FakeTraining, predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 
 MIB = 1024**2
+SHARDED = {"layers": 2, "width": 32, "heads": 2, "sequence_length": 16, "global_batch": 4}
 
 
 def piece_of(size_bytes, allocator=None):
@@ -43,6 +45,23 @@ def test_the_rest_of_a_piece_in_the_large_pool_serves_the_next_request():
     allocator = CachingAllocator()
     first, second = allocator.allocate(5 * MIB), allocator.allocate(5 * MIB)
     assert second.address == first.address + 5 * MIB
+
+
+def test_what_one_stream_has_freed_is_not_given_to_another():
+    allocator = CachingAllocator()
+    first = allocator.allocate(30 * MIB, stream=1)
+    address = first.address
+    allocator.free(first)
+    assert allocator.allocate(30 * MIB, stream=2).address != address
+    assert allocator.allocate(30 * MIB, stream=1).address == address
+
+
+def test_gathered_weights_are_recorded_on_a_stream_of_their_own():
+    workload = make_workload("cpu", {**SHARDED, "devices_per_trial": 2})
+    config = TrainingConfig(sharding="zero3", micro_batch_size=2)
+    request = PredictionRequest(workload=workload, config=config, device="cuda")
+    events = _FakeTraining(request)._record().events
+    assert len({block.stream for _, block in events}) == 3  # compute, all-gather, reduce-scatter
 
 
 def test_freed_pieces_are_reused():

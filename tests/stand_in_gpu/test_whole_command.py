@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from autotune.spec.config import CHOICES
+from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES
 from tests.stand_in_gpu.machine import FOLDER, SMALL_MODEL, Machine
 
 SPACE = FOLDER / "every_technique.toml"
@@ -37,10 +37,16 @@ def study(shared_machine: Machine):
     return {trial["name"] or "baseline": trial for trial in result["trials"]}
 
 
-@pytest.mark.parametrize("technique", [name for name in CHOICES if name != "attention"])
+HOLLOW = {"attention": {"cudnn"}, "base_weights": {"int8", "fp8", "nf4"}}
+"""Values that the stand-in's missing numbers make crash, or fail the parity check."""
+
+
+@pytest.mark.parametrize(
+    "technique", [name for name in CHOICES if name not in (*OF_SEVERAL_DEVICES, "engine")]
+)
 def test_the_space_has_every_value_of_a_technique(technique):
-    values = CHOICES[technique]
-    assert set(CONTENT["techniques"][technique]) == set(values)
+    values = set(CHOICES[technique]) - HOLLOW.get(technique, set())
+    assert set(CONTENT["techniques"][technique]) == values
 
 
 @pytest.mark.parametrize("technique", CONTENT["techniques"])
@@ -74,6 +80,10 @@ def test_the_search_leaves_nothing_on_the_device(study, shared_machine):
 
 PREDICTED = {
     "baseline": (),
+    "state on the host, step in backward": (
+        *("--offload", "optimizer", "--optimizer-fusion", "backward"),
+    ),
+    "weights on the host, checkpointed": ("--offload", "all", "--checkpointing", "block"),
     "sgd, efficient attention": (
         "--optimizer-fusion",
         "foreach",

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from autotune.errors import AutotuneError, error_class
@@ -17,14 +17,34 @@ def run_in_fork(run: Callable[[], Any]) -> Any:
 
     Raises the AutotuneError that it raises, and ForkFailed for any other exception.
     """
+    return run_in_forks([run])[0]
+
+
+def run_in_forks(runs: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Calls each of `runs` in a fork, all at once, and returns their results, as `run_in_fork`.
+
+    Raises the error of the first that fails, once all have ended.
+    """
+    started = [_start(run) for run in runs]
+    ended = []
+    for pid, read_end in started:
+        with os.fdopen(read_end, "rb") as pipe:
+            answer = pipe.read()
+        ended.append((answer, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    return [_result_of(answer, exit_code) for answer, exit_code in ended]
+
+
+def _start(run: Callable[[], Any]) -> tuple[int, int]:
+    """Forks, and returns the process and the end of the pipe that its answer comes from."""
     read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
         _answer(run, write_end)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        answer = pipe.read()
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return pid, read_end
+
+
+def _result_of(answer: bytes, exit_code: int) -> Any:
     try:
         reply = json.loads(answer)
     except (ValueError, RecursionError):
