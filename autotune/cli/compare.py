@@ -99,7 +99,7 @@ def compare(
         page=lambda: whole_page(
             title,
             about=_TITLE,
-            answer=" ".join(_summary(side) for side in compared.sides),
+            answer=" ".join([*map(_summary, compared.sides), *compared.scaling]),
             drawing=drawing,
         ),
     )
@@ -115,8 +115,8 @@ def compare(
             console.print(_facts(side))
     else:
         console.print(_table(compared))
-    for difference in compared.differences:
-        console.print(difference, markup=False)
+    for sentence in (*compared.scaling, *compared.differences):
+        console.print(sentence, markup=False)
     if matches is not None:
         console.print()
         if narrow:
@@ -135,6 +135,7 @@ def _to_dict(
         "schema": 1,
         "studies": [side.to_dict() for side in compared.sides],
         "workloads_differ": compared.workloads_differ,
+        "scaling": list(compared.scaling),
         "differences": list(compared.differences),
         "figure": str(file),
         **found,

@@ -35,7 +35,10 @@ def print_plan(
         for line in lines:
             say(f"  {line}")
     device = definition.device
-    say(f"Cap       {format_size(definition.cap_bytes)} on {device.device} ({device.name})")
+    devices = definition.workload.devices_per_trial
+    each_of = "" if devices == 1 else "each of "
+    cap = format_size(definition.cap_bytes)
+    say(f"Cap       {cap} on {each_of}{device.describe(devices=devices)}")
     if device.others:
         say(f"Warning   {device.device}: {device.others}")
     for note in device.notes:

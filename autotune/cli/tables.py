@@ -24,6 +24,7 @@ from autotune.reporting.trial_text import (
     format_perplexity,
     format_speed,
     no_pick_reason,
+    peaks_text,
     perplexity_notes,
     perplexity_remarks,
     perplexity_warning,
@@ -352,6 +353,8 @@ def print_pick(result: StudyResult, console: Console) -> None:
     picked = result.trial(result.pick.number)
     console.print(Text.assemble(("Pick: ", "bold green"), f"#{picked.number} ", describe(picked)))
     console.print(indented(f"{result.pick.reason}."))
+    if picked.peak_memory_bytes_by_rank:
+        console.print(indented(f"Peak memory {peaks_text(picked.peak_memory_bytes_by_rank)}."))
 
 
 def _print_no_pick(result: StudyResult, console: Console) -> None:

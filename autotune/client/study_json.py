@@ -55,6 +55,7 @@ def record_of(values: Mapping[str, Any]) -> TrialRecord:
         fields["config"] = TrainingConfig(**_known(values["config"], TrainingConfig))
         if (interval := fields.get("tokens_per_second_interval")) is not None:
             fields["tokens_per_second_interval"] = tuple(interval)
+        fields["peak_memory_bytes_by_rank"] = tuple(fields.get("peak_memory_bytes_by_rank", ()))
         facts = upgraded_measurement({name: values.get(name) for name in _PROVENANCE})
         measurement = Measurement.from_dict(
             {"outcome": fields["outcome"], **{k: v for k, v in facts.items() if _is_fact(v)}}

@@ -115,10 +115,15 @@ def markdown_text(result: StudyResult) -> str:
     front = [result.trial(number) for number in result.front]
     baseline = [r for r in result.trials if r.number == result.baseline and r not in front]
     cap = format_size(result.cap_bytes)
+    devices = result.workload.devices_per_trial
+    place = (
+        _plain(result.device.name) if devices == 1 else f"{devices} {_plain(result.device.name)}"
+    )
+    each = "" if devices == 1 else " each"
     blocks = [
         f"## {_plain(result.study)}",
         f"{_plain(result.workload.describe())}, {result.workload.steps} steps, "
-        f"on {_plain(result.device.name)}, cap {cap}. {outcome_counts(result.trials)}.",
+        f"on {place}, cap {cap}{each}. {outcome_counts(result.trials)}.",
         f"**{_answer(result)}**",
     ]
     if front:

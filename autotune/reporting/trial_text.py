@@ -1,7 +1,7 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, is_no_better, savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
-from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_percent, format_size
 
@@ -30,6 +30,10 @@ _SHORT = {
     "activation_offload": "offload",
     "adapter_rank": "rank",
     "base_weights": "base",
+    "sharding_group": "group",
+    "tensor_parallel": "tp",
+    "offload": "to host",
+    "gradient_reduction": "reduce",
 }
 """Short names of techniques. The values of the others say what they are: `bf16-mixed`, `lora`."""
 
@@ -244,23 +248,77 @@ def answer_of(result: StudyResult) -> str:
 def about(result: StudyResult) -> str:
     """Return workload, device and torch version in one line."""
     workload, device = result.workload, result.device
+    place = device.describe(devices=workload.devices_per_trial)
     return (
-        f"{workload.describe()}, {workload.steps} steps, on {device.device} ({device.name}), "
+        f"{workload.describe()}, {workload.steps} steps, on {place}, "
         f"torch {device.versions.get('torch', '?')}"
     )
 
 
+def place_and_cap(result: StudyResult) -> str:
+    """Return `NVIDIA H200 (cuda:0), cap 8.00 GiB`, with the number of devices of a trial."""
+    device, devices = result.device, result.workload.devices_per_trial
+    cap = format_size(result.cap_bytes)
+    if devices == 1:
+        return f"{device.name} ({device.device}), cap {cap}"
+    return f"{device.describe(devices=devices)}, cap {cap} each"
+
+
+def peaks_text(peaks_bytes: Sequence[int]) -> str:
+    """Return the peaks, the largest first: `by rank: 6.00 MiB on rank 0; 5.00 MiB on ranks 1-3`.
+
+    Of many different ones only the largest and the smallest are named.
+    """
+    ranks_of_peak: dict[int, list[int]] = {}
+    for rank, peak_bytes in enumerate(peaks_bytes):
+        ranks_of_peak.setdefault(peak_bytes, []).append(rank)
+    peaks = sorted(ranks_of_peak, reverse=True)
+    if len(peaks) == 1:
+        return f"the same on all {len(peaks_bytes)} ranks"
+    order = "by rank"
+    if len(peaks) > _MOST_PEAKS:
+        order, peaks = "from most to least", [peaks[0], peaks[-1]]
+    listed = "; ".join(f"{format_size(peak)} on {_ranges(ranks_of_peak[peak])}" for peak in peaks)
+    return f"{order}: {listed}"
+
+
+_MOST_PEAKS = 4
+"""Of more different peaks than this, only the largest and the smallest are named."""
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers with neighbours joined: `rank 3`, or `ranks 0-2, 5`."""
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank {text}" if len(numbers) == 1 else f"ranks {text}"
+
+
 def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """Return the whole configuration and all measurements, as HTML lines."""
+    """Return the configuration and all measurements, as HTML lines.
+
+    A label that is higher than the figure is not shown. So techniques that few trials use are left
+    out of the others' labels.
+    """
     lines = [f"<b>#{record.number} {style.wrapped(record.name or '', width=_LINE, lines=6)}</b>"]
+    plain = TrainingConfig()
     lines += [
-        f"{field.replace('_', ' ')}: {value}" for field, value in record.config.to_dict().items()
+        f"{field.replace('_', ' ')}: {value}"
+        for field, value in record.config.to_dict().items()
+        if field not in _SELDOM_USED or value != getattr(plain, field)
     ]
     lines += _measured(record)
     saved = savings(record, baseline)
     if saved:
         lines.append(style.wrapped(saved, width=_LINE))
     return "<br>".join(lines)
+
+
+_SELDOM_USED = (*OF_SEVERAL_DEVICES, "offload", "engine")
 
 
 def short_hover(record: TrialRecord) -> str:
@@ -283,6 +341,9 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(
             f"peak memory: {format_size(record.peak_memory_bytes)}, in {record.peak_phase}"
         )
+    if record.peak_memory_bytes_by_rank:
+        by_rank = peaks_text(record.peak_memory_bytes_by_rank)
+        lines.append(style.wrapped(f"peak memory {by_rank}", width=_LINE))
     if record.device_bytes is not None and record.device_bytes != record.peak_memory_bytes:
         lines.append(f"on the device: {format_size(record.device_bytes)}")
     if record.tokens_per_second is not None:

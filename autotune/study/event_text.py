@@ -51,10 +51,12 @@ LASTING_EVENTS = (
 def headline(opened: StudyOpened) -> str:
     definition = opened.definition
     verb = "Study" if opened.is_new else "Continuing study"
+    devices = definition.workload.devices_per_trial
+    each_of = "" if devices == 1 else "each of "
     return (
         f"{verb} {definition.name}: {definition.workload.describe()}, "
         f"under {format_size(definition.cap_bytes)} "
-        f"on {definition.device.device} ({definition.device.name})"
+        f"on {each_of}{definition.device.describe(devices=devices)}"
     )
 
 

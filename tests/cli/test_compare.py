@@ -22,6 +22,14 @@ def folder(tmp_path_factory):
     deeper = make_workload("cpu", {"steps": 24, "text_sha256": "f" * 64, "layers": 12})
     write_study(url, [baseline, measured()], name="deeper", workload=deeper)
     write_study(url, [baseline], name="failed")
+    together = make_workload("cpu", {"steps": 24, "text_sha256": "f" * 64, "devices_per_trial": 2})
+    half = measured(
+        peak_memory_bytes=20 * MIB,
+        tokens_per_second=1.5 * measured().tokens_per_second,
+        devices=2,
+        peak_memory_bytes_by_rank=(20 * MIB, 19 * MIB),
+    )
+    write_study(url, [baseline, half], name="together", workload=together)
     return folder
 
 
@@ -68,6 +76,26 @@ def test_different_workloads_are_reported_as_incomparable(output):
     text = output("one", "deeper")
     assert "perplexities and speeds cannot be compared" in text
     assert "gpt of 12 layers" in text
+
+
+def test_what_more_devices_gain_is_a_sentence(output):
+    text = output("one", "together")
+    assert (
+        "together: 2 devices train 1.50 times as fast as 1 (scaling efficiency 75 %), with "
+        "20.00 MiB on each instead of 40.00 MiB." in text
+    )
+    assert "Different number of devices: 1 / 2." in text
+    assert "cannot be compared" not in text
+
+
+def test_json_has_the_scaling_efficiency_of_each_study(output):
+    studies = json.loads(output("one", "together", "--json"))["studies"]
+    assert [(one["devices"], one["scaling_efficiency"]) for one in studies] == [(1, 1.0), (2, 0.75)]
+
+
+def test_other_workloads_have_no_scaling_efficiency(output):
+    studies = json.loads(output("deeper", "together", "--json"))["studies"]
+    assert [one["speedup"] for one in studies] == [None, None]
 
 
 def test_a_study_without_a_pick_has_a_row(output):

@@ -14,7 +14,7 @@ from autotune.reporting.figures.axes import capped_axis, make_axis
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import format_perplexity, full_hover, no_pick_reason, trial_label
 from autotune.spec.result import TrialRecord
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 INCOMPARABLE = "perplexities and speeds cannot be compared"
 
@@ -52,6 +52,13 @@ class Side:
     saved_share: float | None
     """Share of the peak memory of its baseline, which may be predicted."""
     baseline_is_predicted: bool
+    devices: int
+    """Devices of one trial."""
+    speedup: float | None = None
+    """Tokens per second of the pick, relative to that of the study with the fewest devices; None
+    unless the studies differ in the number of devices and in nothing that changes speeds."""
+    scaling_efficiency: float | None = None
+    """`speedup` over the ratio of devices: 1 where twice as many are twice as fast."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dictionary, with the front as trial numbers."""
@@ -63,6 +70,8 @@ class Comparison:
     sides: tuple[Side, ...]
     unit: style.Unit
     memory_is: str
+    scaling: tuple[str, ...]
+    """A sentence for each study with more devices than another: what they gain."""
     differences: tuple[str, ...]
     """One sentence each."""
     workloads_differ: bool
@@ -82,13 +91,52 @@ def compute(views: Sequence[StudyView]) -> Comparison:
         memory_is = make_axis(axes.pop(), unit=unit).title
     else:
         memory_is = f"memory compared with the cap, {unit.name}"
+    sides = [_side(view, unit) for view in views]
+    workloads = {
+        dataclasses.replace(view.definition.workload, devices_per_trial=1).fingerprint
+        for view in views
+    }
+    if len(workloads) == 1 and len({view.result.device.name for view in views}) == 1:
+        sides = _scaled(sides)
     return Comparison(
-        sides=tuple(_side(view, unit) for view in views),
+        sides=tuple(sides),
         unit=unit,
         memory_is=memory_is,
+        scaling=tuple(_scaling(sides)),
         differences=tuple(_differences(views)),
-        workloads_differ=len({view.definition.workload.fingerprint for view in views}) > 1,
+        workloads_differ=len(workloads) > 1,
     )
+
+
+def _scaled(sides: Sequence[Side]) -> list[Side]:
+    """Return the sides with their speedup, where they have different numbers of devices."""
+    picked = [side for side in sides if side.tokens_per_second]
+    fewest = min(picked, key=lambda side: side.devices, default=None)
+    if fewest is None or len({side.devices for side in picked}) == 1:
+        return list(sides)
+    scaled = []
+    for side in sides:
+        if side.tokens_per_second and fewest.tokens_per_second:
+            speedup = side.tokens_per_second / fewest.tokens_per_second
+            efficiency = speedup * fewest.devices / side.devices
+            side = dataclasses.replace(side, speedup=speedup, scaling_efficiency=efficiency)
+        scaled.append(side)
+    return scaled
+
+
+def _scaling(sides: Sequence[Side]) -> Iterator[str]:
+    picked = [side for side in sides if side.speedup is not None]
+    fewest = min(picked, key=lambda side: side.devices, default=None)
+    for side in picked:
+        if fewest is None or side.devices == fewest.devices:
+            continue
+        efficiency = format_percent(side.scaling_efficiency or 0.0)
+        yield (
+            f"{side.study}: {side.devices} devices train {side.speedup:.2f} times as fast as "
+            f"{fewest.devices} (scaling efficiency {efficiency} %), with "
+            f"{format_size(side.peak_memory_bytes or 0)} on each instead of "
+            f"{format_size(fewest.peak_memory_bytes or 0)}."
+        )
 
 
 def _largest(view: StudyView) -> int:
@@ -104,7 +152,7 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         baseline_peak = baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
     return Side(
         study=result.study,
-        device=f"{result.device.device} ({result.device.name})",
+        device=result.device.describe(devices=result.workload.devices_per_trial),
         torch=result.device.versions.get("torch", "?"),
         cap_bytes=result.cap_bytes,
         workload=f"{result.workload.describe()}, {result.workload.steps} steps",
@@ -119,6 +167,7 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         perplexity_words="" if pick is None else format_perplexity(pick),
         saved_share=1 - peak / baseline_peak if peak and baseline_peak else None,
         baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
+        devices=result.workload.devices_per_trial,
     )
 
 
@@ -134,7 +183,11 @@ def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
 
 
 def _differences(views: Sequence[StudyView]) -> Iterator[str]:
-    workloads = [_flat(view.definition.workload.to_dict()) for view in views]
+    # The global batch is the same on any number of devices, so that they can be compared.
+    workloads = [
+        _flat(dataclasses.replace(view.definition.workload, devices_per_trial=1).to_dict())
+        for view in views
+    ]
     fields = dict.fromkeys(name for workload in workloads for name in workload)
     parts = []
     for name in fields:
@@ -149,6 +202,10 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
         ("cap", [format_size(view.result.cap_bytes) for view in views]),
         ("search space", [view.definition.space.name for view in views]),
         ("sampler", [view.definition.sampler for view in views]),
+        (
+            "number of devices",
+            [str(view.definition.workload.devices_per_trial) for view in views],
+        ),
     ):
         if len(set(settings)) > 1:
             yield f"Different {what}: {' / '.join(settings)}."

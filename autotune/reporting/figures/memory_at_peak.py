@@ -13,7 +13,7 @@ from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import trial_label
 from autotune.spec.prediction import CATEGORIES
-from autotune.spec.result import PINNED_ON_HOST, TrialRecord
+from autotune.spec.result import ON_HOST, TrialRecord
 from autotune.units import format_size
 
 Source = Literal["measured", "predicted", "partly measured"]
@@ -104,7 +104,7 @@ def _bytes_of(view: StudyView, record: TrialRecord) -> tuple[Source, Mapping[str
     if prediction is not None:
         return "predicted", dict(prediction.bytes_by_category.items())
     if record.peak_memory_bytes:
-        kinds = {k: v for k, v in (record.bytes_by_kind or {}).items() if k != PINNED_ON_HOST}
+        kinds = {k: v for k, v in (record.bytes_by_kind or {}).items() if k not in ON_HOST}
         rest = max(0, record.peak_memory_bytes - sum(kinds.values()))
         return "partly measured", {**kinds, style.OTHER: rest}
     return None

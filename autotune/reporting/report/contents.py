@@ -21,6 +21,7 @@ from autotune.reporting.trial_text import (
     format_speed,
     perplexity_notes,
     perplexity_warning,
+    place_and_cap,
 )
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
@@ -109,7 +110,7 @@ def compute(
     return Report(
         study=result.study,
         about=f"{result.workload.describe()}, {result.workload.steps} steps, "
-        f"on {result.device.name} ({result.device.device}), cap {format_size(result.cap_bytes)}",
+        f"on {place_and_cap(result)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),

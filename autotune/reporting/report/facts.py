@@ -92,6 +92,9 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
     definition, result = view.definition, view.result
     device = result.device
     yield "device", f"{device.name}, {device.device}, {format_size(device.total_memory_bytes)}"
+    devices = result.workload.devices_per_trial
+    if devices > 1:
+        yield "devices of a trial", f"{devices}; cap and peak memory are those of each"
     if device.others:
         yield "in use by others", device.others
     yield "cap", format_size(result.cap_bytes)

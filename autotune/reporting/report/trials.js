@@ -185,6 +185,21 @@
     else row.after(detailOf(index));
   }
 
+  function ranksOf(index) {
+    const peaks = data.peaks_by_rank[value("number", index)] || [];
+    const largest = Math.max(...peaks);
+    return peaks.map((peak, rank) => {
+      const pair = element("div", null, { class: "rank" });
+      const bar = element("meter", null, {
+        min: "0", max: String(largest), value: String(peak), "aria-label": `Peak of rank ${rank}: ${size(peak)}`,
+      });
+      const text = element("dd", ` ${size(peak)}${peak === largest ? ", largest" : ""}`);
+      text.prepend(bar);
+      pair.append(element("dt", `peak of rank ${rank}`), text);
+      return pair;
+    });
+  }
+
   function detailOf(index) {
     const list = element("dl", null, { class: "known" });
     for (const key of [...Object.keys(data.config), ...KNOWN]) {
@@ -195,6 +210,7 @@
       pair.append(element("dt", name), element("dd", text));
       list.append(pair);
     }
+    list.append(...ranksOf(index));
     const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });
     cell.append(list);
     for (const [, what, text] of commands(index)) {

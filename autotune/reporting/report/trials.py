@@ -86,6 +86,11 @@ def trial_table(view: StudyView) -> dict[str, Any]:
         "front": list(result.front),
         "pick": None if result.pick is None else result.pick.number,
         "baseline": result.baseline,
+        "peaks_by_rank": {
+            record.number: list(record.peak_memory_bytes_by_rank)
+            for record in records
+            if record.peak_memory_bytes_by_rank
+        },
         "is_cuda": result.device.type == "cuda",
         "has_predictions": any(record.predicted_peak_memory_bytes for record in result.trials),
     }

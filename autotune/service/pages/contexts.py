@@ -23,6 +23,7 @@ from autotune.reporting.trial_text import (
     format_perplexity,
     format_speed,
     perplexity_remarks,
+    place_and_cap,
     trial_label,
 )
 from autotune.service.pages.small_front import SmallFront, small_front
@@ -418,7 +419,7 @@ def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
     return StudyPage(
         name=result.study,
         about=f"{result.workload.describe()}, {result.workload.steps} steps, "
-        f"on {result.device.name} ({result.device.device}), cap {format_size(result.cap_bytes)}",
+        f"on {place_and_cap(result)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=front_rows(view),
@@ -470,6 +471,8 @@ class TrialPage:
     measured: Facts
     technique_values: Facts
     memory: Facts
+    ranks: "tuple[RankPeak, ...]"
+    """Empty where a trial had one device."""
     targets: Mapping[str, str]
     before: int | None
     after: int | None
@@ -498,6 +501,7 @@ def trial_page(result: StudyResult, number: int) -> TrialPage:
             (field.replace("_", " "), str(getattr(record.config, field))) for field in FIELD_ORDER
         ),
         memory=tuple(_memory(record)),
+        ranks=tuple(_ranks(record)),
         targets={name: target.title for name, target in TARGETS.items()},
         before=number - 1 if number > 0 else None,
         after=number + 1 if number < len(result.trials) - 1 else None,
@@ -509,6 +513,8 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, s
     if record.peak_memory_bytes is not None:
         phase = f", in {record.peak_phase}" if record.peak_phase else ""
         yield "peak memory", f"{format_size(record.peak_memory_bytes)}{phase}"
+    if record.devices > 1:
+        yield "devices", f"{record.devices}, of which the largest peak counts"
     if record.device_bytes is not None:
         share = format_percent(record.device_bytes / result.cap_bytes)
         yield "on the device", f"{format_size(record.device_bytes)}, {share} % of the cap"
@@ -543,6 +549,28 @@ def _memory(record: TrialRecord) -> Iterable[tuple[str, str]]:
         yield name.replace("_", " "), format_size(size_bytes)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RankPeak:
+    """The peak of one device of a trial that had several."""
+
+    rank: int
+    text: str
+    share: float
+    """Of the largest peak."""
+    is_largest: bool
+
+
+def _ranks(record: TrialRecord) -> Iterable[RankPeak]:
+    largest = max(record.peak_memory_bytes_by_rank, default=0)
+    for rank, peak_bytes in enumerate(record.peak_memory_bytes_by_rank):
+        yield RankPeak(
+            rank=rank,
+            text=format_size(peak_bytes),
+            share=peak_bytes / max(1, largest),
+            is_largest=peak_bytes == largest,
+        )
+
+
 def _by_size(entry: tuple[str, int]) -> int:
     return -entry[1]
 
@@ -567,7 +595,8 @@ class ComparedStudy:
 @dataclass(frozen=True, kw_only=True)
 class ComparePage:
     studies: tuple[ComparedStudy, ...]
-    differences: tuple[str, ...]
+    sentences: tuple[str, ...]
+    """What more devices gain, and what differs."""
 
 
 def compare_page(views: Sequence[StudyView]) -> ComparePage:
@@ -578,7 +607,7 @@ def compare_page(views: Sequence[StudyView]) -> ComparePage:
     compared = comparison.compute(views)
     return ComparePage(
         studies=tuple(_compared(side) for side in compared.sides),
-        differences=compared.differences,
+        sentences=(*compared.scaling, *compared.differences),
     )
 
 

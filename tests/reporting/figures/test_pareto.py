@@ -1,6 +1,7 @@
 """Pareto figure: two objectives as axes, the third as colour."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from autotune.reporting.figures import pareto_space
 from autotune.reporting.figures.pareto import MANY, compute
 from autotune.reporting.figures.pareto_drawing import LABELLED, draw
 from autotune.reporting.style import note_of
+from autotune.reporting.trial_text import full_hover
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Pick
 from tests.building.results import MIB, out_of_memory, record, study_result
@@ -135,9 +137,26 @@ def test_a_mark_knows_that_it_is_not_feasible():
     assert [mark(number).feasible for number in (0, 1)] == [False, True]
 
 
+SELDOM_USED = {
+    "sharding": "hsdp",
+    "sharding_group": 2,
+    "tensor_parallel": 2,
+    "gradient_reduction": "bf16",
+    "offload": "all",
+    "engine": "deepspeed",
+}
+
+
 @pytest.mark.parametrize("field", TrainingConfig().to_dict())
 def test_a_hover_text_holds_every_technique(field):
-    assert f"{field.replace('_', ' ')}: {FAST.config.to_dict()[field]}" in mark(2).hover
+    used = {**FAST.config.to_dict(), **SELDOM_USED}
+    drawn = replace(FAST, config=TrainingConfig(**used))
+    assert f"{field.replace('_', ' ')}: {used[field]}" in full_hover(drawn, None)
+
+
+@pytest.mark.parametrize("field", SELDOM_USED)
+def test_a_hover_text_leaves_out_what_few_trials_use_and_this_one_does_not(field):
+    assert f"<br>{field.replace('_', ' ')}: " not in full_hover(FAST, None)
 
 
 @pytest.mark.parametrize(
