@@ -59,9 +59,11 @@ def fit(
         str,
         typer.Option(
             rich_help_panel=EVERYDAY,
-            metavar="layers|width|seq-len|micro-batch|rank",
-            autocompletion=completion.one_of(("layers", "width", "seq-len", "micro-batch", "rank")),
-            help="What to increase until it no longer fits.",
+            metavar="layers|width|seq-len|micro-batch|rank|devices",
+            autocompletion=completion.one_of(
+                ("layers", "width", "seq-len", "micro-batch", "rank", "devices")
+            ),
+            help="What to increase until it no longer fits; devices: how few of them are enough.",
         ),
     ] = "layers",
     space: Annotated[
@@ -193,9 +195,10 @@ def print_fit(result: FitResult, console: Console) -> None:
     context = ""
     if result.context_bytes:
         context = f", {format_size(result.context_bytes)} of it for the CUDA context"
+    superlative = "smallest" if result.varying.wants_fewest else "largest"
     console.print(
         as_text(
-            f"The largest {_NAMES[result.varying.vary]} under {cap}{context}, by prediction",
+            f"The {superlative} {_NAMES[result.varying.vary]} under {cap}{context}, by prediction",
             style="bold",
         ),
         soft_wrap=True,
@@ -208,7 +211,7 @@ def print_fit(result: FitResult, console: Console) -> None:
         fitting = result.varying.describe(result.best.value)
         console.print(
             Text.assemble(
-                ("The largest: ", "bold"),
+                (f"The {superlative}: ", "bold"),
                 as_text(f"{fitting}, with {result.best.config.describe()}"),
             )
         )
@@ -235,6 +238,7 @@ _NAMES = {
     "seq-len": "sequence length",
     "micro-batch": "micro batch",
     "rank": "rank",
+    "devices": "number of devices",
 }
 
 
@@ -254,10 +258,15 @@ def _fixed_sizes(result: FitResult) -> str:
         _, width, heads = workload.block_sizes
         del sizes["width"]
         sizes["heads"] = f"heads of {width // heads}"
-    elif vary != "rank" and (vary != "micro-batch" or not result.varying.keeps_global_batch):
+    elif vary not in ("rank", "devices") and (
+        vary != "micro-batch" or not result.varying.keeps_global_batch
+    ):
         del sizes[vary]
     vocabulary = f"vocabulary {workload.vocab_size}"
     device = result.device_type
+    devices = workload.devices_per_trial
+    if devices > 1 and vary != "devices":
+        device = f"{devices} of {device} for one model, the cap that of each"
     if result.compute_capability is not None:
         device += f" of compute capability {result.compute_capability}"
     return f"{workload.model}: {', '.join([*sizes.values(), vocabulary])}; device {device}"
@@ -270,12 +279,13 @@ def fit_table(result: FitResult, *, narrow: bool) -> Table:
     at the peak.
     """
     table = Table(box=None, pad_edge=False)
-    table.add_column("technique\n  one more" if narrow else "technique", overflow="fold")
+    beyond = "fewer" if result.varying.wants_fewest else "one more"
+    table.add_column(f"technique\n  {beyond}" if narrow else "technique", overflow="fold")
     for column in (result.varying.vary, "parameters", "predicted", "at most"):
         table.add_column(column, justify="right", no_wrap=True)
     if not narrow:
         table.add_column("at the peak", overflow="fold")
-        table.add_column("one more", overflow="fold")
+        table.add_column(beyond, overflow="fold")
     for row in result.rows:
         style = "bold" if row is result.best else ""
         table.add_row(*map(as_text, _cells(row, narrow=narrow)), style=style)

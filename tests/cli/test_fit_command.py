@@ -11,6 +11,8 @@ pytestmark = pytest.mark.usefixtures("one_trial_server")
 
 SMALL = ["--width", "32", "--heads", "2", "--seq-len", "32", "--global-batch", "2", "--layers", "2"]
 ROW_KEYS = {
+    "devices",
+    "peak_memory_bytes_by_rank",
     "technique",
     "config",
     "value",

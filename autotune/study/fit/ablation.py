@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import Sharding, TrainingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +42,13 @@ def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[Ablat
     for name, changes in steps:
         config = replace(config, **changes)
         yield AblationStep(name=name, config=config)
+
+
+def sharding_steps(base: TrainingConfig) -> Iterator[AblationStep]:
+    """Yield configurations that divide ever more of the model among devices; all are legal."""
+    shardings: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3")
+    for sharding in shardings:
+        yield AblationStep(name=sharding, config=replace(base, sharding=sharding))
+    base = replace(base, sharding="zero3", checkpointing="block")
+    yield AblationStep(name="+ block checkpointing", config=base)
+    yield AblationStep(name="+ bf16-mixed", config=replace(base, precision="bf16-mixed"))

@@ -24,7 +24,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import bind_space
 from autotune.spec.workload import Workload
 from autotune.study.fit.confirm import confirm, why_not
-from autotune.study.fit.largest import Largest, find_largest
+from autotune.study.fit.largest import Largest, find_largest, find_smallest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
@@ -204,7 +204,8 @@ class _Search:
 
         self._say(f"{technique}: predicting {config.describe()}")
         try:
-            found = find_largest(need, cap=self.request.cap_bytes, values=values, start=start)
+            find = find_smallest if self.varying.wants_fewest else find_largest
+            found = find(need, cap=self.request.cap_bytes, values=values, start=start)
         except PredictionImpossible as error:
             found = Largest(value=None, successor=None, needs={})
             message = error.message
@@ -295,6 +296,13 @@ class _Search:
         needed = best.prediction.upper_bound_bytes + self.context_bytes
         if reason := why_not(best.prediction, needed_bytes=needed, device=device, host=host):
             return replace(found, not_confirmed=reason)
+        needed_devices = best.prediction.devices
+        there = sum(one.type == "cuda" for one in self.executor.devices())
+        if device.type == "cuda" and needed_devices > there:
+            return replace(
+                found,
+                not_confirmed=f"a trial needs {needed_devices} GPUs, and this machine has {there}",
+            )
         self._say(
             f"training {best.technique} with {self.varying.describe(best.value)} for a few steps"
         )

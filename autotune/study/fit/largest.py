@@ -56,6 +56,26 @@ def find_largest(
     )
 
 
+def find_smallest(
+    need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int
+) -> Largest:
+    """Return a value with a need within `cap` whose predecessor needs more; the need falls.
+
+    `successor` of the result is the next smaller value. Otherwise as `find_largest`.
+    """
+    found = find_largest(
+        lambda negative: need(-negative),
+        cap=cap,
+        values=[-value for value in reversed(values)],
+        start=-start,
+    )
+    return Largest(
+        value=None if found.value is None else -found.value,
+        successor=None if found.successor is None else -found.successor,
+        needs={-value: size for value, size in found.needs.items()},
+    )
+
+
 def _next_index(
     needs: Mapping[int, int], *, cap: int, values: Sequence[int], below: int, above: int
 ) -> int:

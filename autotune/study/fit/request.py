@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import check_release, context_bytes_on
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import check_device
-from autotune.study.fit.ablation import AblationStep, ablation_steps
+from autotune.spec.workload import Workload
+from autotune.study.fit.ablation import AblationStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
 from autotune.study.predictions import requested_device, workload_of
 from autotune.study.request import check_cap
@@ -59,8 +60,22 @@ class FitRequest:
                 "a search space and a single configuration cannot be given together",
                 hint="leave --space or the configuration's options out",
             )
+        if self.vary == "devices":
+            self._check_varying_devices()
         # The device, and with it the defaults of the workload, is not known yet.
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
+
+    def _check_varying_devices(self) -> None:
+        if self.workload.get("devices_per_trial") is not None:
+            raise InvalidInput(
+                "--vary devices finds the number of devices, and --devices-per-trial gives it",
+                hint="leave one of them out",
+            )
+        if self.space is not None:
+            raise InvalidInput(
+                "--vary devices takes one configuration, and a search space has many",
+                hint="leave --space out, or give --devices-per-trial and vary another size",
+            )
 
     def context_bytes_on(self, device_type: str) -> int:
         """Return the memory of the context. Raises InvalidInput where it is given for a CPU."""
@@ -85,13 +100,16 @@ class FitRequest:
         if self.vary == "micro-batch" and not keeps:
             micro_batch_size = self.configuration.get("micro_batch_size", workload.global_batch)
             workload = dataclasses.replace(workload, global_batch=micro_batch_size)
+        if self.vary == "devices":
+            workload = dataclasses.replace(workload, devices_per_trial=self._first_guess(workload))
         return Varying(vary=self.vary, workload=workload, keeps_global_batch=keeps)
 
     def base(self, varying: Varying) -> TrainingConfig:
         """Return a plain fp32 training with the configuration's options."""
-        config = TrainingConfig(
-            **{"micro_batch_size": varying.workload.global_batch, **self.configuration}
-        )
+        given = dict(self.configuration)
+        if self.vary == "devices":  # the least memory, whatever the number of devices
+            given.setdefault("micro_batch_size", 1)
+        config = configuration_of(given, varying.workload.legality_context)
         check_legal(config, varying.workload.legality_context)
         return config
 
@@ -103,5 +121,31 @@ class FitRequest:
             accumulates = (
                 varying.accumulates(base) or varying.workload.legality_context.clips_gradients
             )
+            if self.vary == "devices":
+                return list(sharding_steps(base))
             return list(ablation_steps(base, accumulates=accumulates))
         return [AblationStep(name="as given", config=base)]
+
+    def _first_guess(self, workload: Workload) -> int:
+        """Return the number of devices to predict first. Raises InvalidInput if only one works."""
+        batch = workload.global_batch
+        micro_batch_size = int(self.configuration.get("micro_batch_size", 1))
+        split = int(self.configuration.get("tensor_parallel", 1))
+        if batch == 1:
+            raise InvalidInput(
+                "a global batch of 1 cannot be divided among devices, so their number cannot vary",
+                hint="use a larger --global-batch",
+            )
+        divisors = [count for count in range(2, batch + 1) if batch % count == 0]
+        legal = [
+            count
+            for count in divisors
+            if count % split == 0 and batch % (count // split * micro_batch_size) == 0
+        ]
+        # Where none is legal, any of them gets the sentence that says why.
+        possible = legal or divisors
+        return max((n for n in possible if n <= _FIRST_DEVICES), default=possible[0])
+
+
+_FIRST_DEVICES = 8
+"""As many as a machine often has."""

@@ -36,6 +36,8 @@ class FitRow:
             "parameters": prediction and prediction.parameters,
             "predicted_peak_memory_bytes": prediction and prediction.peak_memory_bytes,
             "upper_bound_bytes": prediction and prediction.upper_bound_bytes,
+            "devices": prediction and prediction.devices,
+            "peak_memory_bytes_by_rank": prediction and prediction.peak_memory_bytes_by_rank,
             "phase": prediction and prediction.phase,
             "bytes_by_category": prediction and dict(prediction.bytes_by_category),
             "predictions_made": self.predictions_made,
@@ -94,9 +96,12 @@ class FitResult:
 
     @property
     def best(self) -> FitRow | None:
-        """The row with the largest value; of equal values the first."""
+        """The row with the largest value, or the fewest devices; of equal values the first."""
+        sign = -1 if self.varying.wants_fewest else 1
         return max(
-            (row for row in self.rows if row.value), key=lambda row: row.value or 0, default=None
+            (row for row in self.rows if row.value),
+            key=lambda row: sign * (row.value or 0),
+            default=None,
         )
 
     def __str__(self) -> str:
@@ -122,7 +127,8 @@ class FitResult:
         peak = format_size(row.prediction.peak_memory_bytes)
         bound = format_size(row.prediction.upper_bound_bytes)
         fits = f"{self.varying.describe(row.value)}, {peak}, at most {bound}"
-        return f"{row.technique}: {fits}; one more: {row.message}"
+        beyond = "fewer" if self.varying.wants_fewest else "one more"
+        return f"{row.technique}: {fits}; {beyond}: {row.message}"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Show the text where IPython would show the fields."""

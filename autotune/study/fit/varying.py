@@ -10,7 +10,7 @@ from autotune.spec.config import FP8_MULTIPLE, TrainingConfig, check_legal
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 
-Vary = Literal["micro-batch", "seq-len", "layers", "width", "rank"]
+Vary = Literal["micro-batch", "seq-len", "layers", "width", "rank", "devices"]
 VARY: tuple[Vary, ...] = get_args(Vary)
 
 _MOST = 2**16
@@ -26,7 +26,8 @@ class Varying:
     width: the number of heads grows with it; the size of a head and a given feed-forward width
     stay. micro-batch: the global batch is the micro batch itself (no accumulation), unless
     `keeps_global_batch`: then only divisors of the global batch are legal. rank: of the adapters;
-    the layers of the model, which are not known here, may end it earlier.
+    the layers of the model, which are not known here, may end it earlier. devices: those of a
+    trial, among which the global batch is divided; here the fewest that fit are wanted.
     """
 
     vary: Vary
@@ -52,6 +53,11 @@ class Varying:
                 hint="use --vary seq-len or micro-batch",
             )
 
+    @property
+    def wants_fewest(self) -> bool:
+        """Whether the need falls with the value, so that the smallest that fits is the result."""
+        return self.vary == "devices"
+
     def legal_values(self, config: TrainingConfig) -> tuple[Sequence[int], str]:
         """Return the values that `config` can be trained with, ascending, and why they end there.
 
@@ -61,11 +67,11 @@ class Varying:
             raise InvalidInput(
                 "without an adapter there is no rank to vary", hint="add --adapter lora"
             )
-        if self._is_divisor:
+        if self._is_divisor or self.vary == "devices":
             legal = [size for size in self._values if not self._why_illegal(size, config)]
             if not legal:
                 self._check(self._values[-1], config)  # raises the reason
-            return legal, "the whole global batch"
+            return legal, "a single device" if self.wants_fewest else "the whole global batch"
         values = self._values_for_precision(config)
         end = bisect_left(values, True, key=lambda value: bool(self._why_illegal(value, config)))
         if not end:
@@ -110,7 +116,7 @@ class Varying:
             ]
         if self.vary == "width":
             return range(self._head_size, (_MOST + 1) * self._head_size, self._head_size)
-        if self._is_divisor:
+        if self._is_divisor or self.vary == "devices":
             batch = self.workload.global_batch
             return [size for size in range(1, batch + 1) if batch % size == 0]
         return range(1, _MOST + 1)
@@ -122,6 +128,8 @@ class Varying:
         """
         if self.vary == "rank":
             return config.adapter_rank
+        if self.vary == "devices":
+            return self.workload.devices_per_trial
         if self.vary == "micro-batch":
             if self.keeps_global_batch:
                 return self.workload.global_batch
@@ -152,6 +160,10 @@ class Varying:
                 return workload, replace(config, micro_batch_size=value)
             case "rank":
                 return self.workload, replace(config, adapter_rank=value)
+            case "devices":
+                if value == 1:
+                    config = replace(config, sharding="none", gradient_reduction="fp32")
+                return replace(self.workload, devices_per_trial=value), config
 
     def accumulates(self, config: TrainingConfig) -> bool:
         """Return whether an optimizer step may have several micro batches."""
@@ -171,6 +183,8 @@ class Varying:
                 return f"micro-batch {value:,}"
             case "rank":
                 return f"rank {value:,}"
+            case "devices":
+                return f"{value:,} device{'' if value == 1 else 's'}"
 
     @property
     def _head_size(self) -> int:

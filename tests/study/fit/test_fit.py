@@ -174,3 +174,46 @@ def test_the_ablation_begins_with_the_given_optimizer_and_micro_batch():
 def test_any_other_technique_requests_a_single_configuration():
     (only,) = steps_of(checkpointing="block", optimizer="sgd")
     assert (only.config.checkpointing, only.config.optimizer) == ("block", "sgd")
+
+
+# -- devices ---------------------------------------------------------------------------------------
+
+
+def fewest_devices(**changes):
+    settings = {"cap_bytes": 2**30, "vary": "devices", "device": "cuda", **changes}
+    return FitRequest(**{"workload": {"global_batch": 12}, **settings})
+
+
+def test_the_devices_that_vary_divide_the_global_batch_and_one_of_them_shards_nothing():
+    request = fewest_devices(configuration={"sharding": "zero3"})
+    one = request.varying("cuda")
+    config = request.base(one)
+    values, _ = one.legal_values(config)
+    assert list(values) == [1, 2, 3, 4, 6, 12]
+    assert one.at(1, config)[1].sharding == "none"
+    assert one.at(6, config)[0].devices_per_trial == 6
+
+
+def test_micro_batches_leave_out_the_devices_that_they_would_not_divide_evenly():
+    request = fewest_devices(configuration={"sharding": "zero3", "micro_batch_size": 3})
+    values, _ = request.varying("cuda").legal_values(request.base(request.varying("cuda")))
+    assert list(values) == [1, 2, 4]
+
+
+def test_without_a_sharding_each_is_tried():
+    request = fewest_devices()
+    names = [step.name for step in request.steps(request.varying("cuda"))]
+    assert names[:4] == ["ddp", "zero1", "zero2", "zero3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"workload": {"global_batch": 8, "devices_per_trial": 2}}, "leave one of them out"),
+        ({"workload": {"global_batch": 1}}, "use a larger --global-batch"),
+    ],
+)
+def test_a_number_of_devices_that_cannot_vary_is_rejected_with_a_remedy(changes, words):
+    with pytest.raises(InvalidInput) as caught:
+        fewest_devices(**changes)
+    assert words in caught.value.hint

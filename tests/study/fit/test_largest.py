@@ -1,9 +1,10 @@
 """The bisection, on needs of every shape: what it claims was looked at, and it looks little."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.study.fit.largest import find_largest
+from autotune.study.fit.largest import find_largest, find_smallest
 
 MOST = 400
 SIZES = st.integers(0, 1000)
@@ -80,3 +81,12 @@ def test_only_the_values_there_are_can_be_found(data):
     cap, start = data.draw(st.integers(0, 64)), data.draw(st.integers(1, 64))
     found, _ = looked_for(values, cap=cap, start=start, values=values)
     assert found.value == max((value for value in values if value <= cap), default=None)
+
+
+@pytest.mark.parametrize(
+    ("cap", "smallest", "before"), [(1000, 1, None), (300, 4, 2), (200, 8, 4), (100, None, 64)]
+)
+def test_of_a_need_that_falls_the_smallest_value_is_found(cap, smallest, before):
+    values = [1, 2, 4, 8, 16, 32, 64]
+    found = find_smallest(lambda count: 110 + 720 // count, cap=cap, values=values, start=8)
+    assert (found.value, found.successor) == (smallest, before)
