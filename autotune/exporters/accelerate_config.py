@@ -1,12 +1,17 @@
 """Accelerate: `accelerate_config.yaml`, a launcher if needed, and lines for the user's script.
 
 Accelerate prepares the model, optimizer and loader of a script, so most of a configuration is lines
-of that script; each refusal quotes the line. The file decides mixed precision and compilation.
+of that script; each refusal quotes the line. The file decides mixed precision, compilation and how
+devices share out the training.
 Keys: accelerate 1.15.
 """
 
+from collections.abc import Mapping
+
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
+from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
@@ -30,14 +35,39 @@ _MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    unsupported = _unsupported(recipe)
-    files = {FILE: _heading(recipe) + yaml_text(_settings(recipe))}
+    closest = _closest(recipe)
+    by_script = _unsupported(closest.recipe, described=closest.reasons)
+    unsupported = (*closest.unsupported(recipe), *by_script)
+    recipe = closest.recipe
+    files = launch_files(recipe)
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(entry.why for entry in unsupported)
     return Export(
         files=files, command=_command(recipe), unsupported=unsupported, notes=_notes(recipe)
     )
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that accelerate and lines of a script can express."""
+    closest = Closest(recipe)
+    if recipe.device_type == "cpu":
+        closest.use_torch(_ON_A_CPU)
+        closest.use_one_device(_ON_A_CPU)
+        closest.leave_out_offload(_ON_A_CPU)
+    fit_accelerate(closest, "accelerate", has_groups=True)
+    return closest
+
+
+_ON_A_CPU = "accelerate launch starts a single process on a CPU"
+
+
+def launch_files(recipe: Recipe) -> dict[str, str]:
+    """Return the files that `accelerate launch` reads."""
+    files = {FILE: _heading(recipe) + yaml_text(_settings(recipe))}
+    if recipe.config.engine == "deepspeed":
+        files[AUTO_FILE] = json_text(automatic(recipe))
+    return files
 
 
 def _heading(recipe: Recipe) -> str:
@@ -54,13 +84,14 @@ def _command(recipe: Recipe) -> str:
 def _settings(recipe: Recipe) -> dict[str, object]:
     settings: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "NO",
-        "num_processes": 1,
+        "distributed_type": _distributed_type(recipe),
+        "num_processes": recipe.devices,
         "num_machines": 1,
         "machine_rank": 0,
         "use_cpu": recipe.device_type == "cpu",
         "debug": False,
         "mixed_precision": _mixed_precision(recipe),
+        **_sharing(recipe),
     }
     if _compiles(recipe.config):
         settings["dynamo_config"] = {
@@ -73,8 +104,40 @@ def _settings(recipe: Recipe) -> dict[str, object]:
     return settings
 
 
+def _distributed_type(recipe: Recipe) -> str:
+    if recipe.config.engine == "deepspeed":
+        return "DEEPSPEED"
+    if divides_weights(recipe.config):
+        return "FSDP"
+    return "MULTI_GPU" if recipe.devices > 1 else "NO"
+
+
+def _sharing(recipe: Recipe) -> dict[str, object]:
+    """Return the sections on what devices share out among them."""
+    config = recipe.config
+    if config.engine == "deepspeed":
+        section = {"deepspeed_config_file": AUTO_FILE, "zero3_init_flag": False}
+        return {"deepspeed_config": section}
+    if not divides_weights(config):
+        return {}
+    keys = fsdp_keys(config, offload="offload_params")
+    keys["version"] = 2
+    keys["activation_checkpointing"] = config.checkpointing == "block"
+    sections: dict[str, object] = {
+        "fsdp_config": {f"fsdp_{name}": value for name, value in keys.items()}
+    }
+    if config.sharding == "hsdp":
+        sections["parallelism_config"] = {
+            "parallelism_config_dp_replicate_size": recipe.replicas // config.sharding_group,
+            "parallelism_config_dp_shard_size": config.sharding_group,
+            "parallelism_config_tp_size": 1,
+        }
+    return sections
+
+
 def _mixed_precision(recipe: Recipe) -> str:
-    if recipe.is_fp16_on_cpu:
+    # DeepSpeed's file has autocast; here it would stand for 16-bit weights with a float32 copy.
+    if recipe.is_fp16_on_cpu or recipe.config.engine == "deepspeed":
         return "no"
     return _MIXED.get(recipe.config.precision, "no")
 
@@ -93,12 +156,14 @@ def _script_compiles_blocks(config: TrainingConfig) -> bool:
     return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
 
 
-def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
+def _unsupported(recipe: Recipe, *, described: Mapping[str, object]) -> tuple[Unsupported, ...]:
+    """Return what the files do not express, but for the settings that are `described` already."""
     values = recipe.settings()
     reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
     return tuple(
         Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
         for setting, (instead, why) in reasons.items()
+        if setting not in described
     )
 
 
@@ -116,11 +181,14 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
         "the script sets the batch size: write torch.utils.data.DataLoader(..., "
         f"batch_size={config.micro_batch_size})",
     )
-    if config.checkpointing != "none":
+    by_fsdp = divides_weights(config) and config.checkpointing == "block"
+    if config.checkpointing != "none" and not by_fsdp:
         reasons["checkpointing"] = (
             None,
-            f"accelerate has it for FSDP only: write {line} before accelerator.prepare",
+            "accelerate has it for FSDP only, and for all blocks: write "
+            f"{line} before accelerator.prepare",
         )
+    reasons |= _unsupported_devices(recipe)
     if _script_compiles_blocks(config):
         reasons["compile"] = (
             None,
@@ -138,6 +206,27 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
             "accelerate has it for FSDP only: write with "
             "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
             "also moves small tensors and the weights that products save",
+        )
+    return reasons
+
+
+def _unsupported_devices(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+    config = recipe.config
+    reasons: dict[str, tuple[str | None, str]] = {}
+    if config.engine == "deepspeed":
+        return reasons
+    if config.sharding == "zero1":
+        reasons["sharding"] = (
+            None,
+            "the script makes the optimizer, which shares out its state: write "
+            f"{optimizer_line(recipe)}",
+        )
+    if config.gradient_reduction == "bf16" and not divides_weights(config):
+        reasons["gradient_reduction"] = (
+            None,
+            "the script makes the accelerator: write accelerate.Accelerator(kwargs_handlers="
+            "[accelerate.DistributedDataParallelKwargs(comm_hook="
+            "accelerate.utils.DDPCommunicationHookType.BF16)])",
         )
     return reasons
 
@@ -203,7 +292,7 @@ def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
             None,
             f"the script sets the batch size: use {recipe.config.micro_batch_size} sequences in "
             "with accelerator.accumulate(model):, and the command makes one step of "
-            f"{recipe.accumulation_steps} of these",
+            f"{recipe.accumulation_steps} of these{_on_each(recipe)}",
         ),
         "sequence_length": (
             None,
@@ -215,6 +304,11 @@ def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
         ),
     }
     schedule = f"the script makes the schedule: {write_schedule(workload)}"
+    if recipe.devices > 1:
+        schedule += (
+            ", and step it where accelerator.sync_gradients is true: after accelerator.prepare it "
+            f"would make {recipe.devices} steps for one"
+        )
     if workload.schedule != "constant":
         reasons["schedule"] = (None, schedule)
     if workload.learning_rate_warmup_steps > 1:
@@ -229,6 +323,10 @@ def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     return reasons
 
 
+def _on_each(recipe: Recipe) -> str:
+    return f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
+
+
 def _notes(recipe: Recipe) -> tuple[str, ...]:
     config = recipe.config
     notes = [
@@ -241,6 +339,11 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
             f"{ACCUMULATION} has an effect if the loop runs inside accelerator.accumulate(model). "
             f"Accelerator(gradient_accumulation_steps={recipe.accumulation_steps}) in the script "
             "does the same."
+        )
+    if divides_weights(config):
+        notes.append(
+            "For a model that is not one of transformers, name the class of its blocks in "
+            "fsdp_transformer_layer_cls_to_wrap."
         )
     if config.compile == "block" and _compiles(config):
         notes.append(

@@ -1,8 +1,9 @@
 """axolotl: a YAML file for fine-tuning a Hugging Face model.
 
 axolotl differs from other trainers in three ways. `bf16: true` means weights in bfloat16 under
-autocast, so neither mixed precision with float32 weights nor plain bfloat16 is possible. Expandable
-segments are on unless the environment turns them off. Unknown keys are silently ignored.
+autocast, so neither mixed precision with float32 weights nor plain bfloat16 is possible; only with
+FSDP2 the weights are in float32. Expandable segments are on unless the environment turns them off.
+Unknown keys are silently ignored.
 """
 
 import dataclasses
@@ -11,6 +12,13 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters.adapters import lora_arguments
+from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
+from autotune.exporters.devices import (
+    Closest,
+    divides_weights,
+    fit_deepspeed,
+    fsdp_keys,
+)
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
@@ -26,14 +34,25 @@ FILE = "axolotl.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    unsupported = tuple(_unsupported(recipe))
+    closest = _closest(recipe)
+    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe))
+    recipe = closest.recipe
     effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     files = {FILE: _text(recipe, effective)}
+    if recipe.config.engine == "deepspeed":
+        # `bf16` turns the 16-bit weights of DeepSpeed on: beside autocast it would stop.
+        config = dataclasses.replace(recipe.config, precision="fp32")
+        files[AUTO_FILE] = json_text(automatic(dataclasses.replace(recipe, config=config)))
     command = f"axolotl train {FILE}"
+    if recipe.devices > 1:
+        command += f" --launcher torchrun -- --nproc_per_node={recipe.devices}"
     launcher_recipe = _recipe_for_launcher(recipe)
     if is_needed(launcher_recipe.config):
         files[LAUNCHER] = launcher(launcher_recipe)
-        command = f"accelerate launch {LAUNCHER} -m axolotl.cli.train {FILE}"
+        start = "accelerate launch"
+        if recipe.devices > 1:
+            start = f"torchrun --standalone --nproc_per_node={recipe.devices}"
+        command = f"{start} {LAUNCHER} -m axolotl.cli.train {FILE}"
     if effective["allocator"] == "default":
         command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
     return Export(
@@ -42,6 +61,27 @@ def write(recipe: Recipe, version: str) -> Export:
         unsupported=unsupported,
         notes=tuple(_notes(recipe, effective)),
     )
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that axolotl can share out among devices."""
+    closest = Closest(recipe)
+    if recipe.config.engine == "deepspeed":
+        fit_deepspeed(closest)
+        return closest
+    closest.leave_out_zero1("axolotl")
+    if closest.config.sharding == "ddp":
+        why = "axolotl splits matrices where FSDP2 shares out the rest, or among all devices"
+        closest.leave_out_tensor_parallel(why)
+    closest.offload_by_fsdp2("axolotl")
+    config = closest.config
+    if divides_weights(config):
+        reduced_in = "fp32" if config.precision in ("fp32", "tf32", "fp16-mixed") else "bf16"
+        why = "with FSDP2 axolotl adds up gradients in the number format of the computation"
+        closest.change("gradient_reduction", reduced_in, why)
+    else:
+        closest.change("gradient_reduction", "fp32", "axolotl has no key for it")
+    return closest
 
 
 def _recipe_for_launcher(recipe: Recipe) -> Recipe:
@@ -94,7 +134,23 @@ _PRECISIONS = {
 """{precision that it does not support: (what the file does instead, why)}."""
 
 
+_MASTERS = (
+    "bf16-true with a float32 copy",
+    "axolotl turns the 16-bit weights of DeepSpeed on, beside which its optimizer has float32 ones",
+)
+_BY_FSDP2 = (
+    "bf16-mixed by FSDP2",
+    "with FSDP2 axolotl trains weights in float32, and rounds what goes into a block and comes out "
+    "of it to bfloat16",
+)
+
+
 def _precision(config: TrainingConfig) -> tuple[str, str] | None:
+    if config.precision.startswith("bf16") and config.adapter == "none":
+        if config.engine == "deepspeed":
+            return _MASTERS
+        if divides_weights(config):
+            return _BY_FSDP2
     is_mixed = config.precision in ("bf16-mixed", "fp16-mixed")
     if config.adapter != "none" and is_mixed:
         # Adapters are in float32 beside the 16-bit weights: nothing is lost, gradients are scaled.
@@ -202,9 +258,27 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         **_numbers(recipe, effective),
         **_techniques(effective),
         **_adapter(recipe.config, effective),
+        **_devices(recipe),
     }
     dumped = yaml_text(keys, width=100)
     return f"# {recipe.origin}\n# For axolotl 0.19.\n{dumped}"
+
+
+def _devices(recipe: Recipe) -> dict[str, Any]:
+    """Return the keys on what devices share out among them."""
+    config = recipe.config
+    if config.engine == "deepspeed":
+        return {"deepspeed": AUTO_FILE}
+    keys: dict[str, Any] = {}
+    if config.tensor_parallel > 1:
+        keys["tensor_parallel_size"] = config.tensor_parallel
+    if divides_weights(config):
+        keys["fsdp_version"] = 2
+        keys["fsdp_config"] = fsdp_keys(config, offload="offload_params")
+    if config.sharding == "hsdp":
+        keys["dp_replicate_size"] = recipe.replicas // config.sharding_group
+        keys["dp_shard_size"] = config.sharding_group
+    return keys
 
 
 def _model_and_text(workload: Workload) -> dict[str, Any]:
@@ -271,7 +345,7 @@ def _numbers(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
         }
     return {
         "micro_batch_size": effective["micro_batch_size"],
-        "gradient_accumulation_steps": effective["global_batch"] // effective["micro_batch_size"],
+        "gradient_accumulation_steps": recipe.accumulation_steps,
         "max_steps": effective["steps"],
         "seed": effective["seed"],
         "optimizer": _NAMES[optimizer][effective["optimizer_fusion"]],
@@ -289,7 +363,7 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
     precision = effective["precision"]
     # All precisions are specified: the default is `auto`, which depends on the device.
     keys: dict[str, Any] = {
-        "bf16": precision in ("bf16-true under autocast", "bf16-mixed"),
+        "bf16": precision.startswith(("bf16-true", "bf16-mixed")),
         "fp16": precision == "fp16-mixed",
         "tf32": precision == "tf32",
         "fp8": precision == "fp8",
@@ -400,6 +474,11 @@ def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
         )
     if effective["optimizer"] == "adamw-8bit":
         yield "adamw_torch_8bit needs torchao"
+    if recipe.config.tensor_parallel > 1:
+        yield (
+            "tensor_parallel_size needs a model of transformers that has a plan for it, such as "
+            "llama, qwen3 or phi3"
+        )
     if recipe.config.adapter_targets == "attention":
         yield (
             "lora_target_modules is a pattern of the names that models of transformers have in "

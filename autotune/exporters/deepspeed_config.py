@@ -1,7 +1,7 @@
 """DeepSpeed: a file for `deepspeed.initialize` and one for transformers and accelerate.
 
-`ds_config.json` is the former, `ds_config_auto.json` the latter. Both use ZeRO stage 0, because a
-trial runs on one device. Mixed precision is `torch_autocast`: the `bf16` and `fp16` sections of
+`ds_config.json` is the former, `ds_config_auto.json` the latter. Sharding is a stage of ZeRO: 0 is
+data-parallel training. Mixed precision is `torch_autocast`: the `bf16` and `fp16` sections of
 DeepSpeed hold 16-bit weights and a float32 copy of them, which is a different training.
 Keys: deepspeed 0.19.
 """
@@ -10,6 +10,7 @@ import json
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.devices import Closest, fit_deepspeed, zero_settings
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
@@ -33,25 +34,41 @@ _SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "page
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    unsupported = _unsupported(recipe)
-    files = {FILE: _text(_numbers(recipe)), AUTO_FILE: _text(_automatic(recipe))}
+    closest = _closest(recipe)
+    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe))
+    recipe = closest.recipe
+    files = {FILE: json_text(_numbers(recipe)), AUTO_FILE: json_text(automatic(recipe))}
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
     files |= shipped_files(entry.why for entry in unsupported)
     return Export(
-        files=files, command=_command(recipe.config), unsupported=unsupported, notes=_notes(recipe)
+        files=files, command=_command(recipe), unsupported=unsupported, notes=_notes(recipe)
     )
 
 
-def _text(settings: dict[str, object]) -> str:
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that DeepSpeed can train with."""
+    closest = Closest(recipe)
+    fit_deepspeed(closest)
+    if closest.recipe.devices > 1 or closest.config.offload != "none":
+        why = "it is DeepSpeed that shares out here, with buffers of its own for communication"
+        closest.change("engine", "deepspeed", why)
+    return closest
+
+
+def json_text(settings: dict[str, object]) -> str:
     return json.dumps(settings, indent=2) + "\n"
 
 
-def _command(config: TrainingConfig) -> str:
-    if not launch.is_needed(config):
-        return f"deepspeed train.py --deepspeed --deepspeed_config {FILE}"
+def _command(recipe: Recipe) -> str:
+    devices = f"--num_gpus {recipe.devices} " if recipe.devices > 1 else ""
+    if not launch.is_needed(recipe.config):
+        return f"deepspeed {devices}train.py --deepspeed --deepspeed_config {FILE}"
     # Without the flag the first argument would be the rank, where the launcher expects a script.
-    return f"deepspeed --no_local_rank {launch.FILE} train.py --deepspeed --deepspeed_config {FILE}"
+    return (
+        f"deepspeed {devices}--no_local_rank {launch.FILE} train.py --deepspeed "
+        f"--deepspeed_config {FILE}"
+    )
 
 
 def _origin(recipe: Recipe) -> dict[str, object]:
@@ -60,37 +77,61 @@ def _origin(recipe: Recipe) -> dict[str, object]:
 
 
 def _numbers(recipe: Recipe) -> dict[str, object]:
+    by_script = recipe.config.optimizer in _SCRIPT_OPTIMIZERS
     settings = {
         **_origin(recipe),
-        "train_micro_batch_size_per_gpu": recipe.config.micro_batch_size,
-        "gradient_accumulation_steps": recipe.accumulation_steps,
-        "gradient_clipping": recipe.workload.gradient_clipping or 0.0,
-        "zero_optimization": {"stage": 0},
-        **_autocast(recipe.config),
+        **engine_settings(recipe),
+        **(client_settings(recipe.config) if by_script else {}),
     }
-    if recipe.config.optimizer not in _SCRIPT_OPTIMIZERS:
+    if not by_script:
         settings["optimizer"] = _optimizer(recipe)
         if scheduler := _scheduler(recipe):
             settings["scheduler"] = scheduler
     return settings
 
 
-def _automatic(recipe: Recipe) -> dict[str, object]:
+def engine_settings(recipe: Recipe) -> dict[str, object]:
+    """Return what the engine does, in trials too; optimizer and schedule are not in it."""
+    return {
+        "train_micro_batch_size_per_gpu": recipe.config.micro_batch_size,
+        "gradient_accumulation_steps": recipe.accumulation_steps,
+        "gradient_clipping": recipe.workload.gradient_clipping or 0.0,
+        **zero_settings(recipe.config),
+        **_autocast(recipe.config),
+    }
+
+
+def automatic(recipe: Recipe) -> dict[str, object]:
     """Return the settings without optimizer and schedule, which would replace the trainer's."""
     return {
         **_origin(recipe),
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
         "gradient_clipping": "auto",
-        "zero_optimization": {"stage": 0},
+        **zero_settings(recipe.config),
+        **client_settings(recipe.config),
         **_autocast(recipe.config),
     }
+
+
+def client_settings(config: TrainingConfig) -> dict[str, object]:
+    """Return what lets ZeRO use an optimizer that DeepSpeed did not make."""
+    settings: dict[str, object] = {}
+    if config.sharding not in ("none", "ddp") or config.offload != "none":
+        settings["zero_allow_untested_optimizer"] = True
+    if config.offload != "none":
+        settings["zero_force_ds_cpu_optimizer"] = False
+    return settings
 
 
 def _autocast(config: TrainingConfig) -> dict[str, object]:
     if config.precision not in _AUTOCAST:
         return {}
-    return {"torch_autocast": {"enabled": True, "dtype": _AUTOCAST[config.precision]}}
+    section: dict[str, object] = {"enabled": True, "dtype": _AUTOCAST[config.precision]}
+    if config.sharding != "none" and config.gradient_reduction == "fp32":
+        # Otherwise ZeRO sends weights and gradients of linear layers in 16 bits.
+        section["lower_precision_safe_modules"] = []
+    return {"torch_autocast": section}
 
 
 def _optimizer(recipe: Recipe) -> dict[str, object]:
@@ -262,6 +303,11 @@ def _notes(recipe: Recipe) -> tuple[str, ...]:
         "(deepspeed_config_file), which fill in its auto values. Leave bf16 and fp16 of "
         "transformers or accelerate off: they would turn those of DeepSpeed on.",
     ]
+    if recipe.config.offload != "none" and recipe.config.optimizer == "adamw":
+        notes.append(
+            "torch_adam in the file makes torch's AdamW update on the host: without it DeepSpeed "
+            "compiles a kernel of its own at the first step, which is faster."
+        )
     if _has_scheduler(recipe):
         notes.append(
             "The optimizer's lr is that of the first step only. To change the rate, change "

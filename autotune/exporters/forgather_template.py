@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.exporters.adapters import left_to_script, packages
+from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
@@ -19,7 +20,12 @@ _COLLATOR = "DataCollatorForCausalLM"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    unsupported = tuple(_unsupported(recipe, version))
+    closest = Closest(recipe)
+    closest.use_torch("forgather has no DeepSpeed")
+    closest.use_one_device("forgather's trainer shares out nothing among devices but layers")
+    closest.leave_out_offload("forgather moves activations to the host, and nothing else")
+    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe, version))
+    recipe = closest.recipe
     effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "
     if effective["allocator"] == "expandable":

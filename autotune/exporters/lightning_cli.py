@@ -1,10 +1,20 @@
 """Lightning: `lightning.yaml` for LightningCLI, and a callback for what its Trainer has no key for.
 
 Model and data are the user's classes, which the script passes to LightningCLI; `optimizer` in the
-file replaces their `configure_optimizers`. Keys: lightning 2.6.
+file replaces their `configure_optimizers`. Several devices share out a training by a strategy of
+Lightning; for FSDP2 the user's module shards itself, by a line that the export prints. Keys:
+lightning 2.6.
 """
 
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.deepspeed_config import client_settings
+from autotune.exporters.devices import (
+    Closest,
+    divides_weights,
+    fit_deepspeed,
+    is_resharded,
+    zero_settings,
+)
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
@@ -14,6 +24,7 @@ from autotune.exporters.script_lines import (
 )
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.yaml_text import yaml_text
+from autotune.spec.config import TrainingConfig
 
 FILE = "lightning.yaml"
 
@@ -29,6 +40,12 @@ _PRECISIONS = {
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    closest = _closest(recipe)
+    unsupported = (
+        *closest.unsupported(recipe),
+        *(entry for entry in _unsupported(closest.recipe) if entry.setting not in closest.reasons),
+    )
+    recipe = closest.recipe
     files = {
         FILE: _heading(recipe) + yaml_text(_settings(recipe)),
         CALLBACK: shipped_text(CALLBACK),
@@ -39,9 +56,41 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=_command(recipe),
-        unsupported=_unsupported(recipe),
+        unsupported=unsupported,
         notes=_notes(recipe),
     )
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that a strategy of Lightning can share out among devices."""
+    closest = Closest(recipe)
+    if recipe.device_type == "cpu":
+        closest.use_torch("Lightning has DeepSpeed for GPUs only")
+    config = closest.config
+    if config.engine == "deepspeed":
+        fit_deepspeed(closest)
+        if config.precision in _COPIES:
+            closest.differs("precision", *_COPIES[config.precision])
+        return closest
+    closest.leave_out_tensor_parallel(
+        "your module would have to split its matrices in configure_model: export to torchtitan"
+    )
+    closest.leave_out_offload("Lightning moves memory to the host with DeepSpeed only")
+    if divides_weights(config) and config.precision == "fp16-mixed":
+        why = "ModelParallelStrategy, which is for FSDP2, has no scaling of float16 gradients"
+        closest.change("precision", "bf16-mixed", why)
+    return closest
+
+
+_WHY_A_COPY = "Lightning has DeepSpeed hold 16-bit weights and a float32 copy, without autocast"
+_COPIES = {
+    "bf16-mixed": ("bf16-true with a float32 copy", _WHY_A_COPY),
+    "fp8": ("bf16-true with a float32 copy", _WHY_A_COPY),
+    "bf16-true": ("bf16-true with a float32 copy", _WHY_A_COPY),
+    "bf16-stochastic": ("bf16-true with a float32 copy", _WHY_A_COPY),
+    "fp16-mixed": ("fp16 with a float32 copy", _WHY_A_COPY),
+}
+"""{precision: (what DeepSpeed does instead, why)}."""
 
 
 def _heading(recipe: Recipe) -> str:
@@ -61,7 +110,8 @@ def _settings(recipe: Recipe) -> dict[str, object]:
         "seed_everything": workload.seed,
         "trainer": {
             "accelerator": "cpu" if recipe.device_type == "cpu" else "gpu",
-            "devices": 1,
+            "devices": recipe.devices,
+            **_strategy(recipe.config, devices=recipe.devices),
             "precision": _precision(recipe),
             "max_steps": workload.steps,
             "accumulate_grad_batches": recipe.accumulation_steps,
@@ -71,11 +121,38 @@ def _settings(recipe: Recipe) -> dict[str, object]:
                 {"class_path": "autotune_callback.AutotuneCallback", "init_args": _callback(recipe)}
             ],
         },
-        "optimizer": {
-            "class_path": optimizer_class(recipe),
-            "init_args": optimizer_arguments(recipe),
-        },
+        "optimizer": _optimizer(recipe),
     }
+
+
+def _strategy(config: TrainingConfig, *, devices: int) -> dict[str, object]:
+    """Return the key on what devices share out among them; none where there is one."""
+    name = "DDPStrategy"
+    arguments: dict[str, object] = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
+    if config.engine == "deepspeed":
+        name = "DeepSpeedStrategy"
+        arguments = {"config": {**zero_settings(config), **client_settings(config)}}
+    elif config.sharding == "none":
+        return {}
+    elif divides_weights(config):
+        name = "ModelParallelStrategy"
+        arguments = {"data_parallel_size": devices, "tensor_parallel_size": 1}
+    elif config.gradient_reduction == "bf16":
+        hooks = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        arguments["ddp_comm_hook"] = f"{hooks}.bf16_compress_hook"
+    path = f"lightning.pytorch.strategies.{name}"
+    return {"strategy": {"class_path": path, "init_args": arguments}}
+
+
+def _optimizer(recipe: Recipe) -> dict[str, object]:
+    arguments = optimizer_arguments(recipe)
+    if recipe.config.engine == "torch" and recipe.config.sharding == "zero1":
+        return {
+            "class_path": "torch.distributed.optim.ZeroRedundancyOptimizer",
+            "init_args": {"optimizer_class": optimizer_class(recipe)},
+            "dict_kwargs": arguments,
+        }
+    return {"class_path": optimizer_class(recipe), "init_args": arguments}
 
 
 def _precision(recipe: Recipe) -> str:
@@ -155,17 +232,45 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
             "small tensors and the weights that products save",
         )
     reasons |= left_to_script(config, before="the end of your module's configure_model")
+    if divides_weights(config):
+        line = _sharding_line(recipe)
+        reasons["sharding"] = (
+            None,
+            f"with ModelParallelStrategy your module shards itself: write {line} at the end of its "
+            "configure_model",
+        )
+        part = (None, "it is part of the line that shards your module")
+        if config.sharding == "hsdp":
+            reasons["sharding_group"] = part
+        if config.gradient_reduction != "fp32":
+            reasons["gradient_reduction"] = part
     return reasons
+
+
+def _sharding_line(recipe: Recipe) -> str:
+    """Return the call by which the user's module shares out its weights."""
+    config = recipe.config
+    arguments = ["self", f'device="{recipe.device_type}"']
+    if config.sharding == "hsdp":
+        arguments.append(f"group={config.sharding_group}")
+    if not is_resharded(config):
+        arguments.append("reshard_after_forward=False")
+    if config.precision == "bf16-mixed":
+        arguments.append("param_dtype=torch.bfloat16")
+    if config.gradient_reduction == "bf16":
+        arguments.append("reduce_dtype=torch.bfloat16")
+    return f"autotune_blocks.shard_blocks({', '.join(arguments)})"
 
 
 def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     workload = recipe.workload
+    on_each = f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
     return {
         "global_batch": (
             None,
-            f"a step uses {recipe.accumulation_steps} batches of your LightningDataModule: with "
-            f"{recipe.config.micro_batch_size} sequences in each, the global batch is "
-            f"{workload.global_batch}",
+            f"a step uses {recipe.accumulation_steps} batches of your LightningDataModule"
+            f"{on_each}: with {recipe.config.micro_batch_size} sequences in each, the global batch "
+            f"is {workload.global_batch}",
         ),
         "sequence_length": (
             None,

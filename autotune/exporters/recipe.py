@@ -37,8 +37,12 @@ WORKLOAD_SETTINGS = (
     "sequence_length",
     "gradient_clipping",
     "seed",
+    "devices_per_trial",
 )
-"""Settings of a workload that change the computed numbers. A trainer may have no key for some."""
+"""Settings of a workload that a trainer may have no key for.
+
+They change the computed numbers, or say on how many devices they are computed.
+"""
 
 DECIDED_BY_SCRIPT = (
     "learning_rate",
@@ -68,6 +72,8 @@ class Recipe:
     Always a single line, whatever the name of the study contains.
     """
     peak_memory_bytes: int | None = None
+    peak_memory_bytes_by_rank: tuple[int, ...] = ()
+    """The peak of each device, where the trial had several."""
     device_bytes: int | None = None
     tokens_per_second: float | None = None
     perplexity: float | None = None
@@ -81,9 +87,19 @@ class Recipe:
         object.__setattr__(self, "origin", in_one_line(self.origin))
 
     @property
+    def devices(self) -> int:
+        """Number of devices, and of the processes that the command must start."""
+        return self.workload.devices_per_trial
+
+    @property
+    def replicas(self) -> int:
+        """Number of parts of a global batch that are trained at once."""
+        return self.devices // self.config.tensor_parallel
+
+    @property
     def accumulation_steps(self) -> int:
-        """Number of micro batches whose gradients are summed for one optimizer step."""
-        return self.workload.global_batch // self.config.micro_batch_size
+        """Number of micro batches of a device whose gradients are summed for one step."""
+        return self.workload.global_batch // (self.config.micro_batch_size * self.replicas)
 
     @property
     def is_fp16_on_cpu(self) -> bool:
@@ -123,6 +139,7 @@ def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:
         device_type="cuda" if result.device.type == "cuda" else "cpu",
         origin=f"study {result.study}, trial {record.number}",
         peak_memory_bytes=record.peak_memory_bytes,
+        peak_memory_bytes_by_rank=record.peak_memory_bytes_by_rank,
         device_bytes=record.device_bytes,
         tokens_per_second=record.tokens_per_second,
         perplexity=record.perplexity,

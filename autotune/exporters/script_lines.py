@@ -75,6 +75,11 @@ def optimizer_line(recipe: Recipe) -> str:
         for name, value in optimizer_arguments(recipe).items()
     }
     arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    if recipe.config.sharding == "zero1" and recipe.config.engine == "torch":
+        return (
+            "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), "
+            f"optimizer_class={optimizer_class(recipe)}, {arguments})"
+        )
     return f"{optimizer_class(recipe)}(model.parameters(), {arguments})"
 
 
@@ -180,7 +185,7 @@ def model_and_data_note(recipe: Recipe) -> str:
         note += f", {ANSWERS_ONLY}"
     if workload.packing == "padded":
         note += ", each sequence the beginning of a text and padding without labels (-100)"
-        steps = recipe.accumulation_steps
+        steps = recipe.accumulation_steps * recipe.replicas
         if steps > 1:
             note += (
                 f", its loss the sum over a micro batch divided by the labels of all {steps} of a "

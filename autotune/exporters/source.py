@@ -35,6 +35,11 @@ def excerpt(module: str, *names: str) -> str:
     return spaced(text for name, text in definitions.items() if name in names)
 
 
+def defined_names(module: str) -> tuple[str, ...]:
+    """Return the names of all top-level definitions of `module`."""
+    return tuple(_definitions(module))
+
+
 def spaced(texts: Iterable[str]) -> str:
     """Join `texts`: one line break between two constants, two empty lines around anything else."""
     joined = ""

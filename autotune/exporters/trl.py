@@ -8,8 +8,9 @@ import dataclasses
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters import launch
+from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
+from autotune.exporters.devices import Closest, divides_weights, fit_accelerate
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -30,6 +31,9 @@ FILE = "sft.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    trial = recipe
+    on_devices = _closest(trial)
+    recipe = on_devices.recipe
     closest, changes = closest_config(recipe)
     trl_changes = _trl_changes(recipe.config, closest)
     changed = {change.setting for change in trl_changes}
@@ -38,20 +42,57 @@ def write(recipe: Recipe, version: str) -> Export:
         closest = dataclasses.replace(closest, attention="auto")
     text = yaml_text(_keys(recipe, closest))
     files = {FILE: _head(recipe) + text}
+    shares = recipe.devices > 1 or recipe.config.engine == "deepspeed"
     command = f"trl sft --config {FILE}"
+    if shares:
+        files |= accelerate_config.launch_files(_without_compilation(recipe))
+        command += f" --accelerate_config {accelerate_config.FILE}"
     # The launcher makes the settings of the process; `attention` may not be one of them any more.
     launcher_config = dataclasses.replace(recipe.config, attention=closest.attention)
     has_launcher = launch.is_needed(launcher_config)
     if has_launcher:
         launcher_recipe = dataclasses.replace(recipe, config=launcher_config)
         files[launch.FILE] = launch.launcher(launcher_recipe)
-        command = f"python {launch.FILE} -m trl.scripts.sft --config {FILE}"
+        start = "python"
+        if shares:
+            start = f"accelerate launch --config_file {accelerate_config.FILE}"
+        command = f"{start} {launch.FILE} -m trl.scripts.sft --config {FILE}"
     return Export(
         files=files,
         command=command,
-        unsupported=tuple(_unsupported(recipe, change) for change in changes),
+        unsupported=(
+            *on_devices.unsupported(trial),
+            *(
+                _unsupported(trial, change)
+                for change in changes
+                if change.setting not in on_devices.reasons
+            ),
+        ),
         notes=tuple(_notes(recipe, has_launcher=has_launcher)),
     )
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that trl and accelerate can share out among devices."""
+    closest = Closest(recipe)
+    if recipe.device_type == "cpu":
+        why = "accelerate, which starts trl, starts a single process on a CPU"
+        closest.use_torch(why)
+        closest.use_one_device(why)
+        closest.leave_out_offload(why)
+    closest.leave_out_zero1("trl")
+    fit_accelerate(closest, "trl", has_groups=True)
+    if closest.config.engine == "torch" and not divides_weights(closest.config):
+        closest.change("gradient_reduction", "fp32", "trl has no key for it")
+    return closest
+
+
+def _without_compilation(recipe: Recipe) -> Recipe:
+    """Return the recipe without what the keys of transformers do: accelerate would do it again."""
+    config = dataclasses.replace(
+        recipe.config, compile="none", memory_budget=1.0, checkpointing="none"
+    )
+    return dataclasses.replace(recipe, config=config)
 
 
 def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
@@ -97,11 +138,15 @@ def _unsupported(recipe: Recipe, change: Change) -> Unsupported:
 
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
+    keys = training_keys(recipe, closest)
+    if recipe.config.engine == "deepspeed":
+        # Its file has autocast; these would stand for 16-bit weights with a float32 copy.
+        keys |= {"bf16": False, "fp16": False}
     return {
         **_model(recipe.workload),
         **_dataset(recipe.workload),
         "output_dir": "trainer_output",
-        **training_keys(recipe, closest),
+        **keys,
         "activation_offloading": closest.activation_offload == "cpu",
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
@@ -156,9 +201,16 @@ def _dataset(workload: Workload) -> dict[str, Any]:
 
 def _head(recipe: Recipe) -> str:
     return f"""# {recipe.origin}: {recipe.config.describe()}
-# Replace each <NAME> in capitals. Measured on one device: on N devices the global batch is N times
-# as large, unless gradient_accumulation_steps is divided by N.
+# Replace each <NAME> in capitals. {_measured_on(recipe.devices)}
 """
+
+
+def _measured_on(devices: int) -> str:
+    if devices > 1:
+        return f"""Measured on {devices} devices: with another number of
+# processes the global batch is another one."""
+    return """Measured on one device: on N devices the global batch is N times
+# as large, unless gradient_accumulation_steps is divided by N."""
 
 
 _LARGEST_TILE = (4_096, 32_768)
@@ -192,7 +244,7 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
                 f"rename {workload.chat_column}, and from and value in it to role and content"
             )
     notes.append(_buffer_note(recipe))
-    if has_launcher:
+    if has_launcher and recipe.devices == 1:
         notes.append(
             f"on several devices: accelerate launch {launch.FILE} -m trl.scripts.sft "
             f"--config {FILE}"

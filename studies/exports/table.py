@@ -5,6 +5,7 @@
 Writes table.md here. A test asserts that it is current.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,21 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
 }
 """{technique: other settings that it needs in a legal configuration}."""
+DEVICES = 4
+ON_DEVICES: Mapping[str, Mapping[str, Any]] = {
+    "ddp": {"sharding": "ddp"},
+    "zero1": {"sharding": "zero1"},
+    "zero2": {"sharding": "zero2"},
+    "zero3": {"sharding": "zero3"},
+    "hsdp": {"sharding": "hsdp", "sharding_group": 2},
+    "tensor_parallel": {"sharding": "zero3", "tensor_parallel": 2},
+    "offload all": {"sharding": "zero3", "offload": "all"},
+    "offload optimizer": {"sharding": "zero3", "offload": "optimizer"},
+    "gradient_reduction bf16": {"sharding": "ddp", "gradient_reduction": "bf16"},
+    "engine deepspeed": {"sharding": "zero3", "engine": "deepspeed"},
+}
+"""{way to share out a training among four devices: its settings}, the technique's own last but for
+`hsdp`."""
 SETTINGS = (
     "learning_rate",
     "weight_decay",
@@ -41,7 +57,7 @@ SETTINGS = (
 
 
 def page() -> str:
-    return "\n".join([*_opening(), *_techniques(), "", *_settings(), ""])
+    return "\n".join([*_opening(), *_techniques(), "", *_on_devices(), "", *_settings(), ""])
 
 
 def _opening() -> Iterator[str]:
@@ -71,12 +87,26 @@ def _heading(first: str) -> Iterator[str]:
 def _techniques() -> Iterator[str]:
     yield from _heading("technique")
     for technique, values in VALUES.items():
+        if technique in ("sharding", "offload", "gradient_reduction", "engine"):
+            continue
         for value in values:
             config = _config(technique, value)
             cells = [
                 _cell(technique, unsupported(config, name, version)) for name, version in columns()
             ]
             yield f"| {technique} {value} | {' | '.join(cells)} |"
+
+
+def _on_devices() -> Iterator[str]:
+    yield from _heading(f"on {DEVICES} devices")
+    for title, settings in ON_DEVICES.items():
+        technique = "sharding" if "sharding_group" in settings else list(settings)[-1]
+        config = TrainingConfig(micro_batch_size=1, **settings)
+        cells = [
+            _cell(technique, unsupported(config, name, version, devices=DEVICES))
+            for name, version in columns()
+        ]
+        yield f"| {title} | {' | '.join(cells)} |"
 
 
 def _settings() -> Iterator[str]:
@@ -93,8 +123,11 @@ def _config(technique: str, value: Any) -> TrainingConfig:
     return TrainingConfig(**{**plain, **needed, technique: value})
 
 
-def unsupported(config: TrainingConfig, name: str, version: str) -> Mapping[str, Unsupported]:
-    recipe = Recipe(config=config, workload=WORKLOAD, device_type="cuda", origin="the table")
+def unsupported(
+    config: TrainingConfig, name: str, version: str, *, devices: int = 1
+) -> Mapping[str, Unsupported]:
+    workload = dataclasses.replace(WORKLOAD, devices_per_trial=devices)
+    recipe = Recipe(config=config, workload=workload, device_type="cuda", origin="the table")
     return {
         refusal.setting: refusal for refusal in TARGETS[name].write(recipe, version).unsupported
     }

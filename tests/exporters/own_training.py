@@ -47,7 +47,7 @@ def trained(recipe, *, steps):
         for tokens in batch.split(config.micro_batch_size):
             with autocast(config.precision, device=CPU):
                 loss = model(tokens, tokens) / batch.numel()
-            updater.scale(loss).backward()
+            updater.backward(loss)
         updater.step()
     return model
 

@@ -34,6 +34,45 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 """Combinations in which trainers have other number formats."""
 
 
+ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
+    "ddp": (2, {"sharding": "ddp"}),
+    "ddp, added up in bf16": (
+        2,
+        {"sharding": "ddp", "precision": "bf16-mixed", "gradient_reduction": "bf16"},
+    ),
+    "zero1": (2, {"sharding": "zero1", "optimizer_fusion": "kernel"}),
+    "zero2": (2, {"sharding": "zero2"}),
+    "zero3 of 16-bit weights": (2, {"sharding": "zero3", "precision": "bf16-true"}),
+    "hsdp, added up in bf16": (
+        4,
+        {
+            "sharding": "hsdp",
+            "sharding_group": 2,
+            "precision": "bf16-mixed",
+            "checkpointing": "block",
+            "gradient_reduction": "bf16",
+        },
+    ),
+    "split matrices": (2, {"tensor_parallel": 2, "precision": "bf16-mixed"}),
+    "zero3 of split matrices": (4, {"sharding": "zero3", "tensor_parallel": 2}),
+    "ddp of split matrices": (4, {"sharding": "ddp", "tensor_parallel": 2}),
+    "zero3, on the host": (2, {"sharding": "zero3", "offload": "all"}),
+    "the optimizer on the host": (1, {"offload": "optimizer"}),
+    "DeepSpeed": (2, {"engine": "deepspeed", "sharding": "zero1", "precision": "bf16-mixed"}),
+    "DeepSpeed, on the host": (2, {"engine": "deepspeed", "sharding": "zero3", "offload": "all"}),
+    "DeepSpeed, the optimizer on the host": (
+        2,
+        {
+            "engine": "deepspeed",
+            "sharding": "zero2",
+            "offload": "optimizer",
+            "gradient_reduction": "bf16",
+        },
+    ),
+}
+"""{case: (devices, settings)} in which trainers share out a training in other ways."""
+
+
 def recipe(config=None, *, device_type="cuda", **workload):
     """Return a recipe for the built-in model unless `workload` names another."""
     settled = make_workload("cpu", {"steps": 20, **workload})
@@ -60,6 +99,8 @@ def configurations(global_batch=8):
     }
     found = {}
     for technique, options in values.items():
+        if technique in _OF_SEVERAL_DEVICES:
+            continue
         for value in options:
             settings = {
                 "micro_batch_size": global_batch,
@@ -76,3 +117,16 @@ def configurations(global_batch=8):
     for name, settings in ADAPTERS.items():
         found[name] = TrainingConfig(micro_batch_size=global_batch, **settings)
     return found
+
+
+_OF_SEVERAL_DEVICES = ("sharding", "offload", "gradient_reduction", "engine")
+
+
+def recipe_on_devices(case, **options):
+    """Return the recipe of a case of `ON_SEVERAL_DEVICES`, with micro batches of 2."""
+    devices, settings = ON_SEVERAL_DEVICES[case]
+    config = TrainingConfig(micro_batch_size=2, **settings)
+    made = recipe(config, devices_per_trial=devices, **options)
+    context = made.workload.legality_context
+    assert not rule_violations(config.to_dict(), context), settings
+    return made

@@ -4,8 +4,14 @@ import copy
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 
-from autotune.exporters.shipped.autotune_blocks import SAVED_OPERATORS, find_blocks, prepare_blocks
+from autotune.exporters.shipped.autotune_blocks import (
+    SAVED_OPERATORS,
+    find_blocks,
+    prepare_blocks,
+    shard_blocks,
+)
 from autotune.exporters.source import excerpt
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
@@ -13,6 +19,7 @@ from autotune.models.structure import find_blocks as find_own
 from autotune.spec.config import CHOICES
 from autotune.spec.workload import make_workload
 from autotune.techniques import checkpointing as technique
+from tests.exporters.readers.pytorch_script import fake_ranks
 from tests.techniques.operators import OperatorCount
 
 CHECKPOINTING = CHOICES["checkpointing"]
@@ -164,3 +171,15 @@ def test_a_model_that_caches_keys_and_values_can_be_recomputed():
     tokens = torch.arange(32).view(2, 16)
     model(input_ids=tokens, labels=tokens).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("granularity", ["none", "every-2", "sqrt"])
+def test_each_block_is_sharded_however_it_is_recomputed(model, granularity):
+    sharded = copy.deepcopy(model)
+    with fake_ranks(4):
+        prepare_blocks(sharded, checkpointing=granularity)
+        shard_blocks(sharded, device="cpu", group=2)
+        blocks = list(sharded.blocks)
+        assert all(isinstance(block, FSDPModule) for block in [*blocks, sharded])
+        shapes = {parameter.device_mesh.shape for parameter in sharded.parameters()}
+    assert shapes == {(2, 2)}

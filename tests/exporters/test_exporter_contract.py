@@ -13,7 +13,12 @@ from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
 from autotune.techniques.adafactor_fixed_rate import WEIGHT_DECAY
 from autotune.techniques.optimizer import make_optimizer
 from tests.exporters.readers import READERS
-from tests.exporters.recipes import configurations, recipe
+from tests.exporters.recipes import (
+    ON_SEVERAL_DEVICES,
+    configurations,
+    recipe,
+    recipe_on_devices,
+)
 
 CONFIGURATIONS = configurations()
 WORKLOADS = {
@@ -47,6 +52,18 @@ def check(name, version, asked):
 @pytest.mark.parametrize(("name", "version"), versions())
 def test_a_value_of_a_technique_is_in_the_files_or_listed_as_not_expressed(name, version, config):
     check(name, version, recipe(config))
+
+
+@pytest.mark.parametrize("case", ON_SEVERAL_DEVICES)
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_what_devices_share_out_is_in_the_files_or_listed_as_not_expressed(name, version, case):
+    check(name, version, recipe_on_devices(case))
+
+
+@pytest.mark.parametrize("case", ["ddp", "zero2", "DeepSpeed, on the host"])
+@pytest.mark.parametrize("name", ["pytorch", "transformers", "accelerate", "lightning"])
+def test_what_devices_share_out_on_a_cpu_is_in_the_files_or_listed_as_not_expressed(name, case):
+    check(name, TARGETS[name].versions[0], recipe_on_devices(case, device_type="cpu"))
 
 
 @pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)

@@ -4,12 +4,14 @@ The export also has the configuration as a file, for the user's training loop, a
 scripts that are not changed. A study of the user's script gets only the file and the launcher.
 """
 
+import dataclasses
 import json
 import shlex
 from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import adapters, launch
+from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
@@ -26,16 +28,38 @@ def write(recipe: Recipe, version: str) -> Export:
     """Return the export, which expresses all settings except those that a user's script decides."""
     if recipe.workload.script is not None:
         return _for_a_script(recipe)
+    trial = recipe
+    closest = _closest(trial)
+    recipe = closest.recipe
     files = {
         script.FILE: script.script(recipe),
-        CONFIG_FILE: config_text(recipe),
+        CONFIG_FILE: config_text(trial),
         **_launcher(recipe),
     }
     if recipe.workload.model_config is not None:
         settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
         settings.pop("auto_map", None)  # it names code outside transformers, which is not run
         files[MODEL_CONFIG_FILE] = json.dumps(settings, indent=2) + "\n"
-    return Export(files=files, command=f"python {script.FILE}", notes=tuple(_notes(recipe)))
+    return Export(
+        files=files,
+        command=f"{script.start(recipe)} {script.FILE}",
+        unsupported=tuple(closest.unsupported(trial)),
+        notes=tuple(_notes(recipe)),
+    )
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that the script can train with."""
+    closest = Closest(recipe)
+    closest.use_torch("the script needs no DeepSpeed: export to deepspeed for it")
+    closest.leave_out_tensor_parallel(
+        "the script has whole matrices on every device: export to torchtitan for split ones"
+    )
+    closest.leave_out_offload("the script has everything on the device")
+    if closest.reasons:  # it takes another amount of memory than the trial
+        unknown: dict[str, Any] = {"peak_memory_bytes": None, "peak_memory_bytes_by_rank": ()}
+        closest.recipe = dataclasses.replace(closest.recipe, **unknown)
+    return closest
 
 
 def config_text(recipe: Recipe) -> str:
@@ -120,13 +144,16 @@ def _notes(recipe: Recipe) -> list[str]:
         )
     if is_function_reference(workload.model) and not PurePath(workload.model).is_absolute():
         notes.append(f"run it in the folder of the search, where {workload.model} is found")
-    load = f"autotune.load_config('{CONFIG_FILE}')"
-    notes.append(
-        f"in your training loop: model, optimizer = autotune.apply(model, optimizer, config={load})"
-    )
-    if launch.is_needed(config):
+    if recipe.devices == 1:
+        load = f"autotune.load_config('{CONFIG_FILE}')"
         notes.append(
-            f"with your script unchanged: python {launch.FILE} your_script.py, which makes the "
+            "in your training loop: model, optimizer = autotune.apply(model, optimizer, "
+            f"config={load})"
+        )
+    if launch.is_needed(config):
+        start = script.start(recipe)
+        notes.append(
+            f"with your script unchanged: {start} {launch.FILE} your_script.py, which makes the "
             "settings of the process"
         )
     return notes

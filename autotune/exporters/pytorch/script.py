@@ -9,7 +9,9 @@ import textwrap
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import base_dtype, is_quantized
+from autotune.exporters.devices import divides_weights
 from autotune.exporters.pytorch.data import data_pieces
+from autotune.exporters.pytorch.devices import device_pieces, distribute_lines
 from autotune.exporters.pytorch.models import loss_piece, model_pieces
 from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece, quoted_source
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces
@@ -20,13 +22,20 @@ from autotune.units import format_size
 FILE = "train.py"
 
 
+def start(recipe: Recipe) -> str:
+    """Return what the command line begins with, before the name of the script."""
+    if recipe.devices == 1:
+        return "python"
+    return f"torchrun --standalone --nproc-per-node {recipe.devices}"
+
+
 def script(recipe: Recipe) -> str:
     """Return the text of the script."""
-    config = recipe.config
     pieces = [
         _settings(recipe),
         banner("techniques"),
         *technique_pieces(recipe),
+        *([banner("devices"), *device_pieces(recipe)] if recipe.devices > 1 else []),
         banner("training"),
         _training(recipe),
         _learning_rate(recipe),
@@ -36,9 +45,9 @@ def script(recipe: Recipe) -> str:
         banner("text"),
         *data_pieces(recipe.workload),
         banner("peak memory"),
-        *_peak_memory_pieces(config),
+        *_peak_memory_pieces(recipe),
         banner("program"),
-        piece(_MAIN, "import argparse", "import math", "import time", "import torch"),
+        _main(recipe),
     ]
     return _header(recipe) + join_pieces(pieces)
 
@@ -60,10 +69,7 @@ def _header(recipe: Recipe) -> str:
     about = f"{workload.describe()}, trained as in {recipe.origin}: {config.describe()}."
     return f'''"""{textwrap.fill(in_docstring(about), width=97, break_long_words=False)}
 {measured}
-    python {FILE}                     # on the text of the workload
-    python {FILE} --text my.txt       # on a text, jsonl, csv or parquet file, a folder,
-                                        # or a name on the hub
-    python {FILE} --steps 2000 --save model.pt
+{_usage(recipe)}
 
 Written by autotune, which it does not need. The configuration is in `apply_techniques`, `Updater`,
 `train_step` and the settings below.
@@ -72,6 +78,21 @@ Written by autotune, which it does not need. The configuration is in `apply_tech
 from __future__ import annotations
 
 {environment}'''
+
+
+def _usage(recipe: Recipe) -> str:
+    if recipe.devices == 1:
+        return f"""\
+    python {FILE}                     # on the text of the workload
+    python {FILE} --text my.txt       # on a text, jsonl, csv or parquet file, a folder,
+                                        # or a name on the hub
+    python {FILE} --steps 2000 --save model.pt"""
+    return f"""\
+    {start(recipe)} {FILE}
+
+trains on the text of the workload, with `--text my.txt` on a text, jsonl, csv or parquet file, a
+folder, or a name on the hub. `--steps 2000 --save model.pt` trains longer and saves the weights.
+With another number of processes each has another part of the global batch, which stays the same."""
 
 
 def _settings(recipe: Recipe) -> Piece:
@@ -94,11 +115,17 @@ LEARNING_RATE = {workload.learning_rate_of(config.optimizer, config.adapter)}
 LEARNING_RATE_WARMUP_STEPS = {workload.learning_rate_warmup_steps}
 SEED = {workload.seed}
 WEIGHTS_DTYPE = torch.{base_dtype(config)}
-PEAK_MEMORY_BYTES: int | None = {recipe.peak_memory_bytes}
+{_promise(recipe)}
 \"\"\"Measured in the trial.\"\"\"
 TRIAL = {f"{recipe.origin}, on {recipe.device_type}"!r}
 """
     return piece("\n".join([*process_settings, constants.strip("\n")]), *imports)
+
+
+def _promise(recipe: Recipe) -> str:
+    if recipe.devices == 1:
+        return f"PEAK_MEMORY_BYTES: int | None = {recipe.peak_memory_bytes}"
+    return f"PEAK_MEMORY_BYTES_BY_RANK: tuple[int, ...] = {recipe.peak_memory_bytes_by_rank}"
 
 
 def _learning_rate(recipe: Recipe) -> Piece:
@@ -144,14 +171,12 @@ def _training(recipe: Recipe) -> Piece:
         contexts.append('offloaded("cpu", model=model)')
     call = "loss: Tensor = model(tokens, labels)"
     forward = f"    with {', '.join(contexts)}:\n        {call}" if contexts else f"    {call}"
-    warm_up = ""
-    if config.compile != "none":
-        warm_up = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
+    text = _on_ranks(recipe) if recipe.devices > 1 else _on_one_device(config)
     return piece(
-        _TRAINING.replace("FORWARD", forward)
-        .replace("WARM_UP", warm_up)
+        text.replace("FORWARD", forward)
+        .replace("SUMMED_LOSS", _SUMMED_LOSS.strip("\n"))
         .replace("PREPARE", "move_to_device" if config.adapter == "none" else "adapt")
-        .replace("FOR_EACH", _FOR_EACH_WEIGHT if is_quantized(config) else _FOR_EACH),
+        .replace("FOR_EACH", _for_each_weight(config)),
         "import numpy",
         "import torch",
         "from torch import Tensor, nn",
@@ -159,9 +184,40 @@ def _training(recipe: Recipe) -> Piece:
     )
 
 
+def _for_each_weight(config: TrainingConfig) -> str:
+    if is_quantized(config):
+        return _FOR_EACH_WEIGHT
+    return _FOR_EACH_ON_HOST if divides_weights(config) else _FOR_EACH
+
+
+def _on_one_device(config: TrainingConfig) -> str:
+    warm_up = ""
+    if config.compile != "none":
+        warm_up = "    summed_loss(model, held_out, 0)  # compiles the graph without gradients\n"
+    return f"{_TRAINING}\n{_FORWARD}\n{_TRAIN_STEP}\n{_EVALUATE}".replace("WARM_UP", warm_up)
+
+
+def _on_ranks(recipe: Recipe) -> str:
+    config = recipe.config
+    before = ""
+    if divides_weights(config):
+        before = _RESHARD
+    if config.compile != "none":
+        before += (
+            "    start = training.rank.index * MICRO_BATCH\n"
+            "    summed_loss(training.module, held_out, start)  # compiles without gradients\n"
+        )
+    training = _TRAINING_ON_RANKS.replace("DISTRIBUTE", distribute_lines(recipe))
+    evaluate = _EVALUATE_ON_RANKS.replace("BEFORE", before)
+    return f"{training}\n{_FORWARD}\n{_TRAIN_STEP_ON_RANKS}\n{evaluate}"
+
+
 _FOR_EACH = """\
     for parameter in model.parameters():
         parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)"""
+_FOR_EACH_ON_HOST = """\
+    for parameter in model.parameters():  # which go to the device when they are divided
+        parameter.data = parameter.data.to(WEIGHTS_DTYPE)"""
 _FOR_EACH_WEIGHT = """\
     for parameter in model.parameters():
         if not is_quantized(parameter):
@@ -181,8 +237,26 @@ class Training:
         """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
         self.updater = Updater(list(self.parameters.values()))
+'''
 
+_TRAINING_ON_RANKS = '''
+class Training:
+    """The model with its techniques, divided among the ranks, and its updater."""
 
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        torch.manual_seed(SEED)
+        self.model: Any = make_model()
+        self.model.train()
+        PREPARE(self.model)
+        self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        """By their names before techniques wrap parts of the model."""
+DISTRIBUTE
+        self.updater = Updater(list(self.parameters.values()))
+        torch.manual_seed(SEED + 1 + rank.index)  # each rank drops other activations
+'''
+
+_FORWARD = '''
 @torch.no_grad()
 def move_to_device(model: nn.Module) -> None:
     """Casts parameters on the host, one by one; buffers stay in their dtype."""
@@ -196,8 +270,9 @@ def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
     """Returns the summed token loss of a micro batch."""
 FORWARD
     return loss
+'''
 
-
+_TRAIN_STEP = '''
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
     """Makes one optimizer step on the global batch; returns the mean token loss before it.
 
@@ -214,8 +289,33 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
         total += loss.detach()
     training.updater.step()
     return total.item()
+'''
 
+_TRAIN_STEP_ON_RANKS = '''
+def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
+    """Makes one optimizer step on the global batch; returns the mean token loss before it.
 
+    Losses are divided by the number of labels in the global batch, so that the gradients do not
+    depend on the size of the micro batches and on the number of ranks.
+    """
+    rank = training.rank
+    training.updater.set_learning_rate(rate)
+    # Ranks take the mean of their losses and gradients, which are parts of a sum.
+    labels_per_rank = max(1, int((batch[1] != IGNORED_LABEL).sum())) / rank.size
+    total = torch.zeros((), device=DEVICE)
+    micro_batches = [rank.part_of(part).to(DEVICE).split(MICRO_BATCH) for part in batch]
+    last = len(micro_batches[0]) - 1
+    for index, (tokens, labels) in enumerate(zip(*micro_batches, strict=True)):
+        with without_reduction(training.module, is_last=index == last):
+            loss = forward(training.module, tokens.contiguous(), labels.contiguous())
+            loss = loss / labels_per_rank
+            training.updater.scale(loss).backward()
+        total += loss.detach()
+    training.updater.step()
+    return rank.mean(total).item()
+'''
+
+_EVALUATE = '''
 @torch.no_grad()
 def evaluate(model: Any, held_out: Sequences) -> float:
     """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
@@ -230,6 +330,37 @@ WARM_UP    total_loss = 0.0
     return total_loss / max(1, total_labels)
 
 
+SUMMED_LOSS
+'''
+
+_RESHARD = """\
+    # No backward pass follows, for which the weights of a block would have to stay.
+    training.module.set_reshard_after_forward(True)
+"""
+
+_EVALUATE_ON_RANKS = '''
+@torch.no_grad()
+def evaluate(training: Training, held_out: Sequences) -> float:
+    """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
+    rank = training.rank
+    training.module.eval()
+BEFORE    total_loss = 0.0
+    total_labels = 0
+    # Each rank has as many micro batches as the others; the last ones may have no labels.
+    stride = MICRO_BATCH * rank.size
+    end = -(-EVALUATION_SEQUENCES // stride) * stride
+    for start in range(rank.index * MICRO_BATCH, end, stride):
+        loss, valid_labels = summed_loss(training.module, held_out, start)
+        total_loss += loss
+        total_labels += valid_labels
+    total_loss, total_labels = rank.add_up(total_loss, total_labels)
+    return total_loss / max(1, total_labels)
+
+
+SUMMED_LOSS
+'''
+
+_SUMMED_LOSS = '''
 def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
     """Returns the summed loss and the number of labels of the micro batch that begins at `start`.
 
@@ -244,8 +375,9 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 '''
 
 
-def _peak_memory_pieces(config: TrainingConfig) -> list[Piece]:
+def _peak_memory_pieces(recipe: Recipe) -> list[Piece]:
     """Return what counts the peak of a step as trials do, on a CPU from the allocator's events."""
+    config = recipe.config
     meter = quoted_source(
         "memory.cpu",
         "_PHASE_PREFIX",
@@ -272,12 +404,27 @@ def _peak_memory_pieces(config: TrainingConfig) -> list[Piece]:
         imports=("from torch import nn", "from torch.utils._pytree import tree_leaves"),
     )
     own = piece(
-        _PEAK_MEMORY.replace("WEIGHTS", weights),
+        _PEAK_MEMORY.replace("WEIGHTS", weights)
+        .replace("OPTIMIZER", _owner_of_state(config))
+        .replace("BUCKETS", _buckets(recipe)),
         "from collections.abc import Iterator",
         "from contextlib import contextmanager",
         "from torch.profiler import ProfilerActivity, profile, record_function",
     )
     return [own, held, meter]
+
+
+def _owner_of_state(config: TrainingConfig) -> str:
+    """Return the optimizer whose state this process has."""
+    if config.sharding == "zero1":
+        return "training.updater.optimizer.optim"
+    return "training.updater.optimizer"
+
+
+def _buckets(recipe: Recipe) -> str:
+    """Return what the communication has on the device between steps, as further entries."""
+    is_replicated = recipe.devices > 1 and not divides_weights(recipe.config)
+    return ", *training.buckets.buffers" if is_replicated else ""
 
 
 _PEAK_MEMORY = '''
@@ -309,12 +456,30 @@ def resident_tensors(training: Training) -> list[Tensor]:
     held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
     state = [
         value
-        for of_parameter in training.updater.optimizer.state.values()
+        for of_parameter in OPTIMIZER.state.values()
         for value in of_parameter.values()
         if isinstance(value, Tensor)
     ]
-    return [WEIGHTS, *held, *state]
+    return [WEIGHTS, *held, *stateBUCKETS]
 '''
+
+
+def _main(recipe: Recipe) -> Piece:
+    imports = ["import argparse", "import math", "import time", "import torch"]
+    if recipe.devices == 1:
+        parts = _ON_ONE_DEVICE
+    else:
+        parts = {**_ON_RANKS, "SAVED": _SAVED_PARTS}
+        if not divides_weights(recipe.config):
+            parts["SAVED"] = _SAVED
+        parts = {
+            name: text.replace("COMMAND", f"{start(recipe)} {FILE}") for name, text in parts.items()
+        }
+    text = _MAIN
+    for name, of_part in parts.items():
+        text = text.replace(name, of_part)
+    return piece(text, *imports)
+
 
 _MAIN = """
 def main() -> None:
@@ -329,10 +494,9 @@ def main() -> None:
     parser.add_argument("--save", metavar="FILE", help="file for the trained weights")
     arguments = parser.parse_args()
     steps = arguments.steps
-    train, held_out = read_text(arguments.tokens, arguments.text)
-    check_length("training", train, GLOBAL_BATCH)
+READ    check_length("training", train, GLOBAL_BATCH)
     check_length("held-out", held_out, EVALUATION_SEQUENCES)
-    training = Training()
+    training = TRAINING
     batches = training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=SEED)
     timed_from = min(5, steps - 1)
     peak_memory = PeakMemory()
@@ -348,19 +512,12 @@ def main() -> None:
         else:
             loss = train_step(training, batch, rate=rate)
         if step % 10 == 9 or step == steps - 1:
-            print(f"step {step + 1}: loss {loss:.4f}", flush=True)
+            SAY(f"step {step + 1}: loss {loss:.4f}", flush=True)
     seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
     tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
-    print(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
-    print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
-    if peak_memory.read():
-        print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
-    if PEAK_MEMORY_BYTES is not None:
-        print(f"promised    {PEAK_MEMORY_BYTES / 2**20:,.2f} MiB, measured in {TRIAL}")
-    if arguments.save:
-        weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
-        torch.save(weights, arguments.save)
-
+    SAY(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
+    SAY(f"perplexity {math.exp(evaluate(EVALUATED, held_out)):.4f}")
+PEAKSSAVEDEND
 
 def check_length(part: str, sequences: Sequences, needed: int) -> None:
     if len(sequences) < needed:
@@ -372,3 +529,59 @@ def check_length(part: str, sequences: Sequences, needed: int) -> None:
 if __name__ == "__main__":
     main()
 """
+
+_SAVED = """\
+    if arguments.save and training.rank.index == 0:
+        weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
+        torch.save(weights, arguments.save)
+"""
+_SAVED_PARTS = """\
+    if arguments.save:  # the ranks put each weight together, one after the other
+        weights = {
+            name: weight.full_tensor().detach().cpu()
+            for name, weight in training.parameters.items()
+        }
+        if training.rank.index == 0:
+            torch.save(weights, arguments.save)
+"""
+_ON_ONE_DEVICE = {
+    "READ": "    train, held_out = read_text(arguments.tokens, arguments.text)\n",
+    "TRAINING": "Training()",
+    "SAY": "print",
+    "EVALUATED": "training.model",
+    "PEAKS": """\
+    if peak_memory.read():
+        print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
+    if PEAK_MEMORY_BYTES is not None:
+        print(f"promised    {PEAK_MEMORY_BYTES / 2**20:,.2f} MiB, measured in {TRIAL}")
+""",
+    "SAVED": _SAVED.replace(" and training.rank.index == 0", ""),
+    "END": "",
+}
+"""{word in `_MAIN`: text}."""
+_ON_RANKS = {
+    "READ": """\
+    rank = join(DEVICE, command="COMMAND")
+    if GLOBAL_BATCH % (MICRO_BATCH * rank.size):
+        raise SystemExit(
+            f"micro batches of {MICRO_BATCH} sequences on each of {rank.size} devices do not add "
+            f"up to the global batch of {GLOBAL_BATCH}: start another number of processes"
+        )
+    with rank.first_alone():
+        train, held_out = read_text(arguments.tokens, arguments.text)
+""",
+    "TRAINING": "Training(rank)",
+    "SAY": "rank.say",
+    "EVALUATED": "training",
+    "PEAKS": """\
+    peaks = rank.gather(peak_memory.read())
+    for index, peak in enumerate(peaks):
+        if peak:
+            rank.say(f"peak memory {peak / 2**20:,.2f} MiB on rank {index}")
+    if len(PEAK_MEMORY_BYTES_BY_RANK) == rank.size:
+        for index, peak in enumerate(PEAK_MEMORY_BYTES_BY_RANK):
+            rank.say(f"promised    {peak / 2**20:,.2f} MiB on rank {index}, measured in {TRIAL}")
+""",
+    "END": "    torch.distributed.destroy_process_group()\n",
+}
+"""The same for several devices."""

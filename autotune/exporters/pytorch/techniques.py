@@ -10,6 +10,7 @@ from autotune.exporters.adapters import (
     torchao_class,
     trained_dtype,
 )
+from autotune.exporters.pytorch.devices import divide_state_piece
 from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
@@ -309,7 +310,10 @@ def _optimizer(recipe: Recipe) -> list[Piece]:
         pieces.append(
             quoted_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports)
         )
-    return [*pieces, _make_optimizer(recipe), _update(recipe)]
+    pieces.append(_make_optimizer(recipe))
+    if config.sharding == "zero1":
+        pieces.append(divide_state_piece(_optimizer_of(config)))
+    return [*pieces, _update(recipe)]
 
 
 def _fixed_rate() -> Piece:
@@ -360,10 +364,17 @@ _IMPORTS = {
 }
 
 
+def _optimizer_of(config: TrainingConfig) -> str:
+    """Return the expression that makes the optimizer of `parameters`."""
+    if config.precision == "bf16-stochastic":
+        return f"StochasticallyRounded(parameters, {_ROUNDING})"
+    return "make_optimizer(parameters)"
+
+
 def _update(recipe: Recipe) -> Piece:
-    optimizer = "make_optimizer(parameters)"
-    if recipe.config.precision == "bf16-stochastic":
-        optimizer = f"StochasticallyRounded(parameters, {_ROUNDING})"
+    optimizer = _optimizer_of(recipe.config)
+    if recipe.config.sharding == "zero1":
+        optimizer = "divide_state(parameters)"
     if recipe.config.optimizer_fusion == "backward":
         return piece(_IN_BACKWARD.replace("OPTIMIZER", optimizer), *_TORCH)
     scales = recipe.config.precision == "fp16-mixed"

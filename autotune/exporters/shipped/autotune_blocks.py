@@ -1,9 +1,10 @@
-"""Checkpoints, compiles or converts the transformer blocks of a model, as trials of autotune do.
+"""Checkpoints, compiles or shards the transformer blocks of a model, as trials of autotune do.
 
-    from autotune_blocks import prepare_blocks
+    from autotune_blocks import prepare_blocks, shard_blocks
     prepare_blocks(model, checkpointing="every-2", compiled=True)
+    shard_blocks(model)  # on several devices, by FSDP2
 
-Call it once, after the weights are loaded and before an optimizer or a trainer gets the model.
+Call each once, after the weights are loaded and before an optimizer or a trainer gets the model.
 It needs only torch (and torchao for fp8): put it next to your script. The blocks are the longest
 list of modules of one class; name another with `path="model.layers"`. The names of parameters do
 not change, except with checkpointing "sqrt".
@@ -14,11 +15,15 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
+    CheckpointWrapper,
     checkpoint_wrapper,
 )
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 _aten = torch.ops.aten
@@ -86,6 +91,46 @@ def prepare_blocks(
         _checkpoint_segments(model, path)
 
 
+def shard_blocks(model: nn.Module, *, path: str | None = None, **settings: Any) -> None:
+    """Shares out the weights of `model` among the devices: each block by itself, then the rest.
+
+    Call it after `prepare_blocks`, and make the optimizer after it. `settings` are those of
+    `fully_shard_blocks`, `path` is that of `prepare_blocks`.
+    """
+    fully_shard_blocks(model, _blocks(model, path or find_blocks(model)), **settings)
+
+
+def fully_shard_blocks(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    *,
+    device: str = "cuda",
+    group: int | None = None,
+    reshard_after_forward: bool = True,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype = torch.float32,
+) -> None:
+    """Shares out the weights of each of the blocks, and of the rest of the model, by FSDP2.
+
+    torch.distributed's process group must exist. `group`: how many devices share out one copy of
+    the model; by default all do. Without `reshard_after_forward` a device has all weights from the
+    forward to the backward pass.
+    """
+    ranks = torch.distributed.get_world_size()
+    if group is None:
+        mesh = init_device_mesh(device, (ranks,), mesh_dim_names=("shards",))
+    else:
+        shape = (ranks // group, group)
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("replicas", "shards"))
+    policy = MixedPrecisionPolicy(
+        param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
+    )
+    for module in [*blocks, model]:
+        fully_shard(
+            module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
+        )
+
+
 def find_blocks(model: nn.Module) -> str:
     """Returns the path of the longest list of alike modules that is in no other list.
 
@@ -115,11 +160,16 @@ def _block_list_paths(module: nn.Module, prefix: str) -> list[str]:
 
 def _are_alike(modules: nn.ModuleList) -> bool:
     """Tells blocks of one class, or of classes with a common base, from other lists."""
-    classes = {type(module) for module in modules}
+    classes = {type(_unwrapped(module)) for module in modules}
     if len(classes) <= 1:
         return bool(classes)
     shared = set.intersection(*(set(one.__mro__) for one in classes))
     return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """Returns the block inside of a block that is recomputed."""
+    return module._checkpoint_wrapped_module if isinstance(module, CheckpointWrapper) else module
 
 
 def _is_of_torch(base: type) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.exporters.adapters import UNTRAINED
+from autotune.exporters.devices import Closest, divides_weights
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
@@ -21,7 +22,9 @@ from autotune.spec.learning_rates import rate_name
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    unsupported = tuple(_unsupported(recipe, version))
+    closest = _closest(recipe, version)
+    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe, version))
+    recipe = closest.recipe
     effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
     if version == "0.3":
         files = {"autotune_export.py": module(recipe, effective)}
@@ -37,13 +40,38 @@ def write(recipe: Recipe, version: str) -> Export:
     if is_needed(launcher_recipe.config):
         files[LAUNCHER] = launcher(launcher_recipe)
         start = f"{LAUNCHER} {start}"
-    command = f"torchrun --nproc_per_node=1 {start} {arguments}"
+    command = f"torchrun --nproc_per_node={recipe.devices} {start} {arguments}"
     return Export(
         files=files,
         command=command,
         unsupported=unsupported,
         notes=tuple(_notes(recipe, version, effective)),
     )
+
+
+def _closest(recipe: Recipe, version: str) -> Closest:
+    """Return the closest recipe that torchtitan can share out among devices."""
+    closest = Closest(recipe)
+    closest.use_torch("torchtitan has no DeepSpeed")
+    closest.leave_out_zero1("torchtitan")
+    if version == "0.2" and closest.config.sharding == "ddp":
+        why = "torchtitan 0.2 has DistributedDataParallel on its own only"
+        closest.leave_out_tensor_parallel(why)
+    closest.change("gradient_reduction", "fp32", "torchtitan adds up gradients in float32 only")
+    config = closest.config
+    if config.offload == "optimizer" and _has_fsdp2(config, version):
+        why = "FSDP2 moves weights and gradients together with the optimizer's state"
+        closest.change("offload", "all", why)
+    elif not _has_fsdp2(config, version):
+        closest.leave_out_offload(
+            "torchtitan 0.2 moves what is shared out, and nothing else; target version 0.3 does "
+            "on one device as well"
+        )
+    return closest
+
+
+def _has_fsdp2(config: TrainingConfig, version: str) -> bool:
+    return version == "0.3" or divides_weights(config)
 
 
 def _recipe_for_launcher(recipe: Recipe) -> Recipe:
@@ -57,7 +85,7 @@ def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
     yield from _unsupported_optimizer(recipe, version)
     unsupported = {
         **_unsupported_adapter(config, version),
-        "precision": _PRECISIONS[version].get(config.precision),
+        "precision": _precision(config, version),
         "checkpointing": _checkpointing(config.checkpointing, version),
         "compile": _WHOLE_MODEL if config.compile == "model" else None,
         "activation_offload": _OFFLOAD if config.activation_offload == "cpu" else None,
@@ -109,6 +137,32 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 """{version: {precision that it does not support: (what the files do instead, why)}}."""
+
+
+def _precision(config: TrainingConfig, version: str) -> tuple[str, str] | None:
+    """Return (what the files do instead, why), or None if torchtitan supports it."""
+    if version == "0.2" and divides_weights(config):
+        return _BY_FSDP2.get(config.precision)
+    if version == "0.2" and config.tensor_parallel > 1:
+        return _SPLIT.get(config.precision)
+    return _PRECISIONS[version].get(config.precision)
+
+
+_SHARED = f"torchtitan 0.2 has no autocast where weights are shared out: {_FSDP2}"
+_BY_FSDP2 = {
+    "bf16-mixed": ("bf16-mixed by FSDP2", _SHARED),
+    "fp16-mixed": ("bf16-mixed by FSDP2", "torchtitan has no float16 and no loss scaling"),
+    "bf16-stochastic": ("bf16-true", "torchtitan rounds updates of bfloat16 weights to nearest"),
+    "fp8": ("fp8, the rest by FSDP2", _SHARED),
+}
+_NO_AUTOCAST = "torchtitan 0.2 has no autocast with split matrices alone"
+_SPLIT = {
+    "bf16-mixed": ("fp32", _NO_AUTOCAST),
+    "fp16-mixed": ("fp32", _NO_AUTOCAST),
+    "bf16-stochastic": ("bf16-true", "torchtitan rounds updates of bfloat16 weights to nearest"),
+    "fp8": ("fp8 in fp32", _NO_AUTOCAST),
+}
+"""What 0.2 does instead where it shares out weights, and where it only splits matrices."""
 
 _WHOLE_MODEL = (
     "block",

@@ -44,6 +44,7 @@ def module(recipe: Recipe, effective: Mapping[str, Any]) -> str:
     adamw_arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(adamw.items()))
     values = {
         **_training(effective),
+        **_devices(effective),
         **_schedule(effective),
         **_compile(effective),
         "debug.seed": effective["seed"],
@@ -160,6 +161,23 @@ def _training(effective: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _devices(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the degrees: how many devices there are along each direction."""
+    split = effective["tensor_parallel"]
+    replicas = effective["devices_per_trial"] // split
+    shards = {"none": 1, "ddp": 1, "hsdp": effective["sharding_group"]}
+    shard_degree = shards.get(effective["sharding"], replicas)
+    return {
+        "parallelism.data_parallel_replicate_degree": replicas // shard_degree,
+        "parallelism.data_parallel_shard_degree": shard_degree,
+        "parallelism.fsdp_reshard_after_forward": (
+            "never" if effective["sharding"] == "zero2" else "always"
+        ),
+        "parallelism.tensor_parallel_degree": split,
+        "training.enable_cpu_offload": effective["offload"] == "all",
+    }
+
+
 def _schedule(effective: Mapping[str, Any]) -> dict[str, Any]:
     is_constant = effective["schedule"] == "constant"
     # With a decay ratio of 0 the rate never decays. torchtitan would cut a warm-up that is longer
@@ -194,7 +212,7 @@ def toml(recipe: Recipe, effective: Mapping[str, Any]) -> str:
     values = {
         "model.name": "llama3",
         "model.flavor": "debugmodel",
-        "model.converters": ["float8"] if effective["precision"] == "fp8" else [],
+        "model.converters": ["float8"] if effective["precision"].startswith("fp8") else [],
         "experimental.custom_import": ATTENTION_MODULE.removesuffix(".py"),
         "optimizer.name": "AdamW",
         "optimizer.lr": effective["learning_rate"],
@@ -205,12 +223,13 @@ def toml(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         "optimizer.implementation": _IMPLEMENTATIONS[effective["optimizer_fusion"]],
         "optimizer.early_step_in_backward": effective["optimizer_fusion"] == "backward",
         **_training(effective),
+        **_devices(effective),
         **_schedule(effective),
         **_activation_checkpoint_toml(effective),
         **_compile(effective),
         "debug.seed": effective["seed"],
     }
-    if effective["precision"] == "fp8":
+    if effective["precision"].startswith("fp8"):
         values["quantize.linear.float8.filter_fqns"] = ["output"]
     return f"# {recipe.origin}\n# For torchtitan 0.2.\n{_sections(values)}"
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import packages
+from autotune.exporters.deepspeed_config import automatic
+from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -34,10 +36,16 @@ _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    trial = recipe
+    on_devices = _closest(trial)
+    recipe = on_devices.recipe
     config = recipe.config
     closest, changes = closest_config(recipe, has_every_n_layers=version != "4.57")
     changes += _beyond_json(config)
-    keys = training_keys(recipe, closest, new_names=version == "5.23")
+    keys = {
+        **training_keys(recipe, closest, new_names=version == "5.23"),
+        **_device_keys(recipe, version),
+    }
     is_script = recipe.workload.script is not None
     files = {
         FILE: trainer_code(recipe, _keys_of_code(recipe, keys, version), version=version),
@@ -50,10 +58,52 @@ def write(recipe: Recipe, version: str) -> Export:
     notes = tuple(_notes(recipe, version, changes))
     return Export(
         files=files,
-        command=_IN_A_SCRIPT if is_script else "python train.py",
-        unsupported=_unsupported(recipe),
+        command=_IN_A_SCRIPT if is_script else f"{_start(recipe)} train.py",
+        unsupported=(*on_devices.unsupported(trial), *_unsupported(recipe)),
         notes=notes,
     )
+
+
+def _start(recipe: Recipe) -> str:
+    if recipe.devices == 1:
+        return "python"
+    return f"torchrun --standalone --nproc-per-node {recipe.devices}"
+
+
+def _closest(recipe: Recipe) -> Closest:
+    """Return the closest recipe that Trainer can share out among devices."""
+    closest = Closest(recipe)
+    if recipe.device_type == "cpu":
+        closest.use_torch("DeepSpeed of transformers needs a GPU")
+    closest.leave_out_zero1("Trainer")
+    fit_accelerate(closest, "Trainer", has_groups=False)
+    config = closest.config
+    if config.engine == "torch" and not divides_weights(config):
+        closest.change("gradient_reduction", "fp32", "Trainer has no key for it")
+    if closest.recipe.devices > 1 and config.optimizer_fusion == "backward":
+        why = "accelerate, which it trains with, replaces the weights after the optimizer is made"
+        closest.change("optimizer_fusion", "none", why)
+    return closest
+
+
+def _device_keys(recipe: Recipe, version: str) -> dict[str, Any]:
+    """Return the keys on what devices share out among them."""
+    config = recipe.config
+    if config.engine == "deepspeed":
+        # The file has autocast; these would stand for 16-bit weights with a float32 copy.
+        return {"deepspeed": automatic(recipe), "bf16": False, "fp16": False}
+    if divides_weights(config):
+        fsdp: bool | str = True
+        if version == "4.57":  # it has no key for the host
+            fsdp = "full_shard auto_wrap"
+            fsdp += " offload" if config.offload == "all" else ""
+        return {
+            "fsdp": fsdp,
+            "fsdp_config": {"version": 2, **fsdp_keys(config, offload="cpu_offload")},
+        }
+    if recipe.devices > 1:
+        return {"ddp_find_unused_parameters": False, "ddp_broadcast_buffers": False}
+    return {}
 
 
 def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:

@@ -97,8 +97,7 @@ Import it first in your training script, because the import makes settings of th
     arguments = training_arguments("trainer_output")
     AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
-Measured on one device. On N devices the global batch is N times as large, unless
-gradient_accumulation_steps is divided by N.
+{_measured_on(recipe)}
 """'''
     length = recipe.workload.sequence_length
     is_chat = recipe.workload.chat_column is not None
@@ -116,9 +115,16 @@ Import it first in your training script, because the import makes settings of th
     arguments = training_arguments("trainer_output")
     AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
-`train.py` next to it is such a script. Measured on one device. On N devices the global batch is N
-times as large, unless gradient_accumulation_steps is divided by N.
+`train.py` next to it is such a script. {_measured_on(recipe)}
 """'''
+
+
+def _measured_on(recipe: Recipe) -> str:
+    if recipe.devices > 1:
+        return f"""It must run in {recipe.devices} processes, such as torchrun starts: with
+another number of them the global batch is another one."""
+    return """Measured on one device. On N devices the global batch
+is N times as large, unless gradient_accumulation_steps is divided by N."""
 
 
 def _without_unused_imports(imports: str, body: str) -> str:

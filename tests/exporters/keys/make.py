@@ -94,6 +94,10 @@ TITAN = [
     "compile.components",
     "optimizer.implementation",
     "debug.seed",
+    *(f"parallelism.data_parallel_{name}_degree" for name in ("replicate", "shard")),
+    "parallelism.fsdp_reshard_after_forward",
+    "parallelism.tensor_parallel_degree",
+    "training.enable_cpu_offload",
 ]
 
 
@@ -194,9 +198,14 @@ AXOLOTL = [
     "torch_compile_backend", "adapter", "lora_r", "lora_alpha", "lora_dropout",
     "lora_target_linear", "lora_target_modules", "peft_use_dora", "peft_autocast_adapter_dtype",
     "load_in_4bit", "load_in_8bit", "bnb_config_kwargs", "lora_mlp_kernel", "lora_qkv_kernel",
-    "lora_o_kernel", "lora_embedding_kernel",
+    "lora_o_kernel", "lora_embedding_kernel", "fsdp_version", "fsdp_config", "deepspeed",
+    "tensor_parallel_size", "dp_shard_size", "dp_replicate_size",
 ]
 # fmt: on
+FSDP = [
+    *("reshard_after_forward", "offload_params", "auto_wrap_policy"),
+    *("cpu_ram_efficient_loading", "state_dict_type"),
+]
 DATASET = [
     *("path", "name", "split", "ds_type", "type", "field"),
     *("chat_template", "field_messages", "message_property_mappings"),
@@ -209,6 +218,7 @@ def axolotl():
     from axolotl.utils.schemas.datasets import SFTDataset
     from axolotl.utils.schemas.enums import CANONICAL_ATTN_IMPLS, CustomSupportedOptimizers
     from axolotl.utils.schemas.fp8 import FP8Config
+    from axolotl.utils.schemas.fsdp import FSDPConfig
     from axolotl.utils.schemas.training import SelectiveCheckpointingConfig
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames
@@ -222,6 +232,7 @@ def axolotl():
     inner = {
         "datasets": of_pydantic(SFTDataset, DATASET),
         "fp8_config": of_pydantic(FP8Config, ["recipe"]),
+        "fsdp_config": of_pydantic(FSDPConfig, FSDP),
         "selective_checkpointing": of_pydantic(
             SelectiveCheckpointingConfig, ["save", "save_sliding_window"]
         ),

@@ -3,9 +3,12 @@
 import re
 import shlex
 
+import torch
 import yaml
 
+from tests.exporters.readers.accelerate_reader import parsed_automatic
 from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed, by_fsdp2
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.launcher import process_settings
 from tests.exporters.readers.named_rates import schedule_named
@@ -39,6 +42,8 @@ def read(export, version):
     assert not process["tf32"], "axolotl has a key of its own"
     assert process["allocator"] == "default", "axolotl's own choice, or the environment's"
     optimizer, fusion = OPTIMIZERS[values["optimizer"]]
+    devices = _devices(values, export)
+    replicas = devices["devices_per_trial"] // devices["tensor_parallel"]
     if "adamw" in optimizer:
         assert (values["adam_beta1"], values["adam_beta2"], values["adam_epsilon"]) == (
             0.9,
@@ -46,8 +51,9 @@ def read(export, version):
             1e-8,
         )
     return {
-        "precision": _precision(values),
+        "precision": _precision(values, devices),
         **_adapter(values),
+        **devices,
         "optimizer": optimizer,
         "micro_batch_size": values["micro_batch_size"],
         "checkpointing": _checkpointing(values),
@@ -69,7 +75,9 @@ def read(export, version):
             keywords=values["lr_scheduler_kwargs"],
         ),
         "steps": values["max_steps"],
-        "global_batch": values["micro_batch_size"] * values["gradient_accumulation_steps"],
+        "global_batch": values["micro_batch_size"]
+        * values["gradient_accumulation_steps"]
+        * replicas,
         "sequence_length": values["sequence_len"],
         # What is not said is transformers' 1.0.
         "gradient_clipping": {None: 1.0, 0.0: None}.get(
@@ -95,8 +103,39 @@ def _environment(export):
     return dict(token.split("=", 1) for token in tokens if re.match(r"[A-Z_]+=", token))
 
 
-def _precision(values):
+def _devices(values, export):
+    devices = [word for word in shlex.split(export.command) if "nproc_per_node" in word]
+    count = int(devices[0].partition("=")[2]) if devices else 1
+    split = values["tensor_parallel_size"] or 1
+    done = {**ONE_DEVICE, "devices_per_trial": count, "tensor_parallel": split}
+    if values["deepspeed"] is not None:
+        parsed = parsed_automatic(export.files[values["deepspeed"]])
+        assert not parsed.torch_autocast_enabled, "bf16 turns DeepSpeed's own on"
+        return by_deepspeed(parsed, devices=count)
+    if values["fsdp_config"] is None:
+        assert values["dp_shard_size"] is None
+        return {**done, "sharding": "ddp" if count > split else "none"}
+    assert values["fsdp_version"] == 2
+    settings, groups = values["fsdp_config"], values["dp_replicate_size"] or 1
+    return {
+        **by_fsdp2(
+            reshards=settings["reshard_after_forward"],
+            groups=groups,
+            group_size=values["dp_shard_size"] or count // split,
+            reduced_in=torch.bfloat16 if values["bf16"] else torch.float32,
+            on_host=settings["offload_params"],
+            devices=count,
+        ),
+        "tensor_parallel": split,
+    }
+
+
+def _precision(values, devices):
     assert values["attn_implementation"] == "sdpa"
+    if values["bf16"] and devices["engine"] == "deepspeed":
+        return "bf16-true with a float32 copy"
+    if values["bf16"] and values["fsdp_config"] is not None:
+        return "bf16-mixed by FSDP2"
     if values["fp8"]:
         assert values["fp8_config"] == {"recipe": "tensorwise"}
         assert not values["bf16"]

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import shlex
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from autotune.exporters import launch
 from autotune.exporters.deepspeed_config import FILE
 from tests.exporters.readers.accelerate_reader import process_settings_of_nothing
 from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.devices import by_deepspeed
 from tests.exporters.readers.launcher import process_settings
 from tests.exporters.readers.rates import schedule_of
 
@@ -21,7 +23,8 @@ STEPS = 20
 
 def read(export, version):
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")
-    config = parsed(export.files[FILE])
+    devices = devices_of(export.command)
+    config = parsed(export.files[FILE], devices=devices)
     process = (
         process_settings(export)
         if script_of(export.command) == launch.FILE
@@ -32,6 +35,7 @@ def read(export, version):
         "precision": precision(config, process),
         "micro_batch_size": config.train_micro_batch_size_per_gpu,
         "global_batch": config.train_batch_size,
+        **by_deepspeed(config, devices=devices),
         "gradient_clipping": config.gradient_clipping or None,
         "checkpointing": "none",
         **UNTRAINED,
@@ -47,20 +51,27 @@ def script_of(command):
     assert words[0] == "deepspeed"
     assert words[-2:] == ["--deepspeed_config", FILE]
     # The launcher gives the rank as the first argument of the script unless it is told not to.
-    assert (words[1] == "--no_local_rank") == (launch.FILE in words)
-    return next(word for word in words[1:] if not word.startswith("-"))
+    assert ("--no_local_rank" in words) == (launch.FILE in words)
+    return next(word for word in words if word.endswith(".py"))
+
+
+def devices_of(command):
+    words = shlex.split(command)
+    if "--num_gpus" not in words:
+        return 1
+    assert words.index("--num_gpus") < words.index("--deepspeed") - 1, "it is the launcher's"
+    return int(words[words.index("--num_gpus") + 1])
 
 
 @functools.cache
-def parsed(text):
-    import deepspeed
+def parsed(text, *, devices=1):
+    from deepspeed.runtime.config import DeepSpeedConfig
 
-    config = deepspeed.runtime.config.DeepSpeedConfig(json.loads(text))
-    assert config.zero_config.stage == 0
-    assert (
-        config.gradient_accumulation_steps * config.train_micro_batch_size_per_gpu
-        == config.train_batch_size
-    )
+    ranks = {"get_rank": lambda: 0, "get_world_size": lambda: devices}
+    with mock.patch.multiple("deepspeed.comm", **ranks):
+        config = DeepSpeedConfig(json.loads(text))
+    per_step = config.gradient_accumulation_steps * config.train_micro_batch_size_per_gpu
+    assert per_step * devices == config.train_batch_size
     return config
 
 

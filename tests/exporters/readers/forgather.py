@@ -6,6 +6,7 @@ import textwrap
 import yaml
 
 from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.devices import ONE_DEVICE
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.named_rates import schedule_named
 
@@ -76,6 +77,7 @@ def read(export, version):
         **_optimizer(blocks["optimizer"]["optimizer"], values),
         **_techniques(values),
         **UNTRAINED,
+        **ONE_DEVICE,
     } | {"allocator": _allocator(export)}
 
 

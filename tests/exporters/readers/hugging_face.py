@@ -108,13 +108,14 @@ def parse_json(text, **changes):
 # -- what arguments say ----------------------------------------------------------------------------
 
 
-def workload_settings(args):
-    """Of a parsed TrainingArguments; `use_cpu` gives one device."""
+def workload_settings(args, *, devices=1):
+    """Of a parsed TrainingArguments, in each of so many processes."""
+    assert args.world_size == 1, "this process has no others"
     return {
         "micro_batch_size": args.per_device_train_batch_size,
         "global_batch": args.per_device_train_batch_size
         * args.gradient_accumulation_steps
-        * args.world_size,
+        * devices,
         "steps": args.max_steps,
         "learning_rate": args.learning_rate,
         "weight_decay": args.weight_decay,

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from deepspeed.runtime.config import DeepSpeedConfig
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed
 from tests.exporters.readers.rates import schedule_of
 
 PRECISIONS = {
@@ -61,9 +64,11 @@ def read_file(text):
     defaults = optimizer.defaults
     flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
     name = OPTIMIZERS[type(optimizer).__name__]
+    devices = devices_of(trainer, parts["optimizer"])
     assert callback.learning_rate == float(defaults["lr"])
     return {
-        "precision": precision(trainer["precision"], callback),
+        "precision": precision(trainer["precision"], callback, devices),
+        **devices,
         "optimizer": name,
         "weight_decay": weight_decay_of(optimizer),
         "optimizer_fusion": {
@@ -88,8 +93,34 @@ def weight_decay_of(optimizer):
     return optimizer.defaults["weight_decay"]
 
 
-def precision(name, callback):
+def devices_of(trainer, optimizer):
+    """Return what the strategy does. That a module shards itself is left to the user."""
+    devices, strategy = trainer["devices"], trainer["strategy"]
+    done = {**ONE_DEVICE, "devices_per_trial": devices}
+    if strategy == "auto":
+        assert devices == 1
+        return done
+    name, arguments = strategy.class_path.rpartition(".")[2], strategy.init_args
+    if name == "DeepSpeedStrategy":
+        settings = {"train_micro_batch_size_per_gpu": 1, **arguments.config}
+        return by_deepspeed(DeepSpeedConfig(settings), devices=devices)
+    if name == "ModelParallelStrategy":
+        assert (arguments.data_parallel_size, arguments.tensor_parallel_size) == (devices, 1)
+        return done
+    assert name == "DDPStrategy"
+    hook = arguments.ddp_comm_hook
+    divides = optimizer["class_path"].endswith("ZeroRedundancyOptimizer")
+    return {
+        **done,
+        "sharding": "zero1" if divides else "ddp",
+        "gradient_reduction": {None: "fp32", bf16_compress_hook: "bf16"}[hook],
+    }
+
+
+def precision(name, callback, devices):
     found = PRECISIONS[name]
+    if devices["engine"] == "deepspeed" and name != "32-true":
+        return f"{'fp16' if name == '16-mixed' else 'bf16-true'} with a float32 copy"
     if callback.fp8:
         return {"bf16-mixed": "fp8"}[found]
     return "tf32" if found == "fp32" and callback.float32_matmul_precision == "high" else found
@@ -97,9 +128,11 @@ def precision(name, callback):
 
 def made_optimizer(init):
     module, _, name = init["class_path"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(
-        [torch.nn.Parameter(torch.ones(2, 2))], **init["init_args"].as_dict()
-    )
+    kind = getattr(importlib.import_module(module), name)
+    arguments = init["init_args"].as_dict()
+    if name == "ZeroRedundancyOptimizer":  # which makes it of a part of the parameters
+        kind, arguments = arguments["optimizer_class"], init["dict_kwargs"]
+    return kind([torch.nn.Parameter(torch.ones(2, 2))], **arguments)
 
 
 def parse(text):

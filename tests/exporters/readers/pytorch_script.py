@@ -1,15 +1,23 @@
 """The exported script: settings found by running its functions, not by reading its text."""
 
+import math
+import shlex
 import sys
 import tempfile
 import types
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
+import torch.distributed
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.exporters.readers.adapters import adapter_settings, trained_dtype
+from tests.exporters.readers.devices import ONE_DEVICE, REDUCED_IN, by_fsdp2
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
 
 
@@ -46,11 +54,16 @@ class ObjectiveEncoder(nn.Module):
 
 
 def read(export, version):
-    with loaded(export) as script:
-        training, observer = script.Training(), ObjectiveEncoder()
+    words = shlex.split(export.command)
+    devices = int(words[3]) if words[0] == "torchrun" else 1
+    assert words[-1] == "train.py"
+    with loaded(export) as script, fake_ranks(devices) as ranks:
+        training = script.Training(*(script.Rank(index=0, size=devices) for _ in ranks))
+        observer = ObjectiveEncoder()
         script.forward(observer, torch.zeros(1, 2), torch.zeros(1, 2))
         updater = training.updater
         optimizer = getattr(updater.optimizer, "_single", updater.optimizer)
+        optimizer = getattr(optimizer, "optim", optimizer)
         inner = getattr(optimizer, "_inner", optimizer)
         of_process = settings_of_this_process()
         return {
@@ -77,7 +90,64 @@ def read(export, version):
             "sequence_length": script.SEQUENCE_LENGTH,
             "gradient_clipping": _clipping(script),
             "seed": script.SEED,
+            **_devices(training, devices, script.SEQUENCE_LENGTH),
         }
+
+
+@contextmanager
+def fake_ranks(devices):
+    """Yield the ranks to train as: none for one device. The others of a fake group do not exist."""
+    if devices == 1:
+        yield []
+        return
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=devices)
+    try:
+        yield [0]
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def _devices(training, devices, length):
+    if devices == 1:
+        return ONE_DEVICE
+    if isinstance(training.module, FSDPModule):
+        [parameter, *_] = training.parameters.values()
+        parameters = training.model._get_fsdp_state()._fsdp_param_group
+        policy = parameters.mp_policy
+        assert not policy.cast_forward_inputs
+        *groups, group_size = parameter.device_mesh.shape
+        return by_fsdp2(
+            reshards=parameters._reshard_after_forward,
+            groups=math.prod(groups),
+            group_size=group_size,
+            reduced_in=policy.reduce_dtype,
+            on_host=False,
+            devices=devices,
+        )
+    divides = type(training.updater.optimizer).__name__ == "ZeroRedundancyOptimizer"
+    return {
+        **ONE_DEVICE,
+        "devices_per_trial": devices,
+        "sharding": "zero1" if divides else "ddp",
+        "gradient_reduction": _reduced_in(training, length),
+    }
+
+
+def _reduced_in(training, length):
+    """Return the format in which gradients are added up in a backward pass."""
+    seen = set()
+
+    def spy(tensor, *args, **options):  # the work of a fake group has no result
+        seen.add(tensor.dtype)
+        future = torch.futures.Future()
+        future.set_result([tensor])
+        return SimpleNamespace(get_future=lambda: future)
+
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    with mock.patch("torch.distributed.all_reduce", spy):
+        training.module(tokens, tokens).backward()
+    [dtype] = seen
+    return REDUCED_IN[dtype]
 
 
 _OPTIMIZERS = {
@@ -107,7 +177,9 @@ def _precision(training, observer, optimizer):
 
 def _checkpointing(script, model):
     blocks = list(model.blocks)
-    wrapped = [type(block).__name__ == "Checkpointed" for block in blocks]
+    # FSDP2 makes a class of its own of each.
+    names = [type(block).__name__.removeprefix("FSDP") for block in blocks]
+    wrapped = [name == "Checkpointed" for name in names]
     if all(wrapped):
         if type(blocks[0].module).__name__ == "Segment":
             return "sqrt"

@@ -5,7 +5,10 @@ import math
 import shlex
 import tomllib
 
+import torch
+
 from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.devices import ONE_DEVICE, by_fsdp2
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.launcher import process_settings
 
@@ -14,7 +17,8 @@ IMPLEMENTATIONS = {"for-loop": "none", "foreach": "foreach", "fused": "kernel"}
 
 def read(export, version):
     tokens = shlex.split(export.command)
-    assert tokens[:2] == ["torchrun", "--nproc_per_node=1"]
+    assert tokens[0] == "torchrun"
+    processes = int(tokens[1].removeprefix("--nproc_per_node="))
     assert ("autotune_launch.py" in tokens) == ("autotune_launch.py" in export.files)
     process = process_settings(export)
     done = _read_module(export, tokens) if version == "0.3" else _read_toml(export, tokens)
@@ -24,7 +28,32 @@ def read(export, version):
     if process["tf32"]:
         assert done["precision"] == "fp32"
         done["precision"] = "tf32"
+    assert done["devices_per_trial"] == processes
     return {**done, "allocator": process["allocator"], "activation_offload": "none"}
+
+
+def _devices(values):
+    replicas, shards, split = (
+        values[f"parallelism.{kind}_degree"]
+        for kind in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel")
+    )
+    reshards = {"always": True, "never": False}[values["parallelism.fsdp_reshard_after_forward"]]
+    done = {**ONE_DEVICE, "sharding": "ddp" if replicas > 1 else "none"}
+    if shards > 1:
+        done = by_fsdp2(
+            reshards=reshards,
+            groups=replicas,
+            group_size=shards,
+            reduced_in=torch.float32,
+            on_host=False,
+            devices=replicas * shards,
+        )
+    return {
+        **done,
+        "devices_per_trial": replicas * shards * split,
+        "tensor_parallel": split,
+        "offload": "all" if values["training.enable_cpu_offload"] else "none",
+    }
 
 
 def _read_module(export, tokens):
@@ -189,17 +218,27 @@ def _flat(table, prefix=""):
 
 def _precision_by_autocast(values):
     kinds = (values["training.dtype"], values["training.mixed_precision_param"])
-    precision = {
-        ("float32", "float32"): "fp32",
-        ("float32", "bfloat16"): "bf16-mixed",
-        ("bfloat16", "bfloat16"): "bf16-true under autocast",
-    }[kinds]
+    is_shared = values["parallelism.data_parallel_shard_degree"] > 1
+    is_split = values["parallelism.tensor_parallel_degree"] > 1
+    bf16 = ("float32", "bfloat16")
+    precision = {("float32", "float32"): "fp32", ("bfloat16", "bfloat16"): "bf16-true"}
+    if is_shared:  # by its parallel dimensions, `maybe_enable_amp` has no autocast
+        precision[bf16] = "bf16-mixed by FSDP2"
+    elif is_split:
+        precision[bf16] = "fp32"
+    else:
+        precision[bf16] = "bf16-mixed"
+        precision["bfloat16", "bfloat16"] = "bf16-true under autocast"
     if not values["model.converters"]:
-        return precision
-    assert (values["model.converters"], precision) == (["float8"], "bf16-mixed")
+        return precision[kinds]
+    assert (values["model.converters"], kinds) == (["float8"], bf16)
     assert values["quantize.linear.float8.recipe_name"] is None, "tensorwise is the default"
     assert values["quantize.linear.float8.filter_fqns"] == ["output"], "the head stays in bfloat16"
-    return "fp8"
+    return {
+        "bf16-mixed": "fp8",
+        "bf16-mixed by FSDP2": "fp8, the rest by FSDP2",
+        "fp32": "fp8 in fp32",
+    }[precision[bf16]]
 
 
 def _checkpointing(mode, option):
@@ -243,4 +282,5 @@ def _common(values):
         "schedule": schedules[tuple(values[f"lr_scheduler.{word}"] for word in words)],
         "learning_rate_warmup_steps": warmup,
         "compile": "block" if values["compile.enable"] else "none",
+        **_devices(values),
     }

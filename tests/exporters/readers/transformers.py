@@ -1,14 +1,25 @@
 """`autotune_trainer.py`, imported and its trainer made; and `training_args.json`, parsed."""
 
 import functools
+import json
 import os
+import shlex
 
 import torch
 import torch._functorch.config
 import transformers.modeling_utils
-from transformers import LlamaForCausalLM
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.fsdp import CPUOffloadPolicy
+from transformers import LlamaForCausalLM, TrainingArguments
 
+from tests.exporters.readers.accelerate_reader import parsed_automatic
 from tests.exporters.readers.adapters import adapter_settings, trained_dtype
+from tests.exporters.readers.devices import (
+    ONE_DEVICE,
+    by_deepspeed,
+    by_fsdp2,
+    precision_by_deepspeed,
+)
 from tests.exporters.readers.hugging_face import (
     FOLDER,
     SWITCHES,
@@ -36,11 +47,13 @@ _OPTIMIZERS |= {"PagedAdamW": "paged-adamw", "PagedAdamW8bit": "paged-adamw-8bit
 def read(export, version):
     if version == "5.23":
         assert "gradient_checkpointing" not in export.files["training_args.json"]
-    return dict(_read(export.files["autotune_trainer.py"]))
+    words = shlex.split(export.command)
+    devices = int(words[3]) if words[0] == "torchrun" else 1
+    return dict(_read(export.files["autotune_trainer.py"], devices))
 
 
 @functools.cache
-def _read(code):
+def _read(code, devices):
     with imported(code) as module:
         of_process = {
             "memory_budget": float(torch._functorch.config.activation_memory_budget),
@@ -52,11 +65,14 @@ def _read(code):
         assert module.model_kwargs()["attn_implementation"] == "sdpa"
         for flag in SWITCHES.values():  # a CPU has not all of these kernels
             getattr(torch.backends.cuda, f"enable_{flag}_sdp")(True)
-        return {**of_process, **_read_trainer(module)}
+        return {**of_process, **_read_trainer(module, devices)}
 
 
-def _read_trainer(module):
-    args = module.training_arguments(FOLDER, use_cpu=True, report_to="none")
+def _read_trainer(module, devices):
+    # Without the keys of devices: this process has no others, and no GPU.
+    alone = {"fsdp": None, "fsdp_config": None, "deepspeed": None}
+    args = module.training_arguments(FOLDER, use_cpu=True, report_to="none", **alone)
+    shared = devices_by_keys(module.SETTINGS, devices, module.WEIGHTS_DTYPE)
     model = tiny_llama()
     if "quantization_config" in module.model_kwargs():
         model = LlamaForCausalLM.from_pretrained(saved_llama(), **module.model_kwargs())
@@ -65,10 +81,11 @@ def _read_trainer(module):
         "sequence_length": len(
             module.sequences(["a text " * 50], lambda text: [1] * len(text))[0]["input_ids"]
         ),
-        **workload_settings(args),
+        **workload_settings(args, devices=devices),
+        **shared,
         **optimizer_of(trainer.create_optimizer()),
         **rates_of(trainer),
-        "precision": precision_of(module, trainer),
+        "precision": precision_of(module, trainer, shared),
         **adapter_settings(trainer.model, trainer.model.model.layers, "self_attn"),
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
@@ -109,7 +126,44 @@ def rates_of(trainer):
     }
 
 
-def precision_of(module, trainer):
+def devices_by_keys(keys, devices, weights_dtype):
+    """Return what the keys of TrainingArguments have accelerate do, by its own plugin."""
+    if "deepspeed" in keys:
+        assert not keys["bf16"], "it would turn that of DeepSpeed on"
+        assert not keys["fp16"], "it would turn that of DeepSpeed on"
+        return by_deepspeed(parsed_automatic(json.dumps(keys["deepspeed"])), devices=devices)
+    if "fsdp" not in keys:
+        sharding = "ddp" if devices > 1 else "none"
+        return {**ONE_DEVICE, "devices_per_trial": devices, "sharding": sharding}
+    args = TrainingArguments(
+        FOLDER, use_cpu=True, fsdp=keys["fsdp"], fsdp_config=dict(keys["fsdp_config"])
+    )
+    plugin = FullyShardedDataParallelPlugin(**args.fsdp_plugin_args)
+    assert plugin.fsdp_version == 2
+    mixed = "bf16" if keys["bf16"] else "fp16" if keys["fp16"] else "no"
+    if mixed != "no":
+        plugin.set_mixed_precision(mixed)
+    policy = plugin.mixed_precision_policy
+    return by_fsdp2(
+        reshards=plugin.reshard_after_forward,
+        groups=1,
+        group_size=devices,
+        reduced_in=weights_dtype if policy is None else policy.reduce_dtype,
+        on_host=isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+        devices=devices,
+    )
+
+
+def precision_of(module, trainer, shared):
+    if shared["engine"] == "deepspeed":
+        return precision_by_deepspeed(module.SETTINGS["deepspeed"])
+    found = precision_on_one_device(module, trainer)
+    if shared["sharding"] in ("zero2", "zero3") and found.endswith("-mixed"):
+        return f"{found} by FSDP2"
+    return found
+
+
+def precision_on_one_device(module, trainer):
     model, args, optimizer = trainer.model, trainer.args, trainer.optimizer
     by_autocast = autocast_by_arguments(args, trained_dtype(model))
     assert module.model_kwargs()["dtype"] == next(model.parameters()).dtype

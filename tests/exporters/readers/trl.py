@@ -3,7 +3,11 @@
 trl makes the loss in chunks whatever the file says: `test_trl_export.py` sees it do so.
 """
 
+import contextlib
+import dataclasses
 import functools
+import json
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -23,8 +27,13 @@ from trl import (
     get_peft_config,
     get_quantization_config,
 )
+from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
+from autotune.exporters import accelerate_config
+from autotune.exporters.deepspeed_config import AUTO_FILE
+from tests.exporters.readers.accelerate_reader import devices_of
 from tests.exporters.readers.adapters import adapter_settings
+from tests.exporters.readers.devices import ONE_DEVICE, precision_by_deepspeed
 from tests.exporters.readers.hugging_face import (
     FOLDER,
     autocast_by_arguments,
@@ -68,7 +77,35 @@ def parse(text, **changes):
 def read(export, version):
     process = process_settings(export)
     assert yaml.safe_load(export.files["sft.yaml"])["tf32"] == process["tf32"]
-    return {**_read(export.files["sft.yaml"], process.pop("tf32")), **process}
+    on_one = _read(export.files["sft.yaml"], process.pop("tf32"))
+    weights_dtype = yaml.safe_load(export.files["sft.yaml"])["model_init_kwargs"]["dtype"]
+    devices, precision = _devices(export, weights_dtype), on_one["precision"]
+    if devices["engine"] == "deepspeed":
+        assert precision == "fp32", "16-bit keys would turn those of DeepSpeed on"
+        precision = precision_by_deepspeed(json.loads(export.files[AUTO_FILE]))
+    elif devices["sharding"] in ("zero2", "zero3", "hsdp") and precision.endswith("-mixed"):
+        precision += " by FSDP2"
+    return {
+        **on_one,
+        **process,
+        **devices,
+        "precision": precision,
+        "global_batch": on_one["global_batch"] * devices["devices_per_trial"],
+    }
+
+
+def _devices(export, weights_dtype):
+    """Return what accelerate does, to which trl hands its file."""
+    if accelerate_config.FILE not in export.files:
+        return ONE_DEVICE
+    words = shlex.split(export.command)
+    if words[0] == "trl":
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+            Path(accelerate_config.FILE).touch()
+            options = resolve_accelerate_config_argument(words[4:])
+        words = ["accelerate", "launch", *options, "sft.py"]
+    launched = dataclasses.replace(export, command=shlex.join(words))
+    return devices_of(launched, weights_dtype=getattr(torch, weights_dtype))
 
 
 @functools.cache
