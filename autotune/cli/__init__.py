@@ -23,7 +23,13 @@ from typer.main import get_command
 from autotune import __version__
 from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.cli.lines import on_one_line, print_line, print_warning
-from autotune.errors import AutotuneError, InvalidInput, OutputLost, near_misses
+from autotune.errors import (
+    AutotuneError,
+    InvalidInput,
+    OutputLost,
+    missing_parallelism,
+    near_misses,
+)
 from autotune.printable import printable
 from autotune.standard_streams import protect_streams
 from autotune.units import parse_percent
@@ -314,6 +320,8 @@ def _usage_hint(error: TyperException) -> str:
     unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
     if unknown is None:
         return otherwise
+    if missing := missing_parallelism(unknown):
+        return missing
     parameters = context.command.get_params(context)
     options = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
     names = [name.removeprefix("--") for name in options if name.startswith("--")]

@@ -11,7 +11,7 @@ from autotune.analysis.explanation import SIZES_NOTE, Explanation
 from autotune.cli.lines import print_line
 from autotune.cli.tables import as_text, indented, make_console
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
@@ -33,7 +33,7 @@ def requested(
     if space is not None:
         config = _named_configuration(space, name, workload=workload)
     else:
-        config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **configuration})
+        config = configuration_of(configuration, workload.legality_context)
     check_legal(config, workload.legality_context)
     return workload, config
 

@@ -42,6 +42,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune predict --space quick --max-mem 8GiB", "a whole space"),
         ("autotune predict --study my-study --trial 3", "a stored trial"),
         ("autotune predict --device cuda --layers 48", "without a GPU"),
+        ("autotune predict --world-size 4 --sharding zero3", "a model on four devices"),
     ),
     "show": (
         ("autotune show my-study", "every trial and the pick"),

@@ -8,6 +8,7 @@ with {name of the setting: value} for it: `@with_workload` the parameter `worklo
 import inspect
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import typer
@@ -35,6 +36,10 @@ _TECHNIQUES = (
     ("adapter", "none", "Train small matrices beside frozen weights."),
     ("adapter_targets", "all-linear", "Layers of the blocks that have adapters."),
     ("base_weights", "trained", "Number format of frozen weights."),
+    ("sharding", "ddp with several devices", "What the devices of a trial share out."),
+    ("offload", "none", "What is in host memory between its uses."),
+    ("gradient_reduction", "fp32", "Number format in which devices add up gradients."),
+    ("engine", "torch", "Whose code shares out the training."),
 )
 _CONFIGURATION_OPTIONS = (
     *(
@@ -61,11 +66,23 @@ _CONFIGURATION_OPTIONS = (
         help="Inner width of an adapter's matrices. [default: 8]",
     ),
     Option(
+        flag="--sharding-group",
+        group=TECHNIQUES,
+        kind=COUNT,
+        help="Devices that share out one copy of the model, with hsdp.",
+    ),
+    Option(
+        flag="--tensor-parallel",
+        group=TECHNIQUES,
+        kind=COUNT,
+        help="Devices among which each matrix of a block is split. [default: 1]",
+    ),
+    Option(
         flag="--micro-batch",
         group=TECHNIQUES,
         keyword="micro_batch_size",
         kind=COUNT,
-        help="Sequences per forward pass. [default: the global batch]",
+        help="Sequences per forward pass of a device. [default: its part of the global batch]",
     ),
 )
 
@@ -93,6 +110,13 @@ def with_model_size(command: Callable[..., None]) -> Callable[..., None]:
     """Replace `workload` by the settings on which memory depends, with the model resolved."""
     options = [WORKLOAD_OPTIONS[name] for name in SIZE_SETTINGS]
     return _expanded(command, "workload", options, _workload_settings)
+
+
+def with_predicted_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Like `with_model_size`, where the number of devices may also be called the world size."""
+    settings = {name: WORKLOAD_OPTIONS[name] for name in SIZE_SETTINGS}
+    settings["devices_per_trial"] = replace(settings["devices_per_trial"], synonym="--world-size")
+    return _expanded(command, "workload", settings.values(), _workload_settings)
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:

@@ -24,10 +24,12 @@ from autotune.units import parse_percent
 
 def typer_option(option: Option, *, default: Any = ...) -> Any:
     """Return a declared option as typer's; without `default`, the parameter has it."""
-    flags = option.flag if option.off_flag is None else f"{option.flag}/{option.off_flag}"
+    flags = [option.flag if option.off_flag is None else f"{option.flag}/{option.off_flag}"]
+    if option.synonym is not None:
+        flags.append(option.synonym)
     return typer.Option(
         default,
-        flags,
+        *flags,
         metavar=option.metavar,
         help=option.help,
         rich_help_panel=option.group,

@@ -93,7 +93,10 @@ COMMAND_LINES = {
         --eval-sequences 0 | --eval-sequences -1 | --lr-warmup-steps 0 | --lr-warmup-steps x
         --schedule linear | --schedule '' | --gradient-clipping 0 | --gradient-clipping -1
         --gradient-clipping nan
-        --gradient-clipping inf | --gradient-clipping x
+        --gradient-clipping inf | --gradient-clipping x | --devices-per-trial 0
+        --devices-per-trial 3 | --devices-per-trial x | --devices-per-trial 5000
+        --devices-per-trial 2 --script train.py
+        --pipeline-parallel 2 | --context_parallel 2 | --expert-parallel-size 2
         --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml
         --space pipe
         --space LONG | --space ~nobody/x.toml | --space /dev/zero | --space huge.toml
@@ -197,6 +200,11 @@ COMMAND_LINES = {
         --max-mem 8GiB --attention fast
         --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
         --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
+        --max-mem 8GiB --sharding x | --max-mem 8GiB --sharding zero3
+        --max-mem 8GiB --devices-per-trial 3 | --max-mem 8GiB --offload disk
+        --max-mem 8GiB --devices-per-trial 4 --sharding hsdp --sharding-group 3
+        --max-mem 8GiB --tensor-parallel 2 | --max-mem 8GiB --gradient-reduction fp16
+        --max-mem 8GiB --engine jax
         --max-mem 8GiB --adapter x | --max-mem 8GiB --adapter lora --adapter-rank 0
         --max-mem 8GiB --adapter-rank 16 | --max-mem 8GiB --adapter-targets attention
         --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
@@ -238,6 +246,12 @@ COMMAND_LINES = {
         --compute-capability 9.0 --device cpu
         --study real --trial 0 --compute-capability 9.0 IN_REAL
         --study real --trial 0 --compute-capability nine IN_REAL
+        --sharding x | --sharding zero3 | --devices-per-trial 0 | --devices-per-trial x
+        --devices-per-trial 3 | --devices-per-trial 2 --sharding none | --offload disk
+        --world-size 3 | --world-size x | --world-size 0
+        --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --sharding-group 2
+        --devices-per-trial 4 --tensor-parallel 3 | --tensor-parallel 2 | --engine jax
+        --gradient-reduction fp16 | --gradient-reduction bf16
         --adapter x | --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
         --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
         --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
@@ -269,6 +283,9 @@ COMMAND_LINES = {
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0
         --quiet --layers 0 | -q --layers 0
         --allocator x | --compute-capability nine | --compute-capability 9.0 --device cpu
+        --sharding x | --sharding zero3 | --devices-per-trial 3 | --offload disk
+        --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --tensor-parallel 2
+        --gradient-reduction fp16 | --engine jax
         --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
         --base-weights int8 | real 0 --adapter lora IN_REAL
         real 0 --compute-capability 9.0 IN_REAL

@@ -58,7 +58,7 @@ def completed(line, *, folder, shell="bash"):
         ("autotune search --name ", ["second", "first"]),
         ("autotune predict --precision bf16-", ["bf16-mixed", "bf16-true", "bf16-stochastic"]),
         ("autotune predict --study first --trial ", ["0", "1", "2"]),
-        ("autotune fit --vary ", ["layers", "width", "seq-len", "micro-batch", "rank"]),
+        ("autotune fit --vary ", ["layers", "width", "seq-len", "micro-batch", "rank", "devices"]),
         ("autotune fit --attention ", list(CHOICES["attention"])),
         ("autotune explain second ", ["0"]),
         ("autotune explain --space peak_memory --name contr", ["control"]),
