@@ -32,9 +32,14 @@ def use_gloo(model: torch.nn.Module) -> None:
 def add_up(tensor: Tensor, group: Any) -> Tensor:
     """Return the sum of the tensors of all ranks of a group, on any device."""
     total = tensor.clone(memory_format=torch.contiguous_format)
-    with _held_by_caller([total]):
-        torch.distributed.all_reduce(total, group=group)
+    add_up_in_place(total, group)
     return total
+
+
+def add_up_in_place(tensor: Tensor, group: Any) -> None:
+    """Replace a tensor by the sum of the tensors of all ranks of a group, on any device."""
+    with _held_by_caller([tensor]):
+        torch.distributed.all_reduce(tensor, group=group)
 
 
 def gather(tensor: Tensor, group: Any) -> list[Tensor]:

@@ -43,6 +43,7 @@ from autotune.models.hugging_face import HuggingFaceModel
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
 from autotune.techniques.gloo import add_up, gather
+from autotune.techniques.gloo_compiled import use_gloo_in_compiled_code
 
 Style = Literal[
     "colwise",
@@ -226,6 +227,8 @@ class TensorParallel:
         self.group = mesh.get_group()
         self.size = mesh.size()
         self.index = mesh.get_local_rank()
+        if mesh.device_type == "cpu":
+            use_gloo_in_compiled_code()
         self._split_of_name: dict[str, Split] = {}
         self._added_up_names: set[str] = set()
         self._split_of: dict[Tensor, Split] = {}

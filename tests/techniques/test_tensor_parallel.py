@@ -179,6 +179,13 @@ def test_other_techniques_work_in_split_models(tmp_path):
 
 
 @pytest.mark.slow
+def test_compiled_blocks_gather_what_is_not_split(tmp_path):
+    plain: dict[str, Any] = {"tensor_parallel": 2}
+    # What ran before in a process decides how long gloo's threads hold on to tensors.
+    check(compare([("phi3", plain, {}), ("phi3", {**plain, "compile": "block"}, {})], tmp_path))
+
+
+@pytest.mark.slow
 def test_a_step_in_the_backward_pass_uses_whole_gradients_of_norms_of_heads(tmp_path):
     check(
         compare([("qwen3", {"tensor_parallel": 2, "optimizer_fusion": "backward"}, {})], tmp_path)
