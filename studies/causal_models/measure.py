@@ -2,14 +2,17 @@
 
     python studies/causal_models/measure.py
 
-Writes a line of JSON for each type to `results.jsonl` beside itself. Types that the file has are
-not measured again, so it can be stopped and started. `--compile` adds what blocks compiled one by
-one do; `--summary` prints what the file says.
+Writes a line of JSON for each type to `results.jsonl` beside itself: what can be done with it, and
+for each of four configurations the predicted and the measured peak. What the file has is not
+measured again, so it can be stopped and started. The pairs are taken in a shuffled order, one
+configuration after the other, so that an unfinished file is a fair sample. `--configurations` takes
+only some, `--summary` prints what the file says.
 """
 
 import argparse
 import json
 import os
+import random
 import signal
 import tempfile
 import time
@@ -54,15 +57,22 @@ TRAINING = {
 }
 PLAIN = TrainingConfig(micro_batch_size=4)
 CHECKPOINTED = TrainingConfig(micro_batch_size=4, checkpointing="block")
-COMPILED = TrainingConfig(micro_batch_size=4, compile="block")
+CONFIGURATIONS: Mapping[str, TrainingConfig] = {
+    "fp32": PLAIN,
+    "bf16-mixed": TrainingConfig(micro_batch_size=4, precision="bf16-mixed"),
+    "checkpointed": CHECKPOINTED,
+    "compiled": TrainingConfig(micro_batch_size=4, compile="block"),
+}
+"""What is predicted and trained once for each type."""
 EXAMINED = {
     "checkpointing": ["attention", "selective", "block", "sqrt"],
     "compile": ["block"],
     "loss": ["chunked"],
 }
 SECONDS_A_TYPE = 240
-EXACT = 0.005
-"""Largest relative error of a prediction that counts as exact."""
+GOAL = 0.005
+"""Largest relative error that a prediction should have."""
+SEED = 28
 
 
 def causal_types() -> list[str]:
@@ -91,16 +101,19 @@ class TypeMeasurement:
         sizes = ("layers", "width", "heads", "vocab_size")
         self.row |= {name: getattr(workload, name) for name in sizes}
         self.row["excluded"] = self._examined(workload)
-        self.row["predicted_bytes"] = self._of_task(lambda: _predict(workload))
-        self.row |= self._trained(workload, PLAIN)
         self.row["parity"] = self._parity(workload)
 
-    def compile(self) -> None:
-        """Adds `compiled`: yes, or why not."""
+    def compare(self, config: TrainingConfig) -> dict[str, Any]:
+        """Returns the predicted peak with its bounds, and the measured one, or why there is none.
+
+        The sizes are in bytes.
+        """
         workload = self._smallest_workload()
         assert workload is not None
-        trained = self._trained(workload, COMPILED)
-        self.row["compiled"] = "yes" if trained["trains"] == "ok" else trained["trains"]
+        predicted = self._of_task(lambda: _predict(workload, config))
+        if isinstance(predicted, str):
+            predicted = {"not_predicted": predicted}
+        return {**predicted, **self._trained(workload, config)}
 
     def _smallest_workload(self) -> Workload | None:
         """Returns the workload of the first config that works; None, with why, if none does."""
@@ -134,10 +147,10 @@ class TypeMeasurement:
     def _trained(self, workload: Workload, config: TrainingConfig) -> dict[str, Any]:
         measured = self._of_task(lambda: tasks.train(**self._request(workload, config)))
         if isinstance(measured, str):
-            return {"trains": measured}
+            return {"not_trained": measured}
         if measured["outcome"] != "ok":
-            return {"trains": f"{measured['outcome']}: {measured['message']}"}
-        return {"trains": "ok", "measured_bytes": measured["peak_memory_bytes"]}
+            return {"not_trained": f"{measured['outcome']}: {measured['message']}"}
+        return {"measured": measured["peak_memory_bytes"]}
 
     def _parity(self, workload: Workload) -> str:
         """Returns "yes" if checkpointed blocks train as plain ones do, or the difference."""
@@ -173,9 +186,13 @@ class TypeMeasurement:
             return str(error).splitlines()[0]
 
 
-def _predict(workload: Workload) -> int:
-    prediction = tasks.predict(workload=workload.to_dict(), config=PLAIN.to_dict(), device="cpu")
-    return int(prediction["peak_memory_bytes"])
+def _predict(workload: Workload, config: TrainingConfig) -> dict[str, int]:
+    prediction = tasks.predict(workload=workload.to_dict(), config=config.to_dict(), device="cpu")
+    return {
+        "predicted": prediction["peak_memory_bytes"],
+        "lower": prediction["lower_bound_bytes"],
+        "upper": prediction["upper_bound_bytes"],
+    }
 
 
 def _said(error: Exception) -> str:
@@ -188,50 +205,64 @@ def _said(error: Exception) -> str:
 # -- all types -------------------------------------------------------------------------------------
 
 
-def measured_row(model_type: str, known: Mapping[str, Any] | None, *, text: Path) -> dict[str, Any]:
-    """Returns the row of a type, measured in a fork that ends after SECONDS_A_TYPE."""
+def in_fork(
+    model_type: str, measure: Callable[[TypeMeasurement], dict[str, Any]], *, text: Path
+) -> dict[str, Any]:
+    """Returns what `measure` says of a type, in a process that ends after SECONDS_A_TYPE."""
 
-    def measure() -> dict[str, Any]:
+    def run() -> dict[str, Any]:
         signal.alarm(SECONDS_A_TYPE)
         os.setpgid(0, 0)
-        began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            measurement = TypeMeasurement(model_type, text=text, folder=Path(folder))
-            if known is None:
-                measurement.measure()
-                measurement.row["seconds"] = round(time.monotonic() - began, 1)
-                return measurement.row
-            measurement.compile()
-            return {**known, "compiled": measurement.row["compiled"]}
+            return measure(TypeMeasurement(model_type, text=text, folder=Path(folder)))
 
     try:
-        row: dict[str, Any] = run_in_fork(measure)
+        found: dict[str, Any] = run_in_fork(run)
     except ForkFailed as error:
         traceback.print_exc()
-        return {"type": model_type, **(known or {}), "failed": str(error)}
-    return row
+        return {"failed": str(error)}
+    return found
 
 
-def measure_all(file: Path, *, only: list[str], compiles: bool) -> None:
+def measured_row(measurement: TypeMeasurement) -> dict[str, Any]:
+    """Returns the row of a type without its configurations."""
+    measurement.measure()
+    return measurement.row
+
+
+def measure_all(file: Path, *, only: list[str], configurations: list[str]) -> None:
     rows = read(file)
+    types = [name for name in causal_types() if not only or name in only]
+    random.Random(SEED).shuffle(types)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
-        _predict(make_workload("cpu", TRAINING))  # its first one in a process takes longest
-        run_in_fork(
-            lambda: prepare(workload=make_workload("cpu", TRAINING).to_dict(), folder=str(text))
-        )
-        for model_type in causal_types():
-            known = rows.get(model_type)
-            if only and model_type not in only:
-                continue
-            if compiles and (known is None or known.get("trains") != "ok" or "compiled" in known):
-                continue
-            if not compiles and known is not None:
-                continue
-            rows[model_type] = measured_row(model_type, known, text=text)
-            lines = [json.dumps(rows[name]) for name in causal_types() if name in rows]
-            file.write_text("\n".join(lines) + "\n")
-            print(json.dumps(rows[model_type]), flush=True)
+        plain = make_workload("cpu", TRAINING)
+        _predict(plain, PLAIN)  # its first one in a process takes longest
+        run_in_fork(lambda: prepare(workload=plain.to_dict(), folder=str(text)))
+        for model_type in types:
+            if model_type not in rows:
+                row = in_fork(model_type, measured_row, text=text)
+                rows[model_type] = {"type": model_type, **row}
+                write(file, rows)
+        for name in configurations:
+            for model_type in types:
+                row = rows[model_type]
+                peaks = row.setdefault("peaks", {})
+                if row.get("builds") != "yes" or name in peaks:
+                    continue
+                config = CONFIGURATIONS[name]
+                peaks[name] = in_fork(
+                    model_type,
+                    lambda measurement: measurement.compare(config),  # noqa: B023
+                    text=text,
+                )
+                write(file, rows)
+                print(model_type, name, json.dumps(peaks[name]), flush=True)
+
+
+def write(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
+    lines = [json.dumps(rows[name]) for name in causal_types() if name in rows]
+    file.write_text("\n".join(lines) + "\n")
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
@@ -244,45 +275,62 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
 # -- what it says ----------------------------------------------------------------------------------
 
 
-def error_of(row: Mapping[str, Any]) -> float | None:
+def error_of(peaks: Mapping[str, Any]) -> float | None:
     """Returns predicted over measured peak, less one; None without both."""
-    predicted, measured = row.get("predicted_bytes"), row.get("measured_bytes")
-    if not isinstance(predicted, int) or not isinstance(measured, int):
+    if "predicted" not in peaks or "measured" not in peaks:
         return None
-    return predicted / measured - 1
+    return float(peaks["predicted"] / peaks["measured"] - 1)
+
+
+def is_outside(peaks: Mapping[str, Any]) -> bool:
+    """Returns whether a measured peak is outside of the bounds of its prediction."""
+    return not peaks["lower"] <= peaks["measured"] <= peaks["upper"]
 
 
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     built = [row for row in rows.values() if row.get("builds") == "yes"]
-    errors = {str(row["type"]): error_of(row) for row in built}
-    exact = [error for error in errors.values() if error is not None and abs(error) <= EXACT]
-    counts = {
-        "model types": len(rows),
-        "build": len(built),
-        "predict": sum(isinstance(row.get("predicted_bytes"), int) for row in built),
-        "train": sum(row.get("trains") == "ok" for row in built),
-        f"predicted within {EXACT:.1%}": len(exact),
-        "parity of checkpointed blocks": sum(row.get("parity") == "yes" for row in built),
-        "compiled by block": sum(row.get("compiled") == "yes" for row in built),
-    }
-    lines = ["| | |", "|---|---|", *(f"| {name} | {count} |" for name, count in counts.items())]
-    lines += ["", "| type | what does not work |", "|---|---|"]
-    for name, row in sorted(rows.items()):
-        lines += [f"| `{name}` | {reason} |" for reason in _reasons(row, errors.get(name))]
+    parity = sum(row.get("parity") == "yes" for row in built)
+    lines = [
+        f"{len(rows)} model types, of which {len(built)} build; with checkpointed blocks {parity} "
+        "train as without.",
+        "",
+        "| configuration | measured | predicted, too | to the byte | within "
+        f"{GOAL:.1%} | outside the bounds | worst |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in CONFIGURATIONS:
+        peaks = [row["peaks"][name] for row in built if name in row.get("peaks", {})]
+        pairs = [one for one in peaks if error_of(one) is not None]
+        errors = [error_of(one) or 0.0 for one in pairs]
+        worst = max(errors, key=abs, default=0.0)
+        lines.append(
+            f"| {name} | {sum('measured' in one for one in peaks)} of {len(peaks)} | {len(pairs)} "
+            f"| {sum(error == 0 for error in errors)} "
+            f"| {sum(abs(error) <= GOAL for error in errors)} "
+            f"| {sum(map(is_outside, pairs))} | {worst:+.2%} |"
+        )
+    lines += ["", "| type | what does not work, or is predicted worse than the goal |", "|---|---|"]
+    for model_type, row in sorted(rows.items()):
+        lines += [f"| `{model_type}` | {reason} |" for reason in _reasons(row)]
     return lines
 
 
-def _reasons(row: Mapping[str, Any], error: float | None) -> list[str]:
+def _reasons(row: Mapping[str, Any]) -> list[str]:
     reasons = []
     if "failed" in row:
         reasons.append(f"failed: {row['failed']}")
-    for step, done in (("builds", "yes"), ("trains", "ok"), ("parity", "yes"), ("compiled", "yes")):
-        if row.get(step, done) != done:
+    for step in ("builds", "parity"):
+        if row.get(step, "yes") != "yes":
             reasons.append(f"{step}: {row[step]}")
-    if isinstance(row.get("predicted_bytes"), str):
-        reasons.append(f"predicts: {row['predicted_bytes']}")
-    if error is not None and abs(error) > EXACT:
-        reasons.append(f"prediction {error:+.2%}")
+    for name, peaks in row.get("peaks", {}).items():
+        for problem in ("failed", "not_predicted", "not_trained"):
+            if problem in peaks:
+                reasons.append(f"{name}, {problem.replace('_', ' ')}: {peaks[problem]}")
+        error = error_of(peaks)
+        if error is not None and is_outside(peaks):
+            reasons.append(f"{name}: {error:+.2%}, outside the bounds")
+        elif error is not None and abs(error) > GOAL:
+            reasons.append(f"{name}: {error:+.2%}")
     return reasons
 
 
@@ -292,7 +340,13 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--only", nargs="+", default=[], metavar="TYPE")
-    parser.add_argument("--compile", action="store_true", help="train blocks compiled one by one")
+    parser.add_argument(
+        "--configurations",
+        nargs="+",
+        default=list(CONFIGURATIONS),
+        choices=list(CONFIGURATIONS),
+        help="which to predict and train; all by default",
+    )
     parser.add_argument("--summary", action="store_true", help="print what the file says")
     arguments = parser.parse_args()
     if not arguments.summary:
@@ -301,7 +355,7 @@ def main() -> None:
         for module in IMPORTED_ONCE:
             import_module(module)
         print(f"torch {torch.__version__}, transformers {version('transformers')}", flush=True)
-        measure_all(arguments.out, only=arguments.only, compiles=arguments.compile)
+        measure_all(arguments.out, only=arguments.only, configurations=arguments.configurations)
     print(*summary(read(arguments.out)), sep="\n")
 
 
