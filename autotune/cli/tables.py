@@ -21,6 +21,7 @@ from autotune.reporting.trial_text import (
     BeforeTraining,
     advice_without_pick,
     before_training,
+    communication_text,
     format_perplexity,
     format_speed,
     no_pick_reason,
@@ -355,6 +356,8 @@ def print_pick(result: StudyResult, console: Console) -> None:
     console.print(indented(f"{result.pick.reason}."))
     if picked.peak_memory_bytes_by_rank:
         console.print(indented(f"Peak memory {peaks_text(picked.peak_memory_bytes_by_rank)}."))
+    if communication := communication_text(picked):
+        console.print(indented(f"In collectives with other devices: {communication}."))
 
 
 def _print_no_pick(result: StudyResult, console: Console) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, UntypedStorage
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from autotune.memory.communication import Communication, communication_on_cpu
 from autotune.memory.meter import MemoryReading
 from autotune.memory.torch_interfaces import check_cpu_meter
 
@@ -37,6 +38,7 @@ class CpuMeter:
         self._peak_bytes = 0
         self._peak_phase = ""
         self._is_measuring = False
+        self._communication: Communication | None = None
 
     @contextmanager
     def measuring(self, resident: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
@@ -46,6 +48,7 @@ class CpuMeter:
             with record_function(_MEASURED):
                 yield
             self._is_measuring = False
+        self._communication = communication_on_cpu(recording, within=_MEASURED)
         peak, phase = peak_of(recording, within=_MEASURED, alive_bytes=resident_bytes)
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_phase = peak, phase
@@ -61,6 +64,9 @@ class CpuMeter:
 
     def kernels_have_run(self) -> None:
         pass
+
+    def communication(self) -> Communication | None:
+        return self._communication
 
     def reading(self) -> MemoryReading:
         return MemoryReading(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from autotune.memory.communication import Communication
 from autotune.memory.context import create_context
 from autotune.memory.meter import CONTEXT_ALONE, MemoryReading
 from autotune.memory.nvml import open_device
@@ -86,6 +87,9 @@ class CudaMeter:
         self._limit_allocator()
         self._peak_reserved_bytes = 0
         self._count_allocated_alone()
+
+    def communication(self) -> Communication | None:
+        return None  # only a profiler would know
 
     def reading(self) -> MemoryReading:
         self._record_reserved()

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from autotune.memory.communication import Communication
+
 CONTEXT_ALONE = "the CUDA context alone needs"
 """Start of the message when the cap leaves no bytes for the allocator."""
 
@@ -59,6 +61,12 @@ class MemoryMeter(PhaseMarker, Protocol):
         """Must be called once, after the first step.
 
         The context has loaded its kernels by then, and the allocator is limited to what is left.
+        """
+
+    def communication(self) -> Communication | None:
+        """Returns what the latest measurement spent in collectives.
+
+        None where the meter records no events, as on CUDA, and where there was no collective.
         """
 
     def reading(self) -> MemoryReading:

@@ -11,7 +11,7 @@ from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_percent, format_size
+from autotune.units import format_duration, format_percent, format_size
 
 
 def trial_label(record: TrialRecord) -> str:
@@ -282,6 +282,15 @@ def peaks_text(peaks_bytes: Sequence[int]) -> str:
     return f"{order}: {listed}"
 
 
+def communication_text(record: TrialRecord) -> str:
+    """Return `26 % of a profiled step, 7.01 ms`; empty where it is not known."""
+    seconds, share = record.communication_seconds, record.communication_share
+    if seconds is None or share is None:
+        return ""
+    duration = f"{1000 * seconds:.3g} ms" if seconds < 0.9995 else format_duration(seconds)
+    return f"{format_percent(share)} % of a profiled step, {duration}"
+
+
 _MOST_PEAKS = 4
 """Of more different peaks than this, only the largest and the smallest are named."""
 
@@ -350,6 +359,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(
             f"tokens/s: {format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
         )
+    if communication := communication_text(record):
+        lines.append(style.wrapped(f"in collectives: {communication}", width=_LINE))
     if record.perplexity is not None:
         source = record.perplexity_source
         spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.3f}"

@@ -46,6 +46,8 @@ Spread: TypeAlias = Annotated[float, Range(0.0, 1e18)]
 """How far speeds vary."""
 Ratio: TypeAlias = Annotated[float, Range(1e-9, 1e9)]
 """Of the speeds of two trainings."""
+Share: TypeAlias = Annotated[float, Range(0.0, 1.0)]
+"""Of a whole."""
 LARGEST_LOSS = 700.0
 """In nats per token. The perplexity of a larger loss, its exponential, overflows a float."""
 Perplexity: TypeAlias = Annotated[float, Range(math.exp(-LARGEST_LOSS), math.exp(LARGEST_LOSS))]

@@ -15,6 +15,7 @@ from autotune.spec.limits import (
     Perplexity,
     PerplexitySpread,
     Seconds,
+    Share,
     SizeBytes,
     Speed,
     Spread,
@@ -154,6 +155,12 @@ class Measurement:
     """Wall-clock time of startup, compilation, training (with warm-up) and evaluation. The rest of
     `seconds` went into prediction, the parity check, and starting and ending the process. None for
     a script."""
+    communication_seconds: Seconds | None = None
+    """How long a device of a trial has a collective with the others in flight in one step, with the
+    time that it waits for them: the mean over the devices, from a profile of steps that are not
+    timed."""
+    communication_share: Share | None = None
+    """The share of these profiled steps, which take longer than timed ones."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
 

@@ -143,6 +143,9 @@ class DevicesOfEngine(DataParallel):
     def begin_evaluation(self) -> None:
         pass  # it frees the weights that it gathered in any case
 
+    def end_evaluation(self) -> None:
+        pass
+
 
 def start_engine(
     parts: ModelParts,

@@ -77,6 +77,8 @@ class DataParallel:
     """How many devices the trial has: those that train the same rows are counted, too."""
     buckets: "GradientBuckets | None" = None
     """Where DistributedDataParallel has the gradients."""
+    reshards_after_forward: bool = True
+    """Whether each forward pass of a training frees the weights that FSDP2 gathered for it."""
 
     def seed_dropout(self, seed: int) -> None:
         """Have each part of a global batch drop other activations, on all devices that train it.
@@ -130,6 +132,11 @@ class DataParallel:
         """Have each forward pass free the weights that it gathered: no backward pass follows."""
         if isinstance(self.module, FSDPModule):
             self.module.set_reshard_after_forward(True)
+
+    def end_evaluation(self) -> None:
+        """Have forward passes be those of a training again."""
+        if isinstance(self.module, FSDPModule):
+            self.module.set_reshard_after_forward(self.reshards_after_forward)
 
 
 class GradientBuckets:
@@ -308,7 +315,12 @@ def shard(
         index=torch.distributed.get_rank() // config.tensor_parallel,
         group=mesh.get_group() if mesh.ndim == 1 else torch.distributed.group.WORLD,
         devices=devices,
+        reshards_after_forward=_reshards_after_forward(config),
     )
+
+
+def _reshards_after_forward(config: TrainingConfig) -> bool:
+    return config.sharding != "zero2"
 
 
 def _replicate(
@@ -341,7 +353,7 @@ def _divide(
         "mesh": mesh,
         "mp_policy": policy,
         "offload_policy": _offload_policy(config, device_type=mesh.device_type),
-        "reshard_after_forward": config.sharding != "zero2",
+        "reshard_after_forward": _reshards_after_forward(config),
     }
     for block in parts.blocks:
         fully_shard(block, **settings)

@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch._dynamo.utils
 import torch._inductor.config
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from autotune.data.batches import Batch, TokenSequences, training_order
 from autotune.data.token_file import TextFacts
 from autotune.memory.attribution import bytes_by_category, find_peak
+from autotune.memory.communication import Communication, communication_on_cuda
 from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
@@ -44,6 +47,9 @@ from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_sp
 from autotune.training.step import Diverged, TrainingStep, check_finite
 from autotune.training.turns import Turns
 from autotune.units import format_size
+
+_BYTES_FOR_PROFILER = 1 << 30
+"""What every device must have free for the profiler of CUDA, which takes far less."""
 
 
 def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
@@ -111,6 +117,8 @@ class Trainer:
         self._seconds_by_part: dict[str, float] = {}
         self._last_step = 0
         """How many steps the training has; 0 where that is not known."""
+        self._communication: Communication | None = None
+        """Of a step on several devices, as far as it was profiled."""
         self.training: Training = apply_techniques(
             self._config,
             self._workload,
@@ -179,9 +187,10 @@ class Trainer:
                 memory, warmup=warmup, timed=timed, held_out_loss=None, dominating=dominating
             )
         held_out_loss = self._evaluate()
-        return self._measurement(
-            self._meter.reading(), warmup=warmup, timed=timed, held_out_loss=held_out_loss
-        )
+        memory = self._meter.reading()
+        if self._device.type == "cuda" and workload.devices_per_trial > 1:
+            self._profile_step(batches)
+        return self._measurement(memory, warmup=warmup, timed=timed, held_out_loss=held_out_loss)
 
     def evaluate_untrained(self) -> Measurement:
         """Returns the perplexity of the weights as they are; nothing else is measured.
@@ -227,7 +236,34 @@ class Trainer:
         with self._recorded_history(), self._meter.measuring(self._resident_tensors):
             for step in range(first, first + MEMORY_STEPS):
                 self.take_step(step, next(batches))
+        if self._workload.devices_per_trial > 1:
+            found = self._meter.communication()
+            self._communication = found and found.of_one_step(steps=MEMORY_STEPS)
         return self._meter.reading()
+
+    def _profile_step(self, batches: Iterator[Batch]) -> None:
+        """Notes what a step on CUDA spends in collectives.
+
+        Must come last: the profiler takes memory of the device, and the model trains on. Devices
+        without memory for it leave it out, all of them, as one alone would wait for the others.
+        """
+        self.training.parts.model.train()
+        self._devices.end_evaluation()
+        torch.cuda.empty_cache()  # as it was before the first step
+        self._progress("step")
+        step = self._last_step - 1  # of which the learning rate is known
+        self.step.launch(step, next(batches))  # allocates again
+        self._synchronize()
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        if self._devices.largest(-free_bytes) > -_BYTES_FOR_PROFILER:
+            return
+        batch = next(batches)
+        with profile(activities=[ProfilerActivity.CUDA]) as recording:
+            began = time.perf_counter()
+            self.step.launch(step, batch)
+            self._synchronize()
+            seconds = time.perf_counter() - began
+        self._communication = communication_on_cuda(recording, seconds=seconds)
 
     def _is_over_cap(self, memory: MemoryReading) -> bool:
         """Returns whether any device of the trial needs more than the cap."""
@@ -433,11 +469,19 @@ class Trainer:
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
             final_loss=timed[-1].loss if held_out_loss is not None else None,
+            **self._communication_fields(),
             seconds_by_part=self._final_seconds_by_part(
                 compile_seconds=speed.get("compile_seconds") or 0.0
             ),
             **speed,
         )
+
+    def _communication_fields(self) -> dict[str, Any]:
+        """Returns the fields of a measurement for communication, empty where it is not known."""
+        found = self._communication
+        if found is None:
+            return {}
+        return {"communication_seconds": found.seconds, "communication_share": found.share}
 
     def _final_seconds_by_part(self, *, compile_seconds: float) -> dict[str, float]:
         """Returns the seconds of each part; compilation and parity are parts of their own."""

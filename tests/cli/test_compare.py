@@ -28,6 +28,8 @@ def folder(tmp_path_factory):
         tokens_per_second=1.5 * measured().tokens_per_second,
         devices=2,
         peak_memory_bytes_by_rank=(20 * MIB, 19 * MIB),
+        communication_seconds=0.007,
+        communication_share=0.257,
     )
     write_study(url, [baseline, half], name="together", workload=together)
     return folder
@@ -82,7 +84,7 @@ def test_what_more_devices_gain_is_a_sentence(output):
     text = output("one", "together")
     assert (
         "together: 2 devices train 1.50 times as fast as 1 (scaling efficiency 75 %), with "
-        "20.00 MiB on each instead of 40.00 MiB." in text
+        "20.00 MiB on each instead of 40.00 MiB; 26 % of a profiled step is in collectives." in text
     )
     assert "Different number of devices: 1 / 2." in text
     assert "cannot be compared" not in text
@@ -91,6 +93,11 @@ def test_what_more_devices_gain_is_a_sentence(output):
 def test_json_has_the_scaling_efficiency_of_each_study(output):
     studies = json.loads(output("one", "together", "--json"))["studies"]
     assert [(one["devices"], one["scaling_efficiency"]) for one in studies] == [(1, 1.0), (2, 0.75)]
+
+
+def test_json_has_the_share_of_a_step_in_collectives_where_there_are_several_devices(output):
+    studies = json.loads(output("one", "together", "--json"))["studies"]
+    assert [one["communication_share"] for one in studies] == [None, 0.257]
 
 
 def test_other_workloads_have_no_scaling_efficiency(output):

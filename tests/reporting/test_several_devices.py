@@ -5,7 +5,13 @@ import dataclasses
 import pytest
 
 from autotune.reporting.report.trials import trial_table
-from autotune.reporting.trial_text import about, full_hover, peaks_text, place_and_cap
+from autotune.reporting.trial_text import (
+    about,
+    communication_text,
+    full_hover,
+    peaks_text,
+    place_and_cap,
+)
 from autotune.service.pages.contexts import trial_page
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
@@ -16,7 +22,15 @@ from tests.building.studies import definition
 from tests.building.views import study_view
 
 PEAKS = (40 * MIB, 30 * MIB)
-DIVIDED = record(1, memory=40 * MIB, devices=2, peak_memory_bytes_by_rank=PEAKS)
+DIVIDED = record(
+    1,
+    memory=40 * MIB,
+    devices=2,
+    peak_memory_bytes_by_rank=PEAKS,
+    communication_seconds=0.00701,
+    communication_share=0.257,
+)
+IN_COLLECTIVES = "26 % of a profiled step, 7.01 ms"
 WHOLE = record(0, memory=60 * MIB)
 
 
@@ -64,8 +78,27 @@ def test_a_mark_in_a_picture_says_the_peaks_of_all_devices():
     assert peaks_text(PEAKS) in full_hover(DIVIDED, None).replace("<br>", " ")
 
 
+def test_the_time_in_collectives_is_in_every_text_about_a_trial(result):
+    assert communication_text(DIVIDED) == IN_COLLECTIVES
+    assert dict(trial_page(result, 1).measured)["in collectives"] == IN_COLLECTIVES
+    assert trial_table(study_view(result))["communication"] == {1: IN_COLLECTIVES}
+    assert IN_COLLECTIVES in full_hover(DIVIDED, None).replace("<br>", " ")
+
+
+def test_the_time_in_collectives_of_a_trial_on_one_device_is_not_known(result):
+    assert communication_text(WHOLE) == ""
+    assert "in collectives" not in dict(trial_page(result, 0).measured)
+
+
+def test_a_second_and_more_in_collectives_is_not_said_in_milliseconds():
+    slow = dataclasses.replace(DIVIDED, communication_seconds=2.5)
+    assert communication_text(slow) == "26 % of a profiled step, 2.5 s"
+
+
 def test_a_measurement_from_before_there_were_several_devices_is_of_one():
     older = dataclasses.asdict(Measurement(outcome="ok"))
     del older["devices"], older["peak_memory_bytes_by_rank"]
+    del older["communication_seconds"], older["communication_share"]
     read = Measurement.from_dict(older)
     assert (read.devices, read.peak_memory_bytes_by_rank) == (1, ())
+    assert (read.communication_seconds, read.communication_share) == (None, None)

@@ -49,7 +49,7 @@ def workload(*, ranks=RANKS):
 
 
 def train(config, workload, folder):
-    """Return the losses of the first steps, the peak of the last two and the training."""
+    """Return the losses of the first steps, the meter of the last two and the training."""
     import torch
 
     from autotune.data.batches import Batch
@@ -73,9 +73,11 @@ def train(config, workload, folder):
     meter = CpuMeter()
     step = TrainingStep(training, workload=workload, config=config, device=device, marker=meter)
     losses = [step(number, batch) for number in range(STEPS - 2)]
+    training.devices.begin_evaluation()
+    training.devices.end_evaluation()  # the steps that follow are as those before
     with meter.measuring(lambda: resident(training)):
         losses += [step(number, batch) for number in range(STEPS - 2, STEPS)]
-    return losses, meter.reading().peak_memory_bytes, training
+    return losses, meter, training
 
 
 def resident(training):
@@ -88,7 +90,7 @@ def resident(training):
 
 
 def measure(rank, folder):
-    """Return {case: (losses, peak, predicted peak)} of one rank."""
+    """Return {case: (losses, peak, predicted peak, communication)} of one rank."""
     import torch
 
     from autotune.predictor.predict import PredictionRequest, predict
@@ -96,14 +98,16 @@ def measure(rank, folder):
     measured = {}
     for case in CASES:
         gc.collect()  # what is left of the training before must not be freed in this one
-        measured[case] = train(config_of(case), workload(), folder)[:2]
+        losses, meter, _ = train(config_of(case), workload(), folder)
+        measured[case] = losses, meter.reading().peak_memory_bytes, meter.communication()
     torch.distributed.destroy_process_group()
     found = {}
-    for case, (losses, peak) in measured.items():
+    for case, (losses, peak, communication) in measured.items():
         request = PredictionRequest(
             workload=workload(), config=config_of(case), device="cpu", rank=rank
         )
-        found[case] = (losses, peak, predict(request).peak_memory_bytes)
+        predicted = predict(request).peak_memory_bytes
+        found[case] = (losses, peak, predicted, communication)
     return found
 
 
@@ -142,8 +146,16 @@ def test_two_processes_train_as_one_does(case, ranks, alone):
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_needs_what_was_predicted_for_it(case, ranks):
     for of_rank in ranks:
-        _, peak, predicted = of_rank[case]
+        _, peak, predicted, _ = of_rank[case]
         assert peak == pytest.approx(predicted, abs=SCALAR_BYTES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_knows_how_long_its_steps_are_in_collectives(case, ranks):
+    for of_rank in ranks:
+        communication = of_rank[case][-1]
+        assert 0 < communication.share < 1
+        assert communication.seconds > 0
 
 
 def held_while_loading(rank, folder, sharding):

@@ -421,7 +421,8 @@ class TurnsOfRanks(Turns):
 def together(ranks: Sequence[Measurement]) -> Measurement:
     """Return the measurement of a trial from those of its ranks, which all came to the end.
 
-    Memory is that of the rank that needs most; the rest is the same for all, or that of rank 0.
+    Memory is that of the rank that needs most, and communication is the mean over all; the rest is
+    the same for all, or that of rank 0.
     """
     if ranks[0].peak_memory_bytes is None:
         return ranks[0]  # the memory was not measured
@@ -440,4 +441,12 @@ def together(ranks: Sequence[Measurement]) -> Measurement:
         peak_phase=largest.peak_phase,
         bytes_by_kind=largest.bytes_by_kind,
         peak_bytes_by_category=largest.peak_bytes_by_category,
+        communication_seconds=_mean([rank.communication_seconds for rank in ranks]),
+        communication_share=_mean([rank.communication_share for rank in ranks]),
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None where a value is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

@@ -54,6 +54,8 @@ class Side:
     baseline_is_predicted: bool
     devices: int
     """Devices of one trial."""
+    communication_share: float | None = None
+    """Of a profiled step of the pick on several devices, the share with collectives in flight."""
     speedup: float | None = None
     """Tokens per second of the pick, relative to that of the study with the fewest devices; None
     unless the studies differ in the number of devices and in nothing that changes speeds."""
@@ -131,11 +133,19 @@ def _scaling(sides: Sequence[Side]) -> Iterator[str]:
         if fewest is None or side.devices == fewest.devices:
             continue
         efficiency = format_percent(side.scaling_efficiency or 0.0)
+        collectives = ""
+        if side.communication_share is not None:
+            share = format_percent(side.communication_share)
+            collectives = f"; {share} % of a profiled step is in collectives"
+            if fewest.communication_share is not None:
+                collectives += (
+                    f", with {fewest.devices} {format_percent(fewest.communication_share)} %"
+                )
         yield (
             f"{side.study}: {side.devices} devices train {side.speedup:.2f} times as fast as "
             f"{fewest.devices} (scaling efficiency {efficiency} %), with "
             f"{format_size(side.peak_memory_bytes or 0)} on each instead of "
-            f"{format_size(fewest.peak_memory_bytes or 0)}."
+            f"{format_size(fewest.peak_memory_bytes or 0)}{collectives}."
         )
 
 
@@ -168,6 +178,7 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         saved_share=1 - peak / baseline_peak if peak and baseline_peak else None,
         baseline_is_predicted=baseline is not None and baseline.peak_memory_bytes is None,
         devices=result.workload.devices_per_trial,
+        communication_share=None if pick is None else pick.communication_share,
     )
 
 

@@ -211,6 +211,12 @@
       list.append(pair);
     }
     list.append(...ranksOf(index));
+    const communication = data.communication[value("number", index)];
+    if (communication) {
+      const pair = element("div", null, { class: "long" });
+      pair.append(element("dt", "in collectives"), element("dd", communication));
+      list.append(pair);
+    }
     const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });
     cell.append(list);
     for (const [, what, text] of commands(index)) {

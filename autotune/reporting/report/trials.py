@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_text import communication_text
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.provenance import PerplexitySource, TrialReference
 
@@ -90,6 +91,9 @@ def trial_table(view: StudyView) -> dict[str, Any]:
             record.number: list(record.peak_memory_bytes_by_rank)
             for record in records
             if record.peak_memory_bytes_by_rank
+        },
+        "communication": {
+            record.number: text for record in records if (text := communication_text(record))
         },
         "is_cuda": result.device.type == "cuda",
         "has_predictions": any(record.predicted_peak_memory_bytes for record in result.trials),

@@ -20,6 +20,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
     BeforeTraining,
     before_training,
+    communication_text,
     format_perplexity,
     format_speed,
     perplexity_remarks,
@@ -523,6 +524,8 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, s
     if record.tokens_per_second is not None:
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         yield "tokens per second", speed
+    if communication := communication_text(record):
+        yield "in collectives", communication
     if record.tokens_per_second_interval is not None:
         low, high = record.tokens_per_second_interval
         yield (

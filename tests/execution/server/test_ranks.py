@@ -214,6 +214,16 @@ def test_the_memory_of_a_trial_is_that_of_the_rank_that_needs_most():
     assert found.perplexity == 3.0
 
 
+def test_the_time_in_collectives_is_the_mean_over_the_ranks_and_unknown_if_one_is():
+    ranks = [
+        measured(peak_memory_bytes=1, communication_seconds=seconds, communication_share=seconds)
+        for seconds in (0.25, 0.75)
+    ]
+    found = together(ranks)
+    assert (found.communication_seconds, found.communication_share) == (0.5, 0.5)
+    assert together([*ranks, measured(peak_memory_bytes=1)]).communication_seconds is None
+
+
 def test_a_trial_is_over_the_cap_where_one_rank_is():
     over = Measurement(
         outcome="over_cap", message="needs 3 GiB", peak_memory_bytes=3, device_bytes=3
