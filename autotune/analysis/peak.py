@@ -43,8 +43,15 @@ NOTABLE = 0.01
 
 _CATEGORY_NAMES: Mapping[Category, str] = {
     "optimizer_state": "optimizer state",
+    "gathered_weights": "gathered weights",
     "workspace": "cuBLAS workspace",
 }
+_COME_AND_GO: tuple[Category, ...] = (
+    "activations",
+    "temporaries",
+    "gradients",
+    "gathered_weights",
+)
 _GROUPS_SHOWN = 4
 _KERNEL_NAME_LENGTH = 60
 
@@ -107,7 +114,9 @@ def peak_sentences(
 def burden(prediction: Prediction) -> str:
     """Return `14.73 GiB of activations`: what a step adds at this peak, except its gradients."""
     added = [
-        (name, size) for name, size in _sizes(prediction) if name in ("activations", "temporaries")
+        (_CATEGORY_NAMES.get(name, name), size)
+        for name, size in _sizes(prediction)
+        if name in ("activations", "temporaries", "gathered_weights")
     ]
     if not added:
         return "no activations"
@@ -269,7 +278,7 @@ def _largest_groups(prediction: Prediction, config: TrainingConfig) -> Iterator[
     a compiled model, which has no parts, by operator.
     """
     for category, size in _sizes(prediction):
-        comes_and_goes = category in ("activations", "temporaries", "gradients")
+        comes_and_goes = category in _COME_AND_GO
         if not comes_and_goes or size < 0.1 * prediction.peak_memory_bytes:
             continue
         by_operator = config.compile == "model" and category != "gradients"

@@ -130,10 +130,12 @@ def read_trace(
                     phase_name = name
                     scope = phase_scope if name == "forward" else None
                     break
+            frames = entry.get("frames", ())
             block = Block(
                 size_bytes=int(entry["size"]),
                 module="",
-                operator=_innermost_frame(entry.get("frames", ())),
+                operator=_innermost_frame(frames),
+                resident="gathered_weights" if _gathers_weights(frames) else None,
                 born=len(recording.events),
                 scope=scope,
                 in_phase=phase_name,
@@ -217,6 +219,21 @@ def _mark_gradients(
             was_alive = born <= at and (dies is None or at <= dies)
             if was_alive and start <= address < start + block.size_bytes:
                 block.is_gradient = True
+
+
+def _gathers_weights(frames: Sequence[Mapping[str, Any]]) -> bool:
+    """Returns whether FSDP2 allocates memory for weights that it gathers.
+
+    That is each weight's, and the buffer in which those of a block arrive together. Source:
+    alloc_storage in torch/distributed/fsdp/_fully_shard/_fsdp_param.py, and foreach_all_gather in
+    _fsdp_collectives.py
+    """
+    names = [str(frame.get("name", "")) for frame in frames]
+    if not names or "_fully_shard" not in str(frames[0].get("filename", "")):
+        return False
+    return names[0] == "alloc_storage" or (
+        names[0] == "allocate" and "foreach_all_gather" in names[1:]
+    )
 
 
 def _innermost_frame(frames: Sequence[Mapping[str, Any]]) -> str:

@@ -26,6 +26,8 @@ from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _ADD = torch.ops.aten.add.Tensor
+_GATHER = "fsdp.all_gather_copy_in"
+"""Operator of FSDP2 that prepares a buffer for the gathered weights of a block."""
 _FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit"
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _REFERENCES_OF_ONE_HOLDER = (4, 2)
@@ -213,6 +215,8 @@ class StorageWatch:
             self._ignore_unknown(args)
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
+            if name == _GATHER:
+                self._mark_gathered(tensors)
             scratch_bytes = self._scratch(func, args, result)
             if scratch_bytes and not self._is_on_host:
                 self._note_scratch(scratch_bytes, operator=name)
@@ -280,7 +284,18 @@ class StorageWatch:
         if key not in self._known:
             self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
         if storage.nbytes():
-            self._add_block(key, storage.nbytes(), module=self._module(), operator="all_gather")
+            block = self._add_block(
+                key, storage.nbytes(), module=self._module(), operator="all_gather"
+            )
+            block.resident = "gathered_weights"
+
+    def _mark_gathered(self, tensors: Iterable[Tensor]) -> None:
+        """Marks the memory in which the gathered weights of a block arrive together."""
+        for tensor in tensors:
+            block = self._blocks.get(tensor.untyped_storage()._cdata)
+            if block is not None:
+                block.resident = "gathered_weights"
+                block.operator = "all_gather"
 
     def _add_block(self, key: int, size_bytes: int, *, module: str, operator: str) -> Block:
         assert self._recording is not None

@@ -16,6 +16,7 @@ Category = Literal[
     "buffers",
     "optimizer_state",
     "gradients",
+    "gathered_weights",
     "activations",
     "temporaries",
     "inputs",
@@ -24,9 +25,11 @@ Category = Literal[
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 """Kinds of memory.
 
-activations: allocated in a forward pass, or in its recomputation, and needed after it; temporaries:
-all other memory that is allocated and freed within a step, including the gradients of activations;
-inputs: tokens and labels; workspace: memory that cuBLAS keeps allocated.
+gathered_weights: weights that FSDP2 has gathered from all devices or from the host for a while, and
+the buffers in which they arrive; activations: allocated in a forward pass, or in its recomputation,
+and needed after it; temporaries: all other memory that is allocated and freed within a step,
+including the gradients of activations; inputs: tokens and labels; workspace: memory that cuBLAS
+keeps allocated.
 """
 
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)

@@ -87,6 +87,25 @@ def test_a_block_is_named_by_its_innermost_frame():
     assert recording.events[0][1].operator == "forward (model.py:7)"
 
 
+OF_FSDP2 = "torch/distributed/fsdp/_fully_shard"
+
+
+@pytest.mark.parametrize(
+    ("names", "category"),
+    [
+        (["alloc_storage", "unshard"], "gathered_weights"),
+        (["allocate", "foreach_all_gather"], "gathered_weights"),
+        (["allocate", "foreach_reduce"], "activations"),
+        (["_get_param_all_gather_inputs", "foreach_all_gather"], "activations"),
+    ],
+    ids=["a weight", "a block on its way", "gradients", "a part in 16 bits"],
+)
+def test_memory_that_fsdp2_allocates_for_gathered_weights_is_of_their_category(names, category):
+    frames = [{"name": name, "filename": f"{OF_FSDP2}/_fsdp_param.py"} for name in names]
+    recording = recording_of(entry("alloc", 1, 5, 12, frames=frames))
+    assert recording.events[0][1].category == category
+
+
 @pytest.mark.gpu
 def test_a_checkpoint_that_stops_early_can_be_recorded(tmp_path):
     """The exception by which it stops passes through code that frees blocks."""

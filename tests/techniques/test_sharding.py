@@ -90,7 +90,7 @@ def resident(training):
 
 
 def measure(rank, folder):
-    """Return {case: (losses, peak, predicted peak, communication)} of one rank."""
+    """Return {case: (losses, peak, prediction, communication)} of one rank."""
     import torch
 
     from autotune.predictor.predict import PredictionRequest, predict
@@ -106,8 +106,7 @@ def measure(rank, folder):
         request = PredictionRequest(
             workload=workload(), config=config_of(case), device="cpu", rank=rank
         )
-        predicted = predict(request).peak_memory_bytes
-        found[case] = (losses, peak, predicted, communication)
+        found[case] = (losses, peak, predict(request), communication)
     return found
 
 
@@ -146,8 +145,31 @@ def test_two_processes_train_as_one_does(case, ranks, alone):
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_needs_what_was_predicted_for_it(case, ranks):
     for of_rank in ranks:
-        _, peak, predicted, _ = of_rank[case]
-        assert peak == pytest.approx(predicted, abs=SCALAR_BYTES)
+        _, peak, prediction, _ = of_rank[case]
+        assert peak == pytest.approx(prediction.peak_memory_bytes, abs=SCALAR_BYTES)
+
+
+def gathered_bytes(case, ranks):
+    return [of_rank[case][2].bytes_by_category["gathered_weights"] for of_rank in ranks]
+
+
+def test_weights_gathered_until_the_backward_pass_are_all_there_at_the_peak(ranks):
+    weights_bytes = 4 * ranks[0]["zero2"][2].parameters
+    most_of_a_block = weights_bytes / SETTINGS["layers"]
+    for size_bytes in gathered_bytes("zero2", ranks):
+        # Beside them there may be a buffer in which a block arrives.
+        assert weights_bytes <= size_bytes < weights_bytes + most_of_a_block
+
+
+def test_weights_gathered_a_block_at_a_time_are_never_all_there(ranks):
+    for zero2, zero3 in zip(
+        gathered_bytes("zero2", ranks), gathered_bytes("zero3", ranks), strict=True
+    ):
+        assert 0 < zero3 < 0.8 * zero2
+
+
+def test_weights_that_each_device_has_are_not_gathered(ranks):
+    assert gathered_bytes("ddp", ranks) == gathered_bytes("zero1", ranks) == [0, 0]
 
 
 @pytest.mark.parametrize("case", CASES)

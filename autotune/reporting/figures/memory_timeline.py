@@ -46,7 +46,7 @@ def compute(
     constant = prediction.bytes_by_category["workspace"]
     layers = []
     for category in CATEGORIES:
-        sizes = timeline.bytes_by_category[category]
+        sizes = timeline.bytes_by_category.get(category, ())  # an earlier release had fewer
         if category == "workspace":
             sizes = tuple(constant for _ in sizes)
         if any(sizes):

@@ -1,5 +1,7 @@
 """The figure of one step's memory, from predictions written by hand."""
 
+import dataclasses
+
 from autotune.reporting.figures import memory_timeline
 from autotune.spec.prediction import CATEGORIES, Holder, Prediction, Timeline
 
@@ -60,6 +62,16 @@ def test_sizes_are_in_the_unit_that_suits_the_peak():
 
 def test_workspaces_stand_under_the_whole_step():
     assert dict(figure(workspace=MIB).layers)["workspace"] == (1.0, 1.0, 1.0)
+
+
+def test_a_timeline_from_before_a_category_existed_is_drawn_without_it():
+    made = prediction()
+    older = {name: s for name, s in made.timeline.bytes_by_category.items() if name != "gradients"}
+    timeline = dataclasses.replace(made.timeline, bytes_by_category=older)
+    drawn = memory_timeline.compute(
+        dataclasses.replace(made, timeline=timeline), title="t", about="a", answer="b"
+    )
+    assert [category for category, _ in drawn.layers] == ["parameters", "activations"]
 
 
 def test_the_drawing_stacks_one_area_a_category():
