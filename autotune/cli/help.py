@@ -153,6 +153,8 @@ class HelpfulCommand(TyperCommand):
             # A shell completes the value of the last option. Without the value, parsing would end
             # there, and the arguments before it would not be known.
             args = args[:-1]
+        if not extra.get("resilient_parsing"):
+            self._check_synonyms(args)
         # Parsing empties the list.
         after_separator = len(args) - args.index("--") - 1 if "--" in args else 0
         context = super().make_context(
@@ -162,6 +164,30 @@ class HelpfulCommand(TyperCommand):
             raise _unexpected_argument(context)
         context.meta[AFTER_SEPARATOR] = after_separator
         return context
+
+    def _check_synonyms(self, args: Sequence[str]) -> None:
+        """Raise InvalidInput where two names of one option are given different values.
+
+        Parsing would take the last one.
+        """
+        given = list(args)
+        if "--" in given:
+            given = given[: given.index("--")]
+        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
+        for option in options:
+            names = [name for name in option.opts if name.startswith("--")]
+            if option.is_flag or len(names) < 2:
+                continue
+            values: dict[str, str] = {}
+            for position, word in enumerate(given):
+                name, equals, value = word.partition("=")
+                if name in names and (equals or position + 1 < len(given)):
+                    values[name] = value if equals else given[position + 1]
+            if len(set(values.values())) > 1:
+                listed = " and ".join(f"{name} {value}" for name, value in values.items())
+                raise InvalidInput(
+                    f"{listed} give one setting two values", hint="give only one of them"
+                )
 
     def _takes_value(self, word: str) -> bool:
         options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
