@@ -4,6 +4,7 @@ The server ends with the search.
 """
 
 import os
+import platform
 import threading
 import time
 import warnings
@@ -70,6 +71,15 @@ def check_ranks_on_cpu(count: int) -> None:
             f"a trial cannot use {count} devices on a CPU with {cores} cores, which would be "
             f"{count} processes",
             hint=f"use --devices-per-trial {most} or fewer; autotune predict needs no devices",
+        )
+
+
+def check_system_for_ranks(count: int) -> None:
+    """Raise InvalidInput where this system has no file in memory, through which ranks meet."""
+    if not hasattr(os, "memfd_create"):
+        raise InvalidInput(
+            f"trials on {count} devices run on Linux only, and this is {platform.system()}",
+            hint="search on Linux; autotune predict, and fit --no-trial, work here",
         )
 
 
@@ -367,6 +377,7 @@ class ServerTasks:
         self.other_devices = ()
         if count == 1:
             return
+        check_system_for_ranks(count)
         if first.type == "cpu":
             check_ranks_on_cpu(count)
             return

@@ -53,6 +53,7 @@ def confirm(
 
     Raises InvalidInput.
     """
+    executor.use_devices_from(device, count=workload.devices_per_trial)
     short = replace(
         workload,
         warmup_steps=_WARMUP_STEPS,
