@@ -27,7 +27,7 @@ import autotune.predictor.predict
 from autotune.memory.recording import Recording
 from autotune.models import deep_one
 from autotune.models.parts import IGNORED_LABEL
-from autotune.predictor import cuda
+from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.prediction import Prediction
 from autotune.spec.search_space import bind_space
@@ -109,6 +109,12 @@ def no_pieces(_recording: Recording, *, workspaces: Iterable[int]) -> int:
     return sum(workspaces)
 
 
+def workspaces_of_one_handle(self: CublasWorkspaces) -> list[int]:
+    """As if forward and backward shared their cuBLAS handle: one workspace per library."""
+    by_library = {library: size_bytes for (library, _), size_bytes in self._used.items()}
+    return list(by_library.values()) if self._is_persistent else []
+
+
 CHANGES: dict[str, tuple[tuple[object, str, object], ...]] = {
     "ours": (),
     "+ positions": (
@@ -119,8 +125,8 @@ CHANGES: dict[str, tuple[tuple[object, str, object], ...]] = {
     "+ loss": ((deep_one, "full_token_loss", shifted_token_loss),),
 }
 """What is patched, each entry beside all those before it."""
-WITHOUT_ALLOCATOR = ((autotune.predictor, "count_pieces", no_pieces),)
-ONE_HANDLE = ((cuda, "_HANDLES", 1),)
+WITHOUT_ALLOCATOR = ((autotune.predictor.predict, "count_pieces", no_pieces),)
+ONE_HANDLE = ((CublasWorkspaces, "persistent", property(workspaces_of_one_handle)),)
 
 
 @contextmanager
