@@ -1,16 +1,64 @@
-"""The real trial that confirms what `fit` has predicted; nothing here trains."""
+"""The real trial of a fit, on as many GPUs as the workload has, without any."""
 
 import os
+from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
+from autotune.execution.server.client import Reply
 from autotune.execution.server_tasks import RANKS_PER_CORE
 from autotune.spec.config import TrainingConfig
+from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.workload import make_workload
 from autotune.study.fit.confirm import confirm
 from tests.building.results import study_result
+
+GPUS = [
+    DeviceInfo(device=f"cuda:{number}", name="a GPU", total_memory_bytes=2**40, versions={})
+    for number in range(4)
+]
+
+
+class MachineWithGpus(LocalExecutor):
+    """An executor that finds four GPUs, and remembers what a trial is to run on."""
+
+    trained_on: tuple[str, ...] = ()
+
+    def devices(self):
+        return GPUS
+
+    def probe(self, device, choices, *, anew=False):
+        return next(gpu for gpu in GPUS if gpu.device == device), {}
+
+    def prepare(self, workload, folder):
+        return {}
+
+    def _submit_training(self, task, payload, definition, study_folder, **_):
+        self.trained_on = (
+            payload["device"],
+            *(other["device"] for other in payload["other_devices"]),
+        )
+        reply = Future()
+        reply.set_result(Reply(result={"outcome": "ok"}, seconds=1.0))
+        return reply
+
+
+def test_each_process_of_the_trial_has_a_gpu_of_its_own(tmp_path):
+    workload = replace(make_workload("cuda", {}), devices_per_trial=3, global_batch=12)
+    with MachineWithGpus(tmp_path) as executor:
+        measurement = confirm(
+            workload,
+            TrainingConfig(sharding="zero3"),
+            executor=executor,
+            device=GPUS[1],
+            cap_bytes=2**30,
+            folder=tmp_path,
+        )
+        assert executor.trained_on == ("cuda:1", "cuda:2", "cuda:3")
+    assert measurement == Measurement(outcome="ok", devices=3)
 
 
 def test_more_devices_than_a_search_may_use_are_not_tried(tmp_path):
