@@ -119,7 +119,7 @@ class LiveDisplay:
             lines.insert(0, as_text(left))
         return Group(table, *running, as_text(""), status, *lines)
 
-    def _places_table(self, places: Sequence[AtPlace], uuids: Mapping[str, str | None]) -> Table:
+    def _places_table(self, places: Sequence[AtPlace], uuids: Mapping[str, Sequence[str]]) -> Table:
         """Return a row for each place: its trial, what it does, and the memory in use there."""
         table = Table(box=None, pad_edge=False, expand=True, show_header=False)
         for _ in ("place", "trial"):
@@ -136,7 +136,7 @@ class LiveDisplay:
                 as_text(place.label),
                 format_duration(place.seconds) if place.label or place.doing else "",
                 as_text(place.doing or ("" if place.label else "idle")),
-                self._memory.in_use(uuids.get(place.name)) or _in_use(place.used_bytes),
+                self._memory.in_use(uuids.get(place.name, ())) or _in_use(place.used_bytes),
             )
         return table
 
@@ -151,28 +151,28 @@ class _MemoryInUse:
     def __init__(self) -> None:
         self._devices: dict[str, Any] = {}
         self._read_at: dict[str, float] = {}
-        self._text: dict[str, str] = {}
+        self._used_bytes: dict[str, int | None] = {}
 
-    def in_use(self, uuid: str | None) -> str:
-        """Return the size as text; empty where NVML does not know it."""
-        if uuid is None:
-            return ""
+    def in_use(self, uuids: Sequence[str]) -> str:
+        """Return the size as text, of several GPUs the largest; empty where it is not known."""
         now = time.monotonic()
-        if now - self._read_at.get(uuid, -math.inf) >= 1.0:
-            self._read_at[uuid] = now
-            self._text[uuid] = self._read(uuid)
-        return self._text[uuid]
+        for uuid in uuids:
+            if now - self._read_at.get(uuid, -math.inf) >= 1.0:
+                self._read_at[uuid] = now
+                self._used_bytes[uuid] = self._read(uuid)
+        sizes = [self._used_bytes[uuid] or 0 for uuid in uuids]
+        return _in_use(max(sizes, default=0) or None)
 
-    def _read(self, uuid: str) -> str:
+    def _read(self, uuid: str) -> int | None:
         # A tenth of a second, which only searches on several GPUs need.
         from autotune.memory.nvml import open_device  # noqa: PLC0415
 
         try:
             if uuid not in self._devices:
                 self._devices[uuid] = open_device(uuid)
-            return _in_use(self._devices[uuid].used_bytes())
+            return int(self._devices[uuid].used_bytes())
         except AutotuneError:
-            return ""  # the GPU is lost
+            return None  # the GPU is lost
 
 
 _COLUMNS: dict[str, dict[str, Any]] = {

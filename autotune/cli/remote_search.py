@@ -119,7 +119,7 @@ class _Followed:
         with reading_answer():
             if not isinstance(trials_wanted, int | None):
                 raise TypeError(f"trials_wanted is {trials_wanted!r}")
-            names = {str(place): None for place in places}
+            names = {str(place): () for place in places}
         try:
             values = self._client.study_json(self._study())
         except UnknownStudy:

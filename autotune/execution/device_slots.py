@@ -71,6 +71,8 @@ class DeviceSlots:
         if folder is None and named:
             folder = _make_folder(Path(named))
         name = re.sub(r"[^\w-]", "-", device.uuid or device.device)[:64]
+        self.name = name
+        """What all searches of the machine know the device by."""
         self._locks: _Locks
         if folder is not None:
             self._locks = _FileLocks(folder, name)

@@ -87,7 +87,7 @@ class LocalExecutor(ServerTasks):
             log_file=log_file,
             limits=time_limits(_PREDICTION_SECONDS),
             environment=environment,
-            slot=self._slot,
+            slots=self._held,
             cpus=self.cpus,
             modules=_libraries_of(workload, config) if self._only_predicts else (),
         )
@@ -280,7 +280,7 @@ class LocalExecutor(ServerTasks):
             limits=trial_options.time_limits(),
             environment=self._caches.environment(study_folder),
             limit_host_memory=definition.device.type == "cpu",
-            slot=self._slot,
+            slots=self._held,
             cpus=self.cpus,
         )
 

@@ -24,6 +24,7 @@ from autotune.execution.device_slots import DeviceSlots, device_node, waiting_me
 from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.execution.server.limits import time_limits
 from autotune.printable import printable
+from autotune.spec.device_group import check_one_model, joint_name
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
@@ -62,15 +63,25 @@ RANKS_PER_CORE = 4
 """How many ranks of a trial a core of a CPU may have. Each needs hundreds of MiB, too."""
 
 
-def check_ranks_on_cpu(count: int) -> None:
-    """Raise InvalidInput for more ranks of a trial than this machine's CPU can take turns with."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+def check_ranks_on_cpu(count: int, *, trials: int = 1, cores: int | None = None) -> None:
+    """Raise InvalidInput for more ranks than a CPU can take turns with.
+
+    `count` are those of a trial, of which `trials` run at a time. `cores` None: this machine's.
+    """
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     most = RANKS_PER_CORE * cores
     if count > most:
         raise InvalidInput(
             f"a trial cannot use {count} devices on a CPU with {cores} cores, which would be "
             f"{count} processes",
             hint=f"use --devices-per-trial {most} or fewer; autotune predict needs no devices",
+        )
+    if count * trials > most:
+        raise InvalidInput(
+            f"{trials} trials of {count} devices cannot run at a time on a CPU with {cores} cores, "
+            f"which would be {count * trials} processes",
+            hint=f"use --devices {most // count * count}, or fewer",
         )
 
 
@@ -113,12 +124,12 @@ class ServerTasks:
         self.sharing = ""
         """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
         self._is_shut_down = False
-        self._slot: str | None = None
-        """The lock that processes hold while this search has a device slot; None without a slot."""
+        self._held: tuple[str, ...] = ()
+        """The locks that processes hold while this search has its device slots; empty without."""
         self._shares_device = False
         """Whether other trials may run on the device at the same time."""
         self.other_devices: tuple[DeviceInfo, ...] = ()
-        """What each trial uses besides the device of the study; locked together with it."""
+        """What each trial uses besides the first device; locked together with it."""
         self._probed: dict[str, DeviceInfo] = {}
         """The CUDA devices whose context was measured, by torch's name."""
         self._slots: dict[tuple[str, int], DeviceSlots] = {}
@@ -166,46 +177,54 @@ class ServerTasks:
         study: str = "",
         alone: bool = False,
     ) -> Iterator[None]:
-        """Waits for a slot on the device, or for all with `alone`; processes started here hold it.
+        """Waits for a slot on each device of a trial; processes started here hold them.
 
-        Others that wait learn the name of the `study`. Calls `on_wait` once where it has to wait,
-        with the holder of the slot, or "" where that is not known. Raises Stopped where the search
-        is stopped while waiting.
+        `slots` are those of the first device. With `alone`, it waits for all slots. Others that
+        wait learn the name of the `study`. Calls `on_wait` once where it has to wait, with the
+        holder of the slot, or "" where that is not known. Raises Stopped where the search is
+        stopped while waiting.
         """
         was_reported = False
+        awaited = slots
 
         def pause() -> None:
             nonlocal was_reported
             if not was_reported:
                 was_reported = True
-                on_wait(slots.holder())
+                on_wait(awaited.holder())
             self._pause()
 
-        with slots.slot(pause, study=study, alone=alone) as self._slot:
+        all_slots = [slots]
+        all_slots += [self.slots_on(one, places=slots.places) for one in self.other_devices]
+        with ExitStack() as stack:
+            held = []
+            # All searches take them in the same order, so that no two wait for each other. Numbers
+            # of devices would not do: CUDA_VISIBLE_DEVICES may change them.
+            for awaited in sorted(all_slots, key=lambda one: one.name):
+                held.append(stack.enter_context(awaited.slot(pause, study=study, alone=alone)))
+            self._held = tuple(held)
             self._shares_device = slots.places > 1 and not alone
             if self.cpus_of_slots and slots.number is not None:
                 # Of another search with as many slots, a trial may be on the CPUs used before.
                 self.cpus = self.cpus_of_slots[slots.number]
             try:
-                with ExitStack() as others:
-                    # In the order of their numbers: so two searches never wait for each other.
-                    for device in self.other_devices:
-                        slots = self.slots_on(device)
-                        others.enter_context(slots.slot(pause, study=study, alone=True))
-                    yield
+                yield
             finally:
-                self._slot = None
+                self._held = ()
                 self._shares_device = False
 
     @contextmanager
     def slot_on(self, device: DeviceInfo) -> Iterator[None]:
-        """Waits for a slot on `device`, unless this search has one already; a wait is noted."""
-        if self._slot is not None:
+        """Waits for a slot on `device`, unless this search has one already; a wait is noted.
+
+        The devices that trials use besides it are waited for, too.
+        """
+        if self._held:
             yield
             return
 
         def note_wait(holder: str) -> None:
-            self._note(waiting_message(device.device, holder))
+            self._note(waiting_message(joint_name((device, *self.other_devices)), holder))
 
         with self.slot(self.slots_on(device), on_wait=note_wait):
             yield
@@ -348,7 +367,7 @@ class ServerTasks:
                 limits=time_limits(_REHEARSAL_SECONDS),
                 environment=self._caches.environment(self._folder),
                 limit_host_memory=info.type == "cpu",
-                slot=self._slot,
+                slots=self._held,
                 cpus=self.cpus,
             )
             try:
@@ -372,10 +391,10 @@ class ServerTasks:
     def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
         """From now on, use `count` devices for each trial: `first` and the next ones.
 
-        On a CPU all ranks share the same one. Raises InvalidInput where there are not as many.
+        Those that were chosen before, as `other_devices`, stay. On a CPU all ranks share the same
+        one. Raises InvalidInput where there are not as many, or not of one model.
         """
-        self.other_devices = ()
-        if count == 1:
+        if count == 1 or self.other_devices:
             return
         check_system_for_ranks(count)
         if first.type == "cpu":
@@ -390,16 +409,24 @@ class ServerTasks:
                 f"{', '.join(names)}",
                 hint="use a smaller --devices-per-trial, or --device cuda:0",
             )
+        check_one_model(gpus[start : start + count])
         self.other_devices = tuple(gpus[start + 1 : start + count])
 
     def check_device(self, device: str) -> None:
-        """Runs a tiny computation on the device. Raises TrialLost where it no longer answers."""
+        """Runs a tiny computation on the device, and on those that trials use besides it.
+
+        Raises TrialLost where one no longer answers.
+        """
+        for name in (device, *(other.device for other in self.other_devices)):
+            self._check_one_device(name)
+
+    def _check_one_device(self, device: str) -> None:
         future = self._server.submit(
             "check_device",
             {"device": device},
             log_file=self._folder / "logs" / "check_device.log",
             limits=time_limits(_SECONDS_TO_ANSWER),
-            slot=self._slot,
+            slots=self._held,
             cpus=self.cpus,
         )
         try:
@@ -442,7 +469,7 @@ class ServerTasks:
             payload,
             log_file=log_file,
             environment=environment,
-            slot=self._slot,
+            slots=self._held,
             cpus=self.cpus,
         )
         return self.wait_for(future).result

@@ -101,6 +101,21 @@ class DeviceInfo:
         name = self.device if devices == 1 else f"{devices} {self.type} devices"
         return f"{name} ({self.name})"
 
+    @property
+    def model(self) -> str:
+        """The name and the memory, such as `NVIDIA H200 with 141.0 GiB`."""
+        return f"{self.name} with {self.total_memory_bytes / 2**30:.1f} GiB"
+
+    def is_of_model(self, other: "DeviceInfo") -> bool:
+        """Return whether speeds on two devices compare: those of one name, memory and driver."""
+        if self.type == "cpu":  # its name has its number of threads, which slots share
+            return other.type == "cpu"
+        return (
+            self.name == other.name
+            and self.total_memory_bytes == other.total_memory_bytes
+            and self.versions.get("driver") == other.versions.get("driver")
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:

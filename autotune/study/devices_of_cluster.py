@@ -1,8 +1,8 @@
 """The devices of a search on a Ray cluster: chooses nodes, and gives each device a place.
 
 It is what `devices_of_search.py` is on one machine. Each place has a worker on a node, a Ray actor
-that has the device for as long as the search runs trials. Nodes that join are used, and a worker
-that is lost is replaced while its node lives.
+that has the device, or the devices of a trial, for as long as the search runs trials. Nodes that
+join are used, and a worker that is lost is replaced while its node lives.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ from autotune.execution.cluster.nodes import ClusterNode, Nodes, look_at, on_nod
 from autotune.execution.cluster.remote_worker import CALLS_AT_ONCE, RemoteWorker
 from autotune.execution.cluster.worker import NodeWorker
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.server_tasks import POLL_SECONDS, check_ranks_on_cpu
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import sqlite_file
-from autotune.study.devices import is_of_model, model_of, parse_devices
+from autotune.study.devices import check_whole_groups, parse_devices
 from autotune.study.events import Notice, Preparing, WaitingForDevice
 from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
 from autotune.study.predictions import Forecaster
@@ -60,7 +60,7 @@ _MOST_LOSSES = 8
 
 @dataclass(kw_only=True, eq=False)
 class _Slot:
-    """A device of a node, or a part of it, that a worker can have."""
+    """The devices for a trial on a node, or a part of one, that a worker can have."""
 
     node: ClusterNode
     number: int
@@ -113,6 +113,7 @@ class DevicesOfCluster:
         self._slots: list[_Slot] = []
         self._most_slots: int | None = None
         self._slots_on_each_cpu = 1
+        self._devices_per_trial = 1
         self._silences: Counter[str] = Counter()
         """How often each node did not answer."""
         self._seen: set[str] = set()
@@ -122,7 +123,7 @@ class DevicesOfCluster:
         """How often the first was lost while the study was prepared."""
         self._definition: StudyDefinition | None = None
         self._predicts = False
-        self.uuids: Mapping[str, str | None] = {}
+        self.uuids: Mapping[str, tuple[str, ...]] = {}
         """The names of the places; what NVML knows of their GPUs is not known here."""
 
     def __enter__(self) -> "DevicesOfCluster":
@@ -188,17 +189,24 @@ class DevicesOfCluster:
     # -- which devices -----------------------------------------------------------------------------
 
     def choose(
-        self, request: SearchRequest, *, stored: StudyDefinition | None, is_confirmation: bool
+        self,
+        request: SearchRequest,
+        *,
+        devices_per_trial: int,
+        stored: StudyDefinition | None,
+        is_confirmation: bool,
     ) -> SearchRequest:
-        """Choose the nodes, start a worker for each device, and wait until one of them is there.
+        """Choose the nodes, start a worker for each trial, and wait until one of them is there.
 
         Returns the request with its device. `stored` is the study that it continues. A confirmation
-        uses one device. Raises InvalidInput where no node has what is needed.
+        uses the devices of one trial. Raises InvalidInput where no node has what is needed.
         """
         self._request = request
+        self._devices_per_trial = devices_per_trial
         wanted = None if request.devices is None else parse_devices(request.devices)
         assert not isinstance(wanted, tuple), "a request with --ray names no devices"
-        devices = 1 if is_confirmation else wanted
+        check_whole_groups(wanted, devices_per_trial=devices_per_trial)
+        devices = devices_per_trial if is_confirmation else wanted
         self._look()
         nodes = self._nodes
         kind = (request.device or (stored.device.type if stored is not None else "")).split(":")[0]
@@ -207,16 +215,24 @@ class DevicesOfCluster:
         self._kind = kind
         self._model = self._choose_model(nodes, stored)
         if kind == "cpu":
-            nodes_with_cpus = sum(node.cpus > 0 for node in nodes)
-            devices_on_each = -(-(devices or 1) // max(1, nodes_with_cpus))
-            self._slots_on_each_cpu = devices_on_each * request.trials_per_device
-        self._add_slots()
-        wanted_slots = None if devices is None else devices * request.trials_per_device
-        if not self._slots or len(self._slots) < (wanted_slots or 0):
-            has = len(self._slots) // request.trials_per_device
+            self._divide_cpus(1 if devices is None else devices // devices_per_trial)
+        elif devices_per_trial > 1 and request.trials_per_device > 1:
             raise InvalidInput(
-                f"{devices or 1} devices are asked for, and the Ray cluster has {has}: "
-                f"{_what_they_have(nodes)}",
+                f"--trials-per-device {request.trials_per_device} is not possible with "
+                f"{devices_per_trial} GPUs a trial on a Ray cluster: Ray lets workers share one "
+                "GPU, but not the same several",
+                hint="leave it out, or search without --ray on the machine that has the GPUs",
+            )
+        self._add_slots()
+        wanted_slots = None
+        if devices is not None:
+            wanted_slots = devices // devices_per_trial * request.trials_per_device
+        if not self._slots or len(self._slots) < (wanted_slots or 0):
+            has = len(self._slots) // request.trials_per_device * devices_per_trial
+            usable = "" if devices_per_trial == 1 else f" in groups of {devices_per_trial}"
+            raise InvalidInput(
+                f"{devices or devices_per_trial} devices are asked for, and the Ray cluster has "
+                f"{has}{usable}: {_what_they_have(nodes)}",
                 hint="ask for fewer, or use --devices all",
             )
         for slot in self._slots:
@@ -225,6 +241,19 @@ class DevicesOfCluster:
         if wanted_slots is not None:
             self._keep_the_free(wanted_slots)
         return dataclasses.replace(request, device=kind, devices=None, workers=None)
+
+    def _divide_cpus(self, trials: int) -> None:
+        """Choose how many slots each CPU has, so that so many trials run at once.
+
+        Raises InvalidInput for more ranks than the CPU of a node can take turns with.
+        """
+        cpus = [node.cpus for node in self._nodes if node.cpus > 0]
+        trials_on_each = -(-trials // max(1, len(cpus)))
+        self._slots_on_each_cpu = trials_on_each * self._request.trials_per_device
+        if cpus and self._devices_per_trial > 1:
+            check_ranks_on_cpu(
+                self._devices_per_trial, trials=self._slots_on_each_cpu, cores=min(cpus)
+            )
 
     def _look(self) -> None:
         """Forget the nodes that have left, and look at those that have joined since the last look.
@@ -261,13 +290,16 @@ class DevicesOfCluster:
         return nodes
 
     def _choose_model(self, nodes: Sequence[ClusterNode], stored: StudyDefinition | None) -> str:
-        """Return the model of the GPUs to use: the study's, or the one of which there are most."""
+        """Return the model of the GPUs to use: the study's, or the one of which there are most.
+
+        Of a node only as many GPUs count as trials can use.
+        """
         if self._kind == "cpu":
             return ""
         gpus: Counter[str] = Counter()
         for node in nodes:
             if node.gpus:
-                gpus[node.gpu_model] += node.gpus
+                gpus[node.gpu_model] += self._gpus_used_on(node)
         if not gpus:
             raise InvalidInput(
                 "no node of the Ray cluster has a GPU",
@@ -276,7 +308,20 @@ class DevicesOfCluster:
         model = gpus.most_common(1)[0][0]
         if stored is not None and stored.device.name in gpus:
             model = stored.device.name
+        if not gpus[model]:
+            # All counts are 0, or those of the study's model.
+            of_model = [node for node in nodes if stored is None or node.gpu_model == model]
+            largest = max(of_model, key=lambda node: node.gpus)
+            raise InvalidInput(
+                f"a trial uses {self._devices_per_trial} GPUs of one node, and no node of the Ray "
+                f"cluster has as many: the largest is {_what_they_have([largest])}",
+                hint="use a smaller --devices-per-trial",
+            )
         return model
+
+    def _gpus_used_on(self, node: ClusterNode) -> int:
+        """Return how many GPUs of a node trials use, which have several each or one."""
+        return node.gpus - node.gpus % self._devices_per_trial
 
     def _add_slots(self) -> None:
         """Add a slot for each device that has none yet, but no more than are asked for.
@@ -310,7 +355,15 @@ class DevicesOfCluster:
                 f"speeds on it do not compare with those on {self._model}"
             )
             return 0
-        return node.gpus * self._request.trials_per_device
+        used = self._gpus_used_on(node)
+        if node.gpus and used < node.gpus:
+            idle = node.gpus - used
+            what = "left out" if not used else "used in part"
+            self._note(
+                f"{node.name} is {what}: a trial uses {self._devices_per_trial} GPUs of one node, "
+                f"so that {idle} of its {node.gpus} GPUs {'is' if idle == 1 else 'are'} left idle"
+            )
+        return used // self._devices_per_trial * self._request.trials_per_device
 
     # -- workers -----------------------------------------------------------------------------------
 
@@ -322,7 +375,8 @@ class DevicesOfCluster:
         if slot.of > node.cpus:
             resources["num_cpus"] = node.cpus / slot.of
         if self._kind == "cuda":
-            resources["num_gpus"] = 1 / self._request.trials_per_device
+            # Of one actor, so that all are on its node.
+            resources["num_gpus"] = self._devices_per_trial / self._request.trials_per_device
             resources["num_cpus"] = min(1, node.cpus / slot.of)
 
         def start() -> Any:
@@ -342,9 +396,7 @@ class DevicesOfCluster:
                 make_executor=self._make_executor,
             )
 
-        what = "gpu" if self._kind == "cuda" else "cpu"
-        place = node.name if slot.of == 1 else f"{node.name} {what} {slot.number}"
-        slot.worker = RemoteWorker(start, place=place, node=node.id, note=self._note)
+        slot.worker = RemoteWorker(start, place=self._name(slot), node=node.id, note=self._note)
         slot.executor = ClusterExecutor(
             self._work,
             worker=slot.worker,
@@ -355,6 +407,17 @@ class DevicesOfCluster:
         )
         slot.ready = slot.worker.when_ready()
         slot.lost_at = None
+
+    def _name(self, slot: _Slot) -> str:
+        """Return what the user is told of a slot. Which GPUs a worker gets, Ray decides."""
+        if slot.of == 1:
+            return slot.node.name
+        if self._kind == "cpu":
+            return f"{slot.node.name} cpu {slot.number}"
+        if self._devices_per_trial == 1:
+            return f"{slot.node.name} gpu {slot.number}"
+        first = slot.number * self._devices_per_trial
+        return f"{slot.node.name} gpus {first}-{first + self._devices_per_trial - 1}"
 
     def _excluded(self) -> list[Path]:
         excluded = [self._work.absolute()]
@@ -437,7 +500,7 @@ class DevicesOfCluster:
         assert self._first is not None
         slots = [self._first, *(slot for slot in self._slots if slot is not self._first)]
         places = [self._place(slot) for slot in slots]
-        self.uuids = {place.name: None for place in places}
+        self.uuids = {place.name: () for place in places}
         joined: SimpleQueue[TrialPlace] = SimpleQueue()
         with SeveralPlaces(
             places,
@@ -509,12 +572,14 @@ class DevicesOfCluster:
             device = model
             if slot is not self._first or slot.losses:
                 device, _ = executor.probe(self._kind, {})
-            if device.name != model.name or not is_of_model(device, model):
+            if device.name != model.name or not device.is_of_model(model):
                 raise InvalidInput(
-                    f"it has {model_of(device)}, and speeds on it do not compare with those on "
-                    f"{model_of(model)}"
+                    f"it has {device.model}, and speeds on it do not compare with those on "
+                    f"{model.model}"
                 )
             self.check(device)
+            if self._devices_per_trial > 1:
+                executor.use_devices_from(device, count=self._devices_per_trial)
             executor.bring(self._definition, self._work / self._definition.name)
         except InvalidInput:
             slot.is_refused = True

@@ -12,6 +12,8 @@ from typing import Protocol, Self
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
 from autotune.execution.cpu_shares import cpu_shares, sharing_of_cpus
 from autotune.execution.local import LocalExecutor
+from autotune.execution.server_tasks import check_ranks_on_cpu
+from autotune.spec.device_group import joint_name
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.study.devices import (
@@ -38,7 +40,7 @@ class SearchDevices(Protocol):
     def trials_at_once(self) -> int:
         """How many places the search has."""
 
-    uuids: Mapping[str, str | None]
+    uuids: Mapping[str, tuple[str, ...]]
     """The names of the places and what NVML of this machine knows their GPUs by."""
 
     def __enter__(self) -> Self: ...
@@ -49,7 +51,12 @@ class SearchDevices(Protocol):
         """Whether the search is to stop, or all places are to end because one of them failed."""
 
     def choose(
-        self, request: SearchRequest, *, stored: StudyDefinition | None, is_confirmation: bool
+        self,
+        request: SearchRequest,
+        *,
+        devices_per_trial: int,
+        stored: StudyDefinition | None,
+        is_confirmation: bool,
     ) -> SearchRequest:
         """Choose the devices; return the request with the first of them as its device."""
 
@@ -114,7 +121,7 @@ class DevicesOfSearch:
         self._request = SearchRequest()
         self._shares: list[tuple[int, ...] | None] = [None]
         """The CPUs of each place."""
-        self.uuids: Mapping[str, str | None] = {}
+        self.uuids: Mapping[str, tuple[str, ...]] = {}
         """The names of the places and what NVML knows their GPUs by; empty for a single place."""
         self.executor = self._new_executor()
 
@@ -137,11 +144,16 @@ class DevicesOfSearch:
         self.executor.shutdown()
 
     def choose(
-        self, request: SearchRequest, *, stored: StudyDefinition | None, is_confirmation: bool
+        self,
+        request: SearchRequest,
+        *,
+        devices_per_trial: int,
+        stored: StudyDefinition | None,
+        is_confirmation: bool,
     ) -> SearchRequest:
         """Choose the devices; return the request with the first of them as its device.
 
-        `stored` is the study that it continues. A confirmation uses one device. Raises
+        `stored` is the study that it continues. A confirmation uses those of one trial. Raises
         InvalidInput.
         """
         self._request = request
@@ -150,14 +162,19 @@ class DevicesOfSearch:
                 parse_devices(request.devices),
                 self.executor.devices(),
                 device=request.device,
+                devices_per_trial=devices_per_trial,
                 trials_per_device=request.trials_per_device,
                 model=None if stored is None else stored.device,
             )
             for sentence in self._chosen.left_out:
                 self._note(sentence)
-            request = dataclasses.replace(
-                request, device=self._chosen.devices[0].device, devices=None, workers=None
-            )
+            first, *others = self._chosen.groups[0]
+            self.executor.other_devices = tuple(others)
+            request = dataclasses.replace(request, device=first.device, devices=None, workers=None)
+        if devices_per_trial > 1 and self.trials_at_once > 1:
+            device = request.device or (None if stored is None else stored.device.device)
+            if self.executor.identify(device).type == "cpu":
+                check_ranks_on_cpu(devices_per_trial, trials=self.trials_at_once)
         self._shares = cpu_shares(self.trials_at_once)
         if stored is not None and stored.device.type == "cpu":
             self._shares = self._shares_as_before(stored.device)
@@ -196,21 +213,28 @@ class DevicesOfSearch:
     @contextmanager
     def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
         """Yield the places of the search; `definition` has the first device as it was probed."""
-        devices = [definition.device]
+        groups = [(definition.device, *self.executor.other_devices)]
         slots_on_each = self._request.trials_per_device
         if self._chosen is not None:
-            devices += self._chosen.devices[1:]
+            groups += self._chosen.groups[1:]
             slots_on_each = self._chosen.slots_on_each
         places: list[TrialPlace] = []
-        for device in devices:
+        for device, *others in groups:
+            for other in others:
+                self.check(
+                    dataclasses.replace(other, context_bytes=definition.device.context_bytes)
+                )
+                self.report_other_users(other)
             probe = _OnceProbed(self, device)
+            name = joint_name([device, *others])
             for number in range(1, slots_on_each + 1):
                 place = TrialPlace(
                     executor=self._new_executor() if places else self.executor,
                     slots=None,
                     device=device,
-                    name=device.device if slots_on_each == 1 else f"{device.device} slot {number}",
+                    name=name if slots_on_each == 1 else f"{name} slot {number}",
                 )
+                place.executor.other_devices = tuple(others)
                 place.slots = place.executor.slots_on(device, places=slots_on_each)
                 if device is not definition.device:
                     place.prepare = probe.on(place)
@@ -225,10 +249,7 @@ class DevicesOfSearch:
             places[0].name = ""
             yield OnePlace(places[0], study=definition.name, listener=self._listener)
             return
-        self.uuids = {
-            place.name: place.device.uuid if place.device.is_known_to_nvml else None
-            for place in places
-        }
+        self.uuids = {place.name: _known_uuids(place) for place in places}
         for number, (place, cpus) in enumerate(zip(places, self._shares, strict=True)):
             first = number - number % slots_on_each
             place.executor.cpus = cpus
@@ -251,6 +272,12 @@ class DevicesOfSearch:
     def check(self, device: DeviceInfo) -> None:
         """Raise InvalidInput where the device cannot run as many trials at once as requested."""
         check_trials_per_device(self._request.trials_per_device, device)
+
+
+def _known_uuids(place: TrialPlace) -> tuple[str, ...]:
+    """Return the UUIDs of the GPUs of a place that NVML knows."""
+    devices = (place.device, *place.executor.other_devices)
+    return tuple(one.uuid for one in devices if one.uuid is not None and one.is_known_to_nvml)
 
 
 def _start_server(place: TrialPlace) -> DeviceInfo:

@@ -32,7 +32,7 @@ from autotune.study.new_study import new_definition
 from autotune.study.places import ThreadedListener
 from autotune.study.predictions import Forecaster
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
-from autotune.study.requested_space import space_of
+from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.reuse import ReusedResults, reuse
 from autotune.study.trial_runner import representative
 from autotune.study.work_folder import work_folder
@@ -205,7 +205,12 @@ def plan(
             listener=ThreadedListener(listener),
         ) as devices,
     ):
-        request = devices.choose(request, stored=None, is_confirmation=False)
+        request = devices.choose(
+            request,
+            devices_per_trial=devices_per_trial(request, space),
+            stored=None,
+            is_confirmation=False,
+        )
         executor = devices.executor
         named = replace(request, name=f"plan-{time.time_ns()}")
         new = new_definition(named, space=space, executor=executor, work=work, listener=listener)

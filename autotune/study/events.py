@@ -45,7 +45,7 @@ class StudyOpened:
     None where nothing is measured again."""
     seconds_of_trials: float = 0.0
     """For how long any trial of `records` ran; a time in which several did counts once."""
-    places: Mapping[str, str | None] = field(default_factory=dict)
+    places: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The places of the search by name, such as cuda:1, each with the UUID by which NVML knows its
     GPU, and None without; empty where the search has only one place."""
 

@@ -23,6 +23,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
+from autotune.spec.device_group import joint_name
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import (
@@ -43,12 +44,13 @@ SECONDS_TO_END = 6.0
 
 @dataclass(kw_only=True, eq=False)
 class TrialPlace:
-    """A slot of a device, and what runs trials there."""
+    """A slot of a device, or of several that train together, and what runs trials there."""
 
     executor: LocalExecutor
     slots: DeviceSlots | None
     """None where nothing else uses the device, as in a replay."""
     device: DeviceInfo
+    """The first one, where trials use several; the others are `other_devices` of the executor."""
     name: str = ""
     """What a user is told of it, such as cuda:1; empty for the only place of a search."""
     predict: Callable[[TrainingConfig], Forecast] | None = None
@@ -163,7 +165,7 @@ class OnePlace:
 
 def _take_slot(place: TrialPlace, held: ExitStack, *, study: str, listener: Listener) -> None:
     def report_wait(holder: str) -> None:
-        device = place.device.device
+        device = joint_name((place.device, *place.executor.other_devices))
         listener(WaitingForDevice(device=device, holder=holder, place=place.name))
 
     # A replay has no slots, and an executor that does not ask for them.

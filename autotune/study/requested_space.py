@@ -13,7 +13,9 @@ from autotune.errors import InvalidInput
 from autotune.spec.model_size import check_weights_fit
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
+from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
+from autotune.study.devices import check_whole_groups, parse_devices
 from autotune.study.request import SearchRequest
 from autotune.units import format_size
 
@@ -32,10 +34,25 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     space = load_space(DEFAULT_SPACE if request.space is None else request.space)
     space = space.at_scale(request.scale)
     workload = _workload_on_some_device(request, space)
+    if request.devices is not None:
+        check_whole_groups(
+            parse_devices(request.devices), devices_per_trial=workload.devices_per_trial
+        )
     if reads_data:
         check_there(workload)
         check_data(workload)
     return space
+
+
+def devices_per_trial(
+    request: SearchRequest, space: SearchSpace | None, *, stored: StudyDefinition | None = None
+) -> int:
+    """Return how many devices train together, in the `stored` study or in a new one on a space."""
+    if stored is not None:
+        return stored.workload.devices_per_trial
+    of_space = {} if space is None else space.workload
+    settings = {**of_space, **request.specified_workload()}
+    return int(settings.get("devices_per_trial") or 1)
 
 
 def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
@@ -80,12 +97,12 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
 def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
     """Return what a search is about to prepare, as far as it is known without the device."""
     specified = {**space.workload, **request.specified_workload()}
+    devices = devices_per_trial(request, space)
     trained = specified.get("script") or specified.get("model") or "gpt"
     cap = ""
     if request.cap_bytes is not None:
         cap = f"under {format_size(request.cap_bytes)}, "
     device = request.device or "a GPU or the CPU"
-    devices = specified.get("devices_per_trial") or 1
     if devices != 1:
         device = f"each of {devices} {request.device or 'GPUs or CPU'} devices"
     return f"Preparing a search: {trained}, space {space.name}, {cap}on {device} ..."

@@ -47,7 +47,7 @@ from autotune.study.places import ThreadedListener
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster
 from autotune.study.request import SearchRequest, check_sampler
-from autotune.study.requested_space import space_of
+from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.resume import check_same_study
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import WORKERS, Coordinator
@@ -117,7 +117,12 @@ def search(
             listener=listener,
         ) as devices,
     ):
-        request = devices.choose(request, stored=stored, is_confirmation=confirmation is not None)
+        request = devices.choose(
+            request,
+            devices_per_trial=devices_per_trial(request, space, stored=stored),
+            stored=stored,
+            is_confirmation=confirmation is not None,
+        )
         new = None
         if space is not None:
             new = _unless_lost(
@@ -127,9 +132,6 @@ def search(
             failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
-            definition = stored if new is None else new.definition
-            if definition is not None:
-                _check_places(definition, places=devices.trials_at_once)
             # The database is opened only now, so that a rejected request does not create one.
             with opened_store(request.storage, retry) as store:
                 with opening_lock(work / f".{name}.opening", check_stop):
@@ -157,16 +159,6 @@ def search(
         finally:
             if new is not None:
                 new.discard()
-
-
-def _check_places(definition: StudyDefinition, *, places: int) -> None:
-    """Raise InvalidInput where trials of several GPUs are to run at once."""
-    count = definition.workload.devices_per_trial
-    if count > 1 and places > 1 and definition.device.type == "cuda":
-        raise InvalidInput(
-            f"trials of {count} GPUs run one at a time, and {places} at a time are asked for",
-            hint="leave --devices and --trials-per-device out, or --devices-per-trial",
-        )
 
 
 def _unless_lost(devices: SearchDevices, prepare: Callable[..., T]) -> T:

@@ -96,6 +96,10 @@ COMMAND_LINES = {
         --gradient-clipping inf | --gradient-clipping x | --devices-per-trial 0
         --devices-per-trial 3 | --devices-per-trial x | --devices-per-trial 5000
         --devices-per-trial 2 --script train.py
+        --devices 3 --devices-per-trial 2 | --workers 3 --devices-per-trial 2
+        --devices cuda:0,cuda:1,cuda:2 --devices-per-trial 2
+        --ray auto --devices 6 --devices-per-trial 4
+        --device cpu --devices 2 --devices-per-trial 4
         --pipeline-parallel 2 | --context_parallel 2 | --expert-parallel-size 2
         --space nope | --space '' | --space folder | --space garbage.toml | --space missing.toml
         --space pipe

@@ -124,7 +124,7 @@ def hostile_events():
         records=(),
         is_new=True,
         reused={HOSTILE: 2},
-        places={HOSTILE: None, "cuda:1": None},
+        places={HOSTILE: (), "cuda:1": ()},
     )
     yield Notice(message=HOSTILE)
     yield PlaceJoined(device=HOSTILE)

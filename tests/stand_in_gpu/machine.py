@@ -38,6 +38,8 @@ class Machine:
         self.ledger = folder / "ledger"
         self.log = folder / "log"
         self.database = folder / "studies" / "autotune.db"
+        self.python_path: list[Path] = []
+        """Folders from which all commands import before the project's."""
         self._settings = settings
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "text.txt").write_text(TEXT)
@@ -62,7 +64,7 @@ class Machine:
             "STAND_IN_LEDGER": str(self.ledger),
             "STAND_IN_LOG": str(self.log),
             "AUTOTUNE_LOCK_FOLDER": str(self.folder / "locks"),
-            "PYTHONPATH": str(PROJECT),
+            "PYTHONPATH": os.pathsep.join(map(str, [*self.python_path, PROJECT])),
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
         }

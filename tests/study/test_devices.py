@@ -8,6 +8,7 @@ import pytest
 
 from autotune.errors import InvalidInput
 from autotune.execution.cpu_shares import sharing_of_cpus
+from autotune.spec.device_group import joint_name
 from autotune.spec.result import DeviceInfo
 from autotune.study.devices import choose_devices, parse_devices, sharing_of, threads_of
 from autotune.study.request import SearchRequest
@@ -28,15 +29,17 @@ ALIKE = [gpu(0), gpu(1), gpu(2), CPU]
 MIXED = [gpu(0), gpu(1, name="NVIDIA L4", gib=22), gpu(2), CPU]
 
 
-def chosen(wanted, present, *, device=None, trials_per_device=1, model=None):
+def chosen(wanted, present, *, device=None, devices_per_trial=1, trials_per_device=1, model=None):
     found = choose_devices(
         parse_devices(wanted),
         present,
         device=device,
+        devices_per_trial=devices_per_trial,
         trials_per_device=trials_per_device,
         model=model,
     )
-    return [one.device for one in found.devices], found.places, found.left_out
+    names = [joint_name(group) for group in found.groups]
+    return names, found.places, found.left_out
 
 
 @pytest.mark.parametrize(
@@ -92,6 +95,71 @@ def test_a_stored_study_goes_on_with_devices_of_its_model():
 def test_devices_that_are_not_there_are_an_error(wanted, present, options, message):
     with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
         chosen(wanted, present, **options)
+    assert raised.value.hint
+
+
+FOUR = [gpu(0), gpu(1), gpu(2), gpu(3), CPU]
+WITH_A_PAIR = [gpu(0), gpu(1, name="NVIDIA L4"), gpu(2, name="NVIDIA L4"), gpu(3), CPU]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [
+        ("all", ["cuda:0-1", "cuda:2-3"]),
+        ("4", ["cuda:0-1", "cuda:2-3"]),
+        ("2", ["cuda:0-1"]),
+        ("cuda:0,cuda:2,cuda:3,cuda:1", ["cuda:0,2", "cuda:1,3"]),
+    ],
+)
+def test_trials_of_several_devices_run_on_groups_of_them(wanted, names):
+    assert chosen(wanted, FOUR, devices_per_trial=2) == (names, len(names), [])
+
+
+def test_groups_are_of_the_devices_of_one_model():
+    names, _, left_out = chosen("all", WITH_A_PAIR, devices_per_trial=2)
+    assert names == ["cuda:0,3"]
+    assert len(left_out) == 2
+
+
+def test_a_named_group_of_another_model_is_left_out():
+    wanted = "cuda:0,cuda:3,cuda:1,cuda:2"
+    names, _, left_out = chosen(wanted, WITH_A_PAIR, devices_per_trial=2)
+    assert names == ["cuda:0,3"]
+    assert len(left_out) == 2
+
+
+def test_of_all_devices_those_that_make_no_group_are_left_idle_and_said_so():
+    names, _, left_out = chosen("all", FOUR, devices_per_trial=3)
+    assert names == ["cuda:0-2"]
+    assert left_out == ["cuda:3 is left idle: a trial uses 3 devices"]
+
+
+def test_several_trials_share_each_group():
+    assert chosen("all", FOUR, devices_per_trial=2, trials_per_device=3)[1] == 6
+
+
+@pytest.mark.parametrize(("trials_per_device", "places"), [(1, 2), (3, 6)])
+def test_a_trial_of_several_devices_has_as_many_slots_of_a_cpu(trials_per_device, places):
+    found = chosen("4", [CPU], devices_per_trial=2, trials_per_device=trials_per_device)
+    assert found == (["cpu"], places, [])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices_per_trial", "present", "message"),
+    [
+        ("3", 2, FOUR, "--devices 3 cannot be divided into groups of 2, which a trial uses: 1 of"),
+        ("cuda:3,cuda:0,cuda:1", 2, FOUR, "cuda:3,cuda:0,cuda:1 cannot be divided into groups of"),
+        ("cuda:3,cuda:0,cuda:1", 2, FOUR, "which a trial uses: cuda:1 would be idle"),
+        ("2", 4, FOUR, "a trial uses 4 devices, and --devices has only 2"),
+        ("cuda:0,cuda:1", 2, WITH_A_PAIR, "cuda:0, cuda:1 are not of one model"),
+        ("all", 5, FOUR, "a trial uses 5 devices, and there are only 4 devices of one model"),
+        ("4", 2, WITH_A_PAIR, "4 devices are asked for, and there are only 2 devices of one"),
+        ("3", 2, [CPU], "--devices 3 cannot be divided into groups of 2"),
+    ],
+)
+def test_devices_that_make_no_groups_are_an_error(wanted, devices_per_trial, present, message):
+    with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
+        chosen(wanted, present, devices_per_trial=devices_per_trial)
     assert raised.value.hint
 
 

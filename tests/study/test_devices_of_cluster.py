@@ -121,7 +121,7 @@ def devices(cluster, events, tmp_path, monkeypatch):
 
 def choose(devices, wanted):
     request = SearchRequest(ray="head:6379", devices=wanted, device="cpu")
-    return devices.choose(request, stored=None, is_confirmation=False)
+    return devices.choose(request, devices_per_trial=1, stored=None, is_confirmation=False)
 
 
 def joined(events, places, count):

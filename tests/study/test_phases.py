@@ -201,7 +201,7 @@ def test_in_a_file_each_step_says_when_it_began_and_each_trial_how_long_it_took(
 
 @pytest.fixture
 def two_gpus(opened):
-    return replace(opened, places={"cuda:0": None, "cuda:1": None})
+    return replace(opened, places={"cuda:0": (), "cuda:1": ()})
 
 
 def test_each_of_several_places_has_its_trial_and_its_phase(progress, clock, two_gpus):

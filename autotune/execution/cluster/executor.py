@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, InvalidInput, Stopped, TrialLost
+from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.cluster.files import Shipment, prepared_files, user_files
 from autotune.execution.cluster.remote_worker import REQUESTS_AT_ONCE, RemoteWorker
 from autotune.execution.device_slots import DeviceSlots
@@ -134,11 +134,11 @@ class ClusterExecutor(LocalExecutor):
             "take_slot", device=slots.device, places=slots.places, study=study, alone=alone
         )
         self._wait(taken, each=report_wait)
-        self._slot = self.worker.place
+        self._held = (self.worker.place,)
         try:
             yield
         finally:
-            self._slot = None
+            self._held = ()
             self._leave_slot()
 
     def _leave_slot(self) -> None:
@@ -188,12 +188,6 @@ class ClusterExecutor(LocalExecutor):
         return found
 
     def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
-        if count > 1 and first.type == "cuda":
-            raise InvalidInput(
-                f"on a Ray cluster each trial has one GPU, and --devices-per-trial {count} asks "
-                f"for {count}",
-                hint="search without --ray, on the machine that has the GPUs",
-            )
         self._wait(self._request("use_devices_from", first=first, count=count))
 
     def check_device(self, device: str) -> None:

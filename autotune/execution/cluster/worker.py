@@ -127,13 +127,21 @@ class NodeWorker:
         return replace(state, doing=replace(state.doing, used_bytes=self._used_bytes()))
 
     def _used_bytes(self) -> int | None:
-        """Returns the memory in use on the GPU of the slot; None where NVML does not know it."""
-        if self._device is None or self._device.uuid is None or not self._device.is_known_to_nvml:
+        """Returns the memory in use on the GPU of the slot; None where NVML does not know it.
+
+        Of several GPUs, that on which most is in use.
+        """
+        if self._device is None:
             return None
-        try:
-            return open_device(self._device.uuid).used_bytes()
-        except AutotuneError:
-            return None  # the GPU is lost
+        used = []
+        for device in (self._device, *self._executor.other_devices):
+            if device.uuid is None or not device.is_known_to_nvml:
+                return None
+            try:
+                used.append(open_device(device.uuid).used_bytes())
+            except AutotuneError:
+                return None  # the GPU is lost
+        return max(used)
 
     def _tell(self, **changes: Any) -> None:
         with self._changed:

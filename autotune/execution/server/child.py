@@ -93,8 +93,8 @@ def _set_up_process(request: dict[str, Any]) -> None:
     os.environ.update(request.get("environment") or {})
     if request.get("cpus"):
         _bind_to(request["cpus"])
-    if request.get("turn"):
-        _hold_slot(request["turn"])
+    for slot in request.get("turn") or ():
+        _hold_slot(slot)
     if request.get("limit_host_memory"):
         _limit_host_memory()
 

@@ -150,13 +150,13 @@ class TrialServer:
         limits: TimeLimits | None = None,
         environment: dict[str, str] | None = None,
         limit_host_memory: bool = False,
-        slot: str | None = None,
+        slots: Sequence[str] = (),
         cpus: Sequence[int] | None = None,
         modules: Sequence[str] = (),
     ) -> "Future[Reply]":
         """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
 
-        The process and all that it forks hold `slot`, a lock of `execution/device_slots.py`, and
+        The process and all that it forks hold `slots`, locks of `execution/device_slots.py`, and
         run on `cpus` only, numbers of the operating system, with a thread on each. The server
         imports `modules` first, once for all its processes, as if there were no GPU: only for a
         server that trains nothing. The future's exception is the AutotuneError that the task
@@ -172,7 +172,7 @@ class TrialServer:
             "limits": None if limits is None else asdict(limits),
             "environment": environment,
             "limit_host_memory": limit_host_memory,
-            "turn": slot,
+            "turn": list(slots),
             "cpus": None if cpus is None else list(cpus),
             "modules": list(modules),
         }

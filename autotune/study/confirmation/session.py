@@ -28,6 +28,7 @@ from autotune.spec.confirmation import (
     VariantMeasurement,
     paired_speeds,
 )
+from autotune.spec.device_group import joint_name
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.study.confirmation.plan import (
@@ -398,7 +399,8 @@ class ConfirmationSession:
     @contextmanager
     def _slot(self) -> Iterator[None]:
         def report_wait(holder: str) -> None:
-            self._listener(WaitingForDevice(device=self._definition.device.device, holder=holder))
+            devices = (self._definition.device, *self._executor.other_devices)
+            self._listener(WaitingForDevice(device=joint_name(devices), holder=holder))
 
         study = self._definition.name
         # A trial beside it would disturb one training more than the other.

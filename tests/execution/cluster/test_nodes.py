@@ -1,5 +1,6 @@
 """Which nodes of a cluster can run trials."""
 
+import re
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -66,7 +67,7 @@ def devices_kept(devices):
     return keep
 
 
-def chosen(listed, monkeypatch, tmp_path, **settings):
+def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, **settings):
     """Return the nodes of the slots that a search on these nodes has, and what it says."""
     events = []
     devices = DevicesOfCluster(
@@ -82,7 +83,7 @@ def chosen(listed, monkeypatch, tmp_path, **settings):
     monkeypatch.setattr(devices, "_keep_the_free", devices_kept(devices))
     devices._nodes = list(listed)
     request = SearchRequest(storage=f"sqlite:///{tmp_path}/a.db", ray="auto", **settings)
-    devices.choose(request, stored=None, is_confirmation=False)
+    devices.choose(request, devices_per_trial=devices_per_trial, stored=None, is_confirmation=False)
     notes = [event.message for event in events if isinstance(event, Notice)]
     return [slot.node.name for slot in devices._slots], notes
 
@@ -132,6 +133,69 @@ def test_a_cluster_without_a_gpu_says_what_it_has(settings, message, monkeypatch
 def test_nodes_without_cpus_have_no_slots_of_a_cpu(monkeypatch, tmp_path):
     with pytest.raises(InvalidInput, match="the Ray cluster has 0"):
         chosen([node(1, cpus=0)], monkeypatch, tmp_path, device="cpu")
+
+
+def of_several_gpus(listed, monkeypatch, tmp_path, *, devices_per_trial=4, **settings):
+    return chosen(listed, monkeypatch, tmp_path, devices_per_trial=devices_per_trial, **settings)
+
+
+def test_the_gpus_of_a_trial_are_on_one_node(monkeypatch, tmp_path):
+    listed = [node(1, gpus=4, model="H100"), node(2, gpus=8, model="H100")]
+    used, notes = of_several_gpus(listed, monkeypatch, tmp_path)
+    assert (used, notes) == (["node1", "node2", "node2"], [])
+    assert of_several_gpus(listed, monkeypatch, tmp_path, devices="8")[0] == ["node1", "node2"]
+
+
+def test_gpus_that_make_no_whole_group_are_left_idle_and_said_so(monkeypatch, tmp_path):
+    listed = [node(1, gpus=2, model="H100"), node(2, gpus=5, model="H100")]
+    used, notes = of_several_gpus(listed, monkeypatch, tmp_path)
+    assert used == ["node2"]
+    assert notes == [
+        "node1 is left out: a trial uses 4 GPUs of one node, so that 2 of its 2 GPUs are left idle",
+        "node2 is used in part: a trial uses 4 GPUs of one node, so that 1 of its 5 GPUs is left "
+        "idle",
+    ]
+
+
+def test_the_model_is_that_of_which_trials_can_use_most(monkeypatch, tmp_path):
+    listed = [node(1, gpus=3, model="A100"), node(2, gpus=3, model="A100")]
+    listed.append(node(3, gpus=4, model="H100"))
+    assert of_several_gpus(listed, monkeypatch, tmp_path)[0] == ["node3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"devices_per_trial": 8},
+            "a trial uses 8 GPUs of one node, and no node of the Ray cluster has as many: the "
+            "largest is node2: 6 GPUs (H100)",
+        ),
+        ({"devices": "8"}, "8 devices are asked for, and the Ray cluster has 4 in groups of 4"),
+        ({"devices": "6"}, "--devices 6 cannot be divided into groups of 4"),
+        (
+            {"trials_per_device": 2},
+            "--trials-per-device 2 is not possible with 4 GPUs a trial on a Ray cluster",
+        ),
+        (
+            {"device": "cpu", "devices": "160"},
+            "20 trials of 4 devices cannot run at a time on a CPU with 8 cores",
+        ),
+    ],
+)
+def test_a_cluster_without_the_devices_of_a_trial_says_so(settings, message, monkeypatch, tmp_path):
+    listed = [node(1, gpus=2, model="H100"), node(2, gpus=6, model="H100")]
+    with pytest.raises(InvalidInput, match=re.escape(message)) as raised:
+        of_several_gpus(listed, monkeypatch, tmp_path, **settings)
+    assert raised.value.hint
+
+
+def test_cpu_slots_are_divided_among_the_processes_of_a_trial(monkeypatch, tmp_path):
+    listed = [node(1), node(2)]
+    used, _ = of_several_gpus(
+        listed, monkeypatch, tmp_path, devices_per_trial=2, devices="8", device="cpu"
+    )
+    assert sorted(used) == ["node1", "node1", "node2", "node2"]
 
 
 class Ready:
