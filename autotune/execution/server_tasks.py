@@ -81,7 +81,7 @@ def check_ranks_on_cpu(count: int, *, trials: int = 1, cores: int | None = None)
         raise InvalidInput(
             f"{trials} trials of {count} devices cannot run at a time on a CPU with {cores} cores, "
             f"which would be {count * trials} processes",
-            hint=f"use --devices {most // count * count}, or fewer",
+            hint=f"run at most {most // count} at a time, with --devices {most // count * count}",
         )
 
 

@@ -265,7 +265,7 @@ class SearchRequest:
             choices=("all",),
             help="Run a trial on each of several devices at once: all GPUs, a number of them, or "
             "names such as cuda:0,cuda:1. On a CPU a number of slots, each with its share of the "
-            "cores. [default: one device]",
+            "cores. With --devices-per-trial, a trial on each group of them. [default: one trial]",
         )
     )
     workers: int | None = setting(
