@@ -81,21 +81,27 @@ class TimedInTurn:
     """In the order of the trainings, with the same number of blocks for all that are `ok`."""
 
 
-def fit_at_once(device: DeviceInfo, trainings: Sequence[TrainingInTurn]) -> bool:
-    """Returns whether the device surely holds all trainings at once, next to its other users."""
+def fit_at_once(devices: Sequence[DeviceInfo], trainings: Sequence[TrainingInTurn]) -> bool:
+    """Returns whether the devices surely hold all trainings at once, next to their other users.
+
+    `devices` has that of each process of a training; those of a CPU are one.
+    """
     needed_bytes = 0
     for training in trainings:
         if training.device_bytes is None:
             return False
         needed_bytes += training.device_bytes
-    if device.type == "cpu":
+    if devices[0].type == "cpu":
         free_bytes = available_bytes()
-        needed_bytes += len(trainings) * _HOST_BYTES
-    elif device.uuid is None or not device.is_known_to_nvml or device.compute_mode != "default":
-        return False  # memory in use, or the processes that may use it, are not known
-    else:
+        needed_bytes = len(devices) * (needed_bytes + len(trainings) * _HOST_BYTES)
+        return free_bytes is not None and needed_bytes <= _LARGEST_SHARE * free_bytes
+    for device in devices:
+        if device.uuid is None or not device.is_known_to_nvml or device.compute_mode != "default":
+            return False  # memory in use, or the processes that may use it, are not known
         free_bytes = device.total_memory_bytes - open_device(device.uuid).used_bytes()
-    return free_bytes is not None and needed_bytes <= _LARGEST_SHARE * free_bytes
+        if needed_bytes > _LARGEST_SHARE * free_bytes:
+            return False
+    return True
 
 
 T = TypeVar("T")
@@ -108,7 +114,7 @@ def time_in_turn(
     trainings: Sequence[TrainingInTurn],
     *,
     workload: Workload,
-    device: DeviceInfo,
+    devices: Sequence[DeviceInfo],
     rounds: int,
     seed: int,
     trial_seconds: float,
@@ -121,7 +127,7 @@ def time_in_turn(
 
     Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has. What
     fails has its outcome, and the others are measured; where the partner fails, nothing is.
-    `trial_seconds` is the time limit of each process.
+    `devices` has that of each process of a training. `trial_seconds` is the time limit of each.
     `on_progress` is called with the number of blocks that have been timed, and how many are wanted.
 
     Trainings that ran out of memory next to each other are all timed again in blocks.
@@ -149,7 +155,7 @@ def time_in_turn(
                 run.in_blocks(rounds)
             return TimedInTurn(schedule=schedule, results=run.results())
 
-    if not fit_at_once(device, trainings):
+    if not fit_at_once(devices, trainings):
         return timed("in blocks")
     at_once = timed("in turn")
     if any(result.outcome == "out_of_memory" for result in at_once.results):

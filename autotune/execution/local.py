@@ -219,10 +219,12 @@ class LocalExecutor(ServerTasks):
                 trial_options=trial_options,
             )
 
+        count = definition.workload.devices_per_trial - 1
+        others = self.other_devices[:count] or (definition.device,) * count
         return time_in_turn(
             trainings,
             workload=definition.workload,
-            device=definition.device,
+            devices=(definition.device, *others),
             rounds=rounds,
             seed=seed,
             trial_seconds=trial_options.trial_time_limit_seconds,

@@ -9,6 +9,7 @@ import textwrap
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -370,17 +371,44 @@ def test_nothing_outlives_a_killed_search(tmp_path, computed):
 
 
 def test_trainings_whose_memory_is_not_known_are_not_run_at_once():
-    assert not fit_at_once(CPU, [*trainings(4), *trainings(2, device_bytes=None)])
+    assert not fit_at_once([CPU], [*trainings(4), *trainings(2, device_bytes=None)])
 
 
 def test_trainings_that_need_more_than_is_free_are_not_run_at_once():
-    assert fit_at_once(CPU, trainings(4, 2))
-    assert not fit_at_once(CPU, trainings(4, 2, device_bytes=2**50))
+    assert fit_at_once([CPU], trainings(4, 2))
+    assert not fit_at_once([CPU], trainings(4, 2, device_bytes=2**50))
+
+
+def test_every_process_of_a_training_needs_memory_of_the_host(monkeypatch):
+    monkeypatch.setattr(in_turn, "available_bytes", lambda: 3 * 2**30)
+    assert fit_at_once([CPU] * 2, trainings(4, 2))
+    assert not fit_at_once([CPU] * 3, trainings(4, 2))
+
+
+def test_trainings_fit_only_where_each_of_their_gpus_holds_them(monkeypatch):
+    used = {"GPU-0": 0, "GPU-1": 0}
+    monkeypatch.setattr(
+        in_turn, "open_device", lambda uuid: SimpleNamespace(used_bytes=lambda: used[uuid])
+    )
+    gpus = [
+        dataclasses.replace(
+            CPU,
+            device=f"cuda:{one}",
+            uuid=f"GPU-{one}",
+            compute_mode="default",
+            is_known_to_nvml=True,
+        )
+        for one in range(2)
+    ]
+    assert fit_at_once(gpus, trainings(4, 2, device_bytes=2**34))
+    used["GPU-1"] = 2**35
+    assert fit_at_once(gpus[:1], trainings(4, 2, device_bytes=2**34))
+    assert not fit_at_once(gpus, trainings(4, 2, device_bytes=2**34))
 
 
 def test_trainings_are_not_run_at_once_where_the_memory_in_use_is_not_known():
     gpu = dataclasses.replace(CPU, device="cuda:0", uuid="GPU-0", compute_mode="default")
-    assert not fit_at_once(gpu, trainings(4, 2))
+    assert not fit_at_once([gpu], trainings(4, 2))
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
