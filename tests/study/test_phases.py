@@ -4,6 +4,7 @@ import io
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.console import Console
 import autotune
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
+from autotune.memory import nvml
 from autotune.study.event_text import EventText
 from autotune.study.events import (
     ConfirmationTime,
@@ -220,6 +222,21 @@ def test_each_of_several_places_has_its_trial_and_its_phase(progress, clock, two
     )
     assert (second.name, second.trial.number, second.seconds) == ("cuda:1", 1, 5.0)
     assert progress.doing() == []
+
+
+def test_the_memory_at_a_place_is_that_of_its_gpu_on_which_most_is_in_use(
+    progress, opened, monkeypatch
+):
+    used = {"GPU-0": 2**30, "GPU-1": 2**31}
+    monkeypatch.setattr(
+        nvml, "open_device", lambda uuid: SimpleNamespace(used_bytes=lambda: used[uuid])
+    )
+    progress.note(replace(opened, places={"cuda:0-1": tuple(used)}))
+    written = io.StringIO()
+    console = Console(file=written, width=160)
+    console.print(LiveDisplay(progress, console)._draw())
+    [line] = [line for line in written.getvalue().splitlines() if line.startswith("cuda:0-1")]
+    assert line.rstrip().endswith("2.00 GiB in use")
 
 
 def test_a_place_says_at_which_step_its_training_is_and_since_when_it_trains(

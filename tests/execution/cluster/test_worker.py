@@ -1,12 +1,15 @@
 """A worker of a node, in this process."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: autotune[ray]")
 
+from autotune.execution.cluster import worker as node_worker
 from autotune.execution.cluster.worker import NodeWorker
 from autotune.spec.result import DeviceInfo
 
@@ -61,3 +64,25 @@ def test_the_threads_are_those_of_the_driver(worker):
     assert os.environ["OMP_NUM_THREADS"] == "1"
     NodeWorker(search="b-search", slot=0, slots=1, cpus=1, threads=None).close()
     assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_the_memory_in_use_is_that_of_the_gpu_of_a_trial_on_which_most_is(worker, monkeypatch):
+    used = {"GPU-0": 2**30, "GPU-1": 2**31}
+    monkeypatch.setattr(
+        node_worker, "open_device", lambda uuid: SimpleNamespace(used_bytes=lambda: used[uuid])
+    )
+    gpus = [
+        replace(DEVICE, device=f"cuda:{number}", uuid=f"GPU-{number}", is_known_to_nvml=True)
+        for number in range(2)
+    ]
+    monkeypatch.setattr(worker, "_device", gpus[0])
+    monkeypatch.setattr(worker._executor, "other_devices", (gpus[1],))
+    assert worker.state(-1, 0.0).doing.used_bytes == 2**31
+
+
+def test_a_worker_uses_the_gpus_that_ray_gave_it_together(worker, monkeypatch):
+    gpus = [replace(DEVICE, device=f"cuda:{number}") for number in range(2)]
+    monkeypatch.setattr(worker._executor, "devices", lambda: [*gpus, DEVICE])
+    answer = worker.perform(1, "use_devices_from", {"first": gpus[0], "count": 2})
+    assert answer.error is None
+    assert worker._executor.other_devices == (gpus[1],)
