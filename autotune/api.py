@@ -21,7 +21,7 @@ from autotune.notebook import is_notebook, live_progress, status_line
 from autotune.result import Result, report_file
 from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Extrapolation, Prediction
 from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
 from autotune.spec.workload import Workload
@@ -269,6 +269,7 @@ def predict(
     compute_capability: str | None = None,
     torch_version: str | None = None,
     with_timeline: bool = False,
+    whole_depth: bool = False,
     storage: str = DEFAULT_STORAGE,
     **workload: Any,
 ) -> Prediction:
@@ -279,8 +280,9 @@ def predict(
     takes the fields of `TrainingConfig`, such as {"checkpointing": "block", "compile": "block"},
     and `workload` those of `Workload`; `device` is "cpu" or "cuda", also on a machine without a
     GPU. `compute_capability`, such as "9.0", selects another GPU than that of the study or of this
-    machine. Raises InvalidInput for invalid settings, UnknownStudy, and PredictionImpossible for a
-    model that cannot run on fake tensors.
+    machine. A deep model that is compiled as a whole is extrapolated from shallower ones, unless
+    `whole_depth` has all its layers predicted. Raises InvalidInput for invalid settings,
+    UnknownStudy, and PredictionImpossible for a model that cannot run on fake tensors.
     """
     from autotune.execution.local import LocalExecutor
     from autotune.study.predictions import (
@@ -293,6 +295,7 @@ def predict(
     _check_names(workload, of=predict)
     _check_configuration(configuration)
     given = {"device": device, "configuration": configuration, **workload}
+    extrapolates: Extrapolation = "nothing" if whole_depth else "compiled"
     result = _result_of(study, trial=trial, given=given, storage=storage)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         if result is not None:
@@ -302,6 +305,7 @@ def predict(
                 compute_capability=compute_capability,
                 torch_version=torch_version,
             )
+            forecaster = dataclasses.replace(forecaster, extrapolates=extrapolates)
             config = chosen_trial(result, trial).config
             return forecaster.predict(config, with_timeline=with_timeline)
         device_type, capability = predicted_device_of(
@@ -314,6 +318,7 @@ def predict(
             device_type=device_type,
             compute_capability=capability,
             torch_version=torch_version,
+            extrapolates=extrapolates,
         )
         config = configuration_of(configuration or {}, complete_workload.legality_context)
         return forecaster.predict(config, with_timeline=with_timeline)

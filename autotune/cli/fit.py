@@ -17,6 +17,7 @@ from autotune.cli.option_groups import with_configuration, with_model_size
 from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.trial_text import extrapolation_note
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
 from autotune.standard_streams import answer
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
@@ -230,6 +231,8 @@ def print_fit(result: FitResult, console: Console) -> None:
     if result.best is not None and result.best.prediction is not None:
         for note in result.best.prediction.notes:
             console.print(as_text(f"Note: {note}."), soft_wrap=True)
+        if extrapolated := extrapolation_note(result.best.prediction):
+            console.print(as_text(f"Note: {extrapolated}."), soft_wrap=True)
 
 
 _NAMES = {

@@ -19,7 +19,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.reporting.output_file import check_writable
 from autotune.spec.config import configuration_of
 from autotune.spec.option import EVERYDAY, RESULTS
-from autotune.spec.prediction import check_release
+from autotune.spec.prediction import Extrapolation, check_release
 from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
 from autotune.units import parse_size
@@ -91,8 +91,8 @@ def predict(
         typer.Option(
             "--whole-depth",
             rich_help_panel=RESULTS,
-            help="Predict all layers of a search space's model; a deep one is otherwise "
-            "extrapolated from two shallow depths and checked at a third.",
+            help="Predict all layers. A deep model of --space, or one compiled as a whole, is "
+            "otherwise extrapolated from two shallow depths and checked at a third.",
         ),
     ] = False,
     plot: Annotated[
@@ -127,9 +127,8 @@ def predict(
         study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration
     )
     options.check_scale(scale, space=space)
-    for option, is_given in (("--all", with_unnamed), ("--whole-depth", whole_depth)):
-        if is_given and space is None:
-            raise InvalidInput(f"{option} needs a search space", hint="add --space quick")
+    if with_unnamed and space is None:
+        raise InvalidInput("--all needs a search space", hint="add --space quick")
     if plot is not None:
         _check_page(plot)
     if reference and max_mem is not None:
@@ -142,6 +141,12 @@ def predict(
             hint="add --space peak_memory",
         )
     loaded = None if space is None else options.scaled_space(space, scale)
+
+    extrapolates: Extrapolation = "compiled"
+    if whole_depth:
+        extrapolates = "nothing"
+    elif space is not None and not reference:
+        extrapolates = "any"
 
     def requested_workload(device_type: str) -> Workload:
         return predictions.requested_workload(device_type, workload, configuration, space=loaded)
@@ -163,6 +168,7 @@ def predict(
                 device_type=device_type,
                 compute_capability=capability,
                 torch_version=torch_version,
+                extrapolates=extrapolates,
             )
         if loaded is not None:
             if (
@@ -176,7 +182,7 @@ def predict(
                 predictions.predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
             else:
                 answers = predictions.predict_space(
-                    replace(forecaster, extrapolates=not whole_depth),
+                    forecaster,
                     loaded,
                     cap_bytes=cap_bytes,
                     with_unnamed=with_unnamed,
@@ -197,6 +203,7 @@ def predict(
                 compute_capability=compute_capability,
                 torch_version=torch_version,
             )
+            forecaster = replace(forecaster, extrapolates=extrapolates)
             config = record.config
         else:
             config = configuration_of(configuration, forecaster.workload.legality_context)

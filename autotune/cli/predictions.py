@@ -20,7 +20,7 @@ from autotune.cli.lines import print_line
 from autotune.cli.published import of_forecasts, print_reference
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
-from autotune.reporting.trial_text import peaks_text, short_description
+from autotune.reporting.trial_text import extrapolation_note, peaks_text, short_description
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
@@ -181,6 +181,8 @@ def print_answer(answer: Answer) -> None:
     console.print(holders)
     for note in prediction.notes:
         say(f"Note: {note}.")
+    if extrapolated := extrapolation_note(prediction):
+        say(f"Note: {extrapolated}; --whole-depth predicts all layers.")
 
 
 Verdict = Literal["fits", "too close to say", "over the cap"]

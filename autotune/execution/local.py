@@ -17,6 +17,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Extrapolation
 from autotune.spec.result import Measurement
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
@@ -61,13 +62,13 @@ class LocalExecutor(ServerTasks):
         compute_capability: str | None = None,
         torch_version: str | None = None,
         with_timeline: bool = False,
-        extrapolates: bool = False,
+        extrapolates: Extrapolation = "nothing",
     ) -> "Future[Reply]":
         """Predicts peak memory on fake tensors, without the device.
 
         The future's result is a Prediction as JSON, and its error PredictionImpossible.
         `compute_capability` is that of the GPU to predict for, such as 9.0; the process itself sees
-        no GPU. With `extrapolates`, a deep model may be predicted at shallower depths.
+        no GPU. `extrapolates` says which deep models may be predicted at shallower depths.
         """
         payload = {
             "workload": workload.to_dict(),

@@ -49,6 +49,13 @@ made errors of up to 0.22 % in `studies/depth_extrapolation/`. Where the check w
 byte, so was the extrapolation."""
 _FEWEST_LAYERS = 2
 """Of the shallowest depth: a single layer is the first and the last one at once."""
+_FEWEST_RECOMPUTED_LAYERS = 4
+"""Of the shallowest depth where a whole graph is compiled that recomputes: the order in which the
+last and the first two layers are recomputed is another one than between them."""
+_COMPILED_CHECK = 6
+"""Fewest layers at the check where a whole graph is compiled. torch's partitioner ends chains of
+operators that could be fused after 100 of them, and four layers may have fewer. Source:
+`ban_if_long_fusible_chains` in torch/_functorch/partitioners.py"""
 _WORTHWHILE = 0.7
 """Largest share of the whole depth that the three depths may have together. Above it little time
 is saved."""
@@ -102,6 +109,8 @@ def choose_depths(workload: Workload, config: TrainingConfig) -> Depths | None:
         return None  # the number and the length of its segments are not linear in the depth
     if config.compile == "block":
         return None  # one block is compiled for all, and would be for each depth
+    if config.compile == "model" and config.memory_budget != 1.0:
+        return None  # the layers that a budget recomputes are chosen among all
     structure = structure_of(workload)
     if structure is None or len(structure.blocks) != whole:
         return None
@@ -109,7 +118,18 @@ def choose_depths(workload: Workload, config: TrainingConfig) -> Depths | None:
     if pattern is None:
         return None
     period = math.lcm(pattern.period, _RECOMPUTED_BLOCKS.get(config.checkpointing, 1))
-    depths = spread_depths(whole, period=period, irregular=pattern.irregular)
+    fewest, least_check = _FEWEST_LAYERS, 0
+    if config.compile == "model":
+        least_check = _COMPILED_CHECK
+        if config.checkpointing != "none":
+            fewest = _FEWEST_RECOMPUTED_LAYERS
+    depths = spread_depths(
+        whole,
+        period=period,
+        irregular=pattern.irregular,
+        fewest=fewest,
+        least_check=least_check,
+    )
     if depths is None:
         return None
     for depth in depths.predicted:
@@ -149,14 +169,24 @@ def find_pattern(kinds: Sequence[Any]) -> Pattern | None:
     return min(found, key=lambda one: (one.irregular + one.period, one.period), default=None)
 
 
-def spread_depths(whole: int, *, period: int, irregular: int = 0) -> Depths | None:
-    """Returns three depths, a period apart, that differ from the whole by whole periods.
+def spread_depths(
+    whole: int,
+    *,
+    period: int,
+    irregular: int = 0,
+    fewest: int = _FEWEST_LAYERS,
+    least_check: int = 0,
+) -> Depths | None:
+    """Returns three depths, whole periods apart, that differ from the whole by whole periods.
 
-    The shallowest one has every kind of layer. Returns None if they are hardly less than the whole.
+    The shallowest one has every kind of layer, and `fewest` of those that repeat; the deepest one
+    has `least_check` layers or more. Returns None if they are hardly less than the whole.
     """
-    first = irregular + max(period, _FEWEST_LAYERS)
+    first = irregular + max(period, fewest)
     first += (whole - first) % period
     second, check = first + period, first + 2 * period
+    while check < least_check:
+        check += period
     if first + second + check > _WORTHWHILE * whole:
         return None
     return Depths(first=first, second=second, check=check, whole=whole)

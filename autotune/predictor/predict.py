@@ -21,12 +21,15 @@ Imported only in the process of a prediction, which ends after it: settings and 
 the process.
 """
 
+import base64
 import gc
+import pickle
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +56,7 @@ from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.spec.config import TrainingConfig, replicas
-from autotune.spec.prediction import Category, Holder, Prediction
+from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
 from autotune.techniques.checkpointing import Checkpointed
@@ -86,39 +89,64 @@ class PredictionRequest:
     with_timeline: bool = False
     rank: int = 0
     """Which of the devices of a trial."""
-    extrapolates: bool = False
-    """Whether a deep model may be extrapolated from shallower ones, which takes less time. A
-    timeline is of the whole model."""
+    extrapolates: Extrapolation = "nothing"
+    """Which models may be extrapolated from shallower ones. A timeline is of the whole model."""
+
+    @property
+    def may_be_extrapolated(self) -> bool:
+        if self.with_timeline or self.extrapolates == "nothing":
+            return False
+        return self.extrapolates == "any" or self.config.compile == "model"
 
 
-def predict(request: PredictionRequest) -> Prediction:
+Job = Callable[[], str]
+RunJobs = Callable[[Sequence[Job]], list[str]]
+"""Calls each of the functions, in whatever process, and returns their results."""
+
+
+def in_turn(jobs: Sequence[Job]) -> list[str]:
+    """Calls each of the functions in this process."""
+    return [job() for job in jobs]
+
+
+def predict(request: PredictionRequest, *, run_jobs: RunJobs = in_turn) -> Prediction:
     """Returns the predicted peak of a steady training step, of one device.
 
-    Raises PredictionImpossible where the model cannot run on fake tensors.
+    `run_jobs` may run the depths of an extrapolated, compiled model at the same time. Raises
+    PredictionImpossible where the model cannot run on fake tensors.
     """
-    return predict_rank(request)[0]
+    return predict_rank(request, run_jobs=run_jobs)[0]
 
 
-def predict_rank(request: PredictionRequest) -> tuple[Prediction, list[list[int]]]:
+def predict_rank(
+    request: PredictionRequest, *, run_jobs: RunJobs = in_turn
+) -> tuple[Prediction, list[list[int]]]:
     """Returns the prediction of one device, and the groups of devices that are alike.
 
     Only one rank can be predicted in a process: torch remembers its parts of tensors. Raises
     PredictionImpossible.
     """
     started = time.perf_counter()
-    try:
+    with _errors_translated():
         depths = None
-        if request.extrapolates and not request.with_timeline:
+        if request.may_be_extrapolated:
             depths = choose_depths(request.workload, request.config)
         if depths is None:
             step = _FakeTraining(request).run()
             prediction, alike = step.prediction(request), step.ranks_alike
         else:
-            prediction, alike = _extrapolated(request, depths)
-    except Exception as error:
-        traceback.print_exc()  # to the log of this process
-        raise _to_prediction_impossible(error) from error
+            prediction, alike = _extrapolated(request, depths, run_jobs=run_jobs)
     return replace(prediction, seconds=time.perf_counter() - started), alike
+
+
+@contextmanager
+def _errors_translated() -> Iterator[None]:
+    """Raises PredictionImpossible for any error inside it, which goes to this process's log."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        raise _to_prediction_impossible(error) from error
 
 
 def of_all_ranks(predictions: Sequence[Prediction], alike: Sequence[Sequence[int]]) -> Prediction:
@@ -139,18 +167,22 @@ def of_all_ranks(predictions: Sequence[Prediction], alike: Sequence[Sequence[int
     )
 
 
-def _extrapolated(request: PredictionRequest, depths: Depths) -> tuple[Prediction, list[list[int]]]:
+def _extrapolated(
+    request: PredictionRequest, depths: Depths, *, run_jobs: RunJobs
+) -> tuple[Prediction, list[list[int]]]:
     """Returns the prediction of the whole model by shallower ones, if their check confirms them.
 
     Where the check is off by too much, the model is predicted at its whole depth.
     """
-    steps = []
-    for layers in depths.predicted:
-        shallow = replace(request, workload=at_depth(request.workload, layers))
-        steps.append(_FakeTraining(shallow).run())
-        if request.config.compile != "none":
-            torch.compiler.reset()  # or the code of the depth before might be reused
-    first, second, check = steps
+    if request.config.compile == "model":
+        both = partial(_pickled_steps, request, (depths.first, depths.second))
+        deepest = partial(_pickled_steps, request, (depths.check,))
+        pickled = run_jobs([both, deepest])
+        first, second, check = (
+            step for steps in pickled for step in pickle.loads(base64.b64decode(steps))
+        )
+    else:
+        first, second, check = _shallow_steps(request, depths.predicted)
     found = extrapolate(depths, first.recording, second.recording, check.recording)
     if found is not None and found.is_trusted:
         prediction = second.extrapolated(request, depths, found, at_first=first)
@@ -159,6 +191,23 @@ def _extrapolated(request: PredictionRequest, depths: Depths) -> tuple[Predictio
     prediction = whole.prediction(request)
     notes = (*prediction.notes, _why_whole(depths, found))
     return replace(prediction, notes=notes), whole.ranks_alike
+
+
+def _shallow_steps(request: PredictionRequest, depths: Sequence[int]) -> list["_FakeStep"]:
+    """Returns the steps of models with these numbers of layers."""
+    steps = []
+    for layers in depths:
+        shallow = replace(request, workload=at_depth(request.workload, layers))
+        steps.append(_FakeTraining(shallow).run())
+        if request.config.compile != "none":
+            torch.compiler.reset()  # or the code of the depth before might be reused
+    return steps
+
+
+def _pickled_steps(request: PredictionRequest, depths: Sequence[int]) -> str:
+    """Returns the steps of `_shallow_steps` as text that another process can send."""
+    with _errors_translated():
+        return base64.b64encode(pickle.dumps(_shallow_steps(request, depths))).decode()
 
 
 def _why_whole(depths: Depths, found: Extrapolated | None) -> str:

@@ -10,6 +10,7 @@ from autotune.analysis.pick import closest_miss, is_no_better, savings
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
+from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_duration, format_percent, format_size
 
@@ -262,6 +263,18 @@ def place_and_cap(result: StudyResult) -> str:
     if devices == 1:
         return f"{device.name} ({device.device}), cap {cap}"
     return f"{device.describe(devices=devices)}, cap {cap} each"
+
+
+def extrapolation_note(prediction: Prediction) -> str:
+    """Return how an extrapolated prediction was made, and how well; empty for any other one."""
+    if prediction.checked_at is None:
+        return ""
+    first, second = prediction.extrapolated_from
+    error = format_size(prediction.check_error_bytes or 0)
+    return (
+        f"extrapolated from predictions of {first} and {second} layers, and compared with one of "
+        f"{prediction.checked_at}, where it was {error} off"
+    )
 
 
 def peaks_text(peaks_bytes: Sequence[int]) -> str:

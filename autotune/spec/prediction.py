@@ -32,6 +32,12 @@ including the gradients of activations; inputs: tokens and labels; workspace: me
 keeps allocated.
 """
 
+Extrapolation = Literal["nothing", "compiled", "any"]
+"""Which deep models may be predicted by shallower ones instead of with all their layers.
+
+compiled: those that are compiled as a whole, which takes up to a minute for each prediction.
+"""
+
 CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 """Memory that a CUDA device uses outside the allocator: contexts measured 300 to 600 MiB."""
 
@@ -98,7 +104,7 @@ class Prediction:
     """The largest ones at the peak, in descending order of size."""
     plan: str | None = None
     """Hash of the code that torch.compile generated; equal plans have equal memory and speed. None
-    without torch.compile."""
+    without torch.compile, and where the whole model was not compiled but extrapolated."""
     notes: tuple[str, ...] = ()
     """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None

@@ -39,7 +39,7 @@ from autotune.storage.database import sqlite_file
 from autotune.study.devices import check_whole_groups, parse_devices
 from autotune.study.events import Notice, Preparing, WaitingForDevice
 from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
-from autotune.study.predictions import Forecaster
+from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_trials_per_device
 
 _SECONDS_BETWEEN_LOOKS = 3.0
@@ -533,7 +533,10 @@ class DevicesOfCluster:
         predict = None
         if self._predicts:
             predict = Forecaster.of_device(
-                device, executor=executor, workload=self._definition.workload
+                device,
+                executor=executor,
+                workload=self._definition.workload,
+                extrapolates=extrapolates_in(self._definition.space),
             ).forecast
         place = TrialPlace(
             executor=executor,

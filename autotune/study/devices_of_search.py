@@ -25,7 +25,7 @@ from autotune.study.devices import (
 )
 from autotune.study.events import Notice
 from autotune.study.places import OnePlace, SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
-from autotune.study.predictions import Forecaster
+from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_trials_per_device
 
 
@@ -242,7 +242,10 @@ class DevicesOfSearch:
                     place.prepare = partial(_start_server, place)
                 if predicts and places:
                     place.predict = Forecaster.of_device(
-                        device, executor=place.executor, workload=definition.workload
+                        device,
+                        executor=place.executor,
+                        workload=definition.workload,
+                        extrapolates=extrapolates_in(definition.space),
                     ).forecast
                 places.append(place)
         if len(places) == 1:

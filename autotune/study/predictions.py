@@ -11,7 +11,13 @@ from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig, check_legal
-from autotune.spec.prediction import Forecast, Prediction, check_release, parse_compute_capability
+from autotune.spec.prediction import (
+    Extrapolation,
+    Forecast,
+    Prediction,
+    check_release,
+    parse_compute_capability,
+)
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
@@ -31,8 +37,8 @@ class Forecaster:
     of the prediction names it."""
     torch_version: str | None = None
     """The torch release whose CUDA kernels to predict for; None: the installed one."""
-    extrapolates: bool = False
-    """Whether deep models may be extrapolated from shallower ones, which takes less time."""
+    extrapolates: Extrapolation = "compiled"
+    """Which deep models may be extrapolated from shallower ones, which takes less time."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     @classmethod
@@ -43,6 +49,7 @@ class Forecaster:
         executor: LocalExecutor,
         workload: Workload,
         torch_version: str | None = None,
+        extrapolates: Extrapolation = "compiled",
     ) -> "Forecaster":
         """Return a forecaster for the GPU or CPU of a study; this machine need not have it."""
         return cls(
@@ -51,6 +58,7 @@ class Forecaster:
             device_type=device.type,
             compute_capability=device.compute_capability,
             torch_version=torch_version,
+            extrapolates=extrapolates,
         )
 
     def __post_init__(self) -> None:
@@ -104,6 +112,18 @@ class Forecaster:
             with_timeline=with_timeline,
             extrapolates=self.extrapolates,
         )
+
+
+def extrapolates_in(space: SearchSpace) -> Extrapolation:
+    """Return what the predictions of a search may extrapolate: nothing that changes its trials.
+
+    An extrapolated model has no plan. By their plans a search finds the memory budgets that compile
+    to the program of another one, and does not train them.
+    """
+    choices = space.choices()
+    if "model" in choices["compile"] and len(choices["memory_budget"]) > 1:
+        return "nothing"
+    return "compiled"
 
 
 def forecaster_of(

@@ -45,7 +45,7 @@ from autotune.study.open_study import (
 )
 from autotune.study.places import ThreadedListener
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.predictions import Forecaster
+from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.resume import check_same_study
@@ -189,7 +189,10 @@ def _run(
 
     definition, executor = opened.definition, devices.executor
     forecaster = Forecaster.of_device(
-        definition.device, executor=executor, workload=definition.workload
+        definition.device,
+        executor=executor,
+        workload=definition.workload,
+        extrapolates=extrapolates_in(definition.space),
     )
     predict = None
     if request.predict and definition.workload.script is None:

@@ -257,7 +257,7 @@ def predict(arguments: str, *, executor: LocalExecutor) -> dict[str, Any]:
         workload=workload,
         device_type="cuda",
         compute_capability=COMPUTE_CAPABILITY,
-        extrapolates=True,
+        extrapolates="any",
     )
     kept: dict[str, Any] = {"command": command_of(arguments)}
     try:

@@ -1,11 +1,14 @@
 """Predicts deep models whole and by extrapolation over their depth, and compares the two.
 
-    python -m studies.depth_extrapolation.measure
+    python -m studies.depth_extrapolation.measure            # all cases
+    python -m studies.depth_extrapolation.measure 13 14 15   # these ones
 
-Writes results.json next to this file. The configs are written down here from the sizes that the
-models' authors published; the attention of the last two alternates between a window and all tokens.
+Writes results.json next to this file; cases that are not run keep their rows. The configs are
+written down here from the sizes that the models' authors published; the attention of the gemma
+models alternates between a window and all tokens.
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -16,6 +19,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from autotune.spec.prediction import Extrapolation
 
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -77,9 +82,75 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 1024,
         "tie_word_embeddings": True,
     },
+    "llama of 1.1 B": {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
+    "gpt2 of 355 M": {
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "n_embd": 1024,
+        "n_layer": 24,
+        "n_head": 16,
+        "n_positions": 2048,
+    },
+    "qwen3 of 0.6 B, tied": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    },
+    "gemma2 of 2.6 B, every second layer local": {
+        "model_type": "gemma2",
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "sliding_window": 1024,
+        "tie_word_embeddings": True,
+    },
 }
+OWN_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "deep-one of 1.6 B, 4 x 768 tokens": {
+        "model": "deep-one",
+        "layers": 32,
+        "width": 2048,
+        "heads": 16,
+        "vocab_size": 8000,
+        "sequence_length": 768,
+        "global_batch": 4,
+    },
+    "gpt of 300 M, 4 x 1,024 tokens": {
+        "model": "gpt",
+        "layers": 24,
+        "width": 1024,
+        "heads": 16,
+        "sequence_length": 1024,
+        "global_batch": 4,
+    },
+}
+DEEP_ONE, GPT = OWN_MODELS
 LORA = {"adapter": "lora", "adapter_rank": 16, "precision": "bf16-mixed"}
 BLOCK = {"checkpointing": "block"}
+MODEL = {"compile": "model"}
+MIXED, PURE = {"precision": "bf16-mixed"}, {"precision": "bf16-true"}
 CASES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("llama of 8 B", "cuda", {**LORA, **BLOCK, "base_weights": "bf16"}),
     ("llama of 8 B", "cuda", {**LORA, **BLOCK, "base_weights": "nf4"}),
@@ -94,6 +165,17 @@ CASES: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     ("gemma2 of 9 B, every second layer local", "cuda", {"precision": "bf16-mixed", **BLOCK}),
     ("gemma2 of 9 B, every second layer local", "cuda", {**LORA, **BLOCK, "base_weights": "nf4"}),
     ("gemma3 of 27 B, five of six layers local", "cuda", {"precision": "bf16-true", **BLOCK}),
+    (DEEP_ONE, "cpu", MODEL),
+    (DEEP_ONE, "cuda", {**MODEL, **MIXED}),
+    (GPT, "cpu", {**MODEL, **BLOCK, "optimizer_fusion": "kernel"}),
+    ("llama of 1.1 B", "cpu", {**MODEL, **PURE}),
+    ("gemma2 of 2.6 B, every second layer local", "cpu", MODEL),
+    ("qwen3 of 0.6 B, tied", "cuda", {**MODEL, **PURE, "optimizer_fusion": "foreach"}),
+    ("gpt2 of 355 M", "cuda", {**MODEL, **MIXED}),
+    (GPT, "cuda", {**MODEL, **MIXED, "checkpointing": "selective"}),
+    ("llama of 1.1 B", "cuda", {**MODEL, **MIXED}),
+    (GPT, "cpu", {**MODEL, **MIXED, "optimizer_fusion": "foreach"}),
+    (DEEP_ONE, "cuda", {**MODEL, **PURE, "checkpointing": "every-2"}),
 )
 
 
@@ -109,13 +191,16 @@ def measure(number: int) -> dict[str, Any]:
     from autotune.spec.workload import make_workload
 
     name, device, choices = CASES[number]
-    content = MODELS[name]
-    settings = {"model": model_name(content), "model_config": dict(content), **sizes_of(content)}
-    settings.update(sequence_length=2048, global_batch=1)
+    if name in OWN_MODELS:
+        settings = dict(OWN_MODELS[name])
+    else:
+        content = MODELS[name]
+        settings = {"model": model_name(content), "model_config": dict(content)}
+        settings.update(sizes_of(content), sequence_length=2048, global_batch=1)
     workload = make_workload(device, settings)
-    config = TrainingConfig(**{"micro_batch_size": 1, **choices})
+    config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
 
-    def timed(layers: int, *, extrapolates: bool) -> tuple[Any, float]:
+    def timed(layers: int, *, extrapolates: Extrapolation) -> tuple[Any, float]:
         shallow = make_workload(device, {**settings, "layers": layers})
         started = time.process_time()
         request = PredictionRequest(
@@ -126,9 +211,9 @@ def measure(number: int) -> dict[str, Any]:
         return prediction, round(time.process_time() - started, 1)
 
     assert workload.layers is not None
-    timed(2, extrapolates=False)  # torch and its libraries are slower the first time
-    extrapolated, seconds = timed(workload.layers, extrapolates=True)
-    whole, whole_seconds = timed(workload.layers, extrapolates=False)
+    timed(2, extrapolates="nothing")  # torch and its libraries are slower the first time
+    extrapolated, seconds = timed(workload.layers, extrapolates="any")
+    whole, whole_seconds = timed(workload.layers, extrapolates="nothing")
     return {
         "model": name,
         "layers": workload.layers,
@@ -149,26 +234,35 @@ def measure(number: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        print(json.dumps(measure(int(sys.argv[1]))))
+    if sys.argv[1:2] == ["--here"]:
+        print(json.dumps(measure(int(sys.argv[2]))))
         return
-    rows = []
-    for number in range(len(CASES)):
-        command = [sys.executable, "-m", "studies.depth_extrapolation.measure", str(number)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    for number in map(int, sys.argv[1:] or range(len(CASES))):
+        command = [sys.executable, "-m", "studies.depth_extrapolation.measure", "--here"]
+        ended = subprocess.run([*command, str(number)], capture_output=True, text=True, check=False)
+        row: dict[str, Any] = {"case": number}
         if ended.returncode:
-            row = {"case": list(CASES[number]), "error": ended.stderr.strip().splitlines()[-2:]}
+            row["error"] = ended.stderr.strip().splitlines()[-2:]
         else:
-            row = json.loads(ended.stdout.splitlines()[-1])
-        rows.append(row)
+            row.update(json.loads(ended.stdout.splitlines()[-1]))
         print(json.dumps(row), file=sys.stderr, flush=True)
+        write(row)
+
+
+def write(row: Mapping[str, Any]) -> None:
+    """Replaces the row of a case in the results; several programs may do so at the same time."""
+    with RESULTS.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        rows = [one for one in json.load(file)["rows"] if one["case"] != row["case"]]
+        rows.append({**row, "date": datetime.now(UTC).date().isoformat()})
         about = {
-            "date": datetime.now(UTC).date().isoformat(),
             "python": platform.python_version(),
             "cores": os.cpu_count(),
-            "rows": rows,
+            "rows": sorted(rows, key=lambda one: one["case"]),
         }
-        RESULTS.write_text(json.dumps(about, indent=1) + "\n")
+        file.seek(0)
+        file.write(json.dumps(about, indent=1) + "\n")
+        file.truncate()
 
 
 if __name__ == "__main__":

@@ -55,6 +55,7 @@ def predict_all() -> Curves:
             workload=make_workload("cuda", space.workload),
             device_type="cuda",
             torch_version=space.reference.torch if space.reference else None,
+            extrapolates="nothing",
         )
         for name, (choices, budgets) in CURVES.items():
             missing = [budget for budget in budgets if f"{budget:g}" not in curves[name]]

@@ -157,6 +157,20 @@ def test_a_deep_model_says_by_which_depths_it_was_predicted(folder, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_deep_compiled_model_says_by_which_depths_it_was_predicted(folder):
+    printed = run(*SMALL, "--layers", "16", "--compile", "model", folder=folder).stdout
+    assert "Note: extrapolated from predictions of 2 and 3 layers" in printed
+    assert "--whole-depth predicts all layers" in printed
+
+
+@pytest.mark.slow
+def test_all_layers_of_a_compiled_model_are_predicted_on_request(folder):
+    deep = (*SMALL, "--layers", "16", "--compile", "model", "--whole-depth", "--json")
+    answer = json.loads(run(*deep, folder=folder).stdout)
+    assert (answer["extrapolated_from"], answer["plan"] is None) == ([], False)
+
+
+@pytest.mark.slow
 def test_the_whole_depth_is_predicted_on_request(folder, tmp_path):
     space = tmp_path / "space.toml"
     space.write_text('[[configurations]]\nname = "plain"\n')
@@ -217,7 +231,6 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--study", "x", "--trial", "1", "--layers", "3"), "--study and --trial set workload"),
         (("--space", "quick", "--precision", "fp32"), "selects one"),
         (("--all",), "--all needs a search space"),
-        (("--whole-depth",), "--whole-depth needs a search space"),
         (("--precision", "fp7"), "precision = 'fp7' is not possible"),
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),

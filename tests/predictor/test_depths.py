@@ -1,9 +1,12 @@
 """Deep models predicted by shallower ones: which depths, how exact, and when not."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 
+from autotune.errors import PredictionImpossible
+from autotune.execution.server.forked import run_in_forks
 from autotune.memory.recording import Block, Recording
 from autotune.predictor.depths import (
     Depths,
@@ -64,7 +67,7 @@ def both(workload, *, device="cpu", **choices):
     """The prediction of the whole model, and the one that may be extrapolated."""
     config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
     predictions = []
-    for extrapolates in (False, True):
+    for extrapolates in ("nothing", "any"):
         request = PredictionRequest(
             workload=workload, config=config, device=device, extrapolates=extrapolates
         )
@@ -122,6 +125,15 @@ def test_the_shallowest_depth_has_the_irregular_layers_and_a_whole_period():
     assert depths.first >= 7
 
 
+@pytest.mark.parametrize(
+    ("whole", "period", "fewest", "predicted"),
+    [(32, 1, 2, (2, 3, 6)), (32, 1, 4, (4, 5, 6)), (32, 2, 2, (2, 4, 6)), (62, 6, 2, (8, 14, 20))],
+)
+def test_the_check_of_a_compiled_model_has_six_layers_or_more(whole, period, fewest, predicted):
+    depths = spread_depths(whole, period=period, fewest=fewest, least_check=6)
+    assert depths.predicted == predicted
+
+
 def test_a_shallow_model_is_predicted_whole():
     assert spread_depths(12, period=1) is None
 
@@ -133,6 +145,34 @@ def test_depths_follow_the_blocks_that_are_recomputed(checkpointing, depths):
     config = TrainingConfig(micro_batch_size=2, checkpointing=checkpointing)
     chosen = choose_depths(workload_of(layers=40), config)
     assert (chosen and chosen.predicted) == depths
+
+
+@pytest.mark.parametrize(("budget", "depths"), [(1.0, (2, 3, 6)), (0.5, None)])
+def test_a_compiled_model_is_predicted_whole_below_the_full_memory_budget(budget, depths):
+    config = TrainingConfig(micro_batch_size=2, compile="model", memory_budget=budget)
+    chosen = choose_depths(workload_of(layers=40), config)
+    assert (chosen and chosen.predicted) == depths
+
+
+@pytest.mark.parametrize(
+    ("extrapolates", "choices", "may_be"),
+    [
+        ("nothing", {"compile": "model"}, False),
+        ("compiled", {"compile": "model"}, True),
+        ("compiled", {"compile": "block"}, False),
+        ("compiled", {}, False),
+        ("any", {}, True),
+    ],
+)
+def test_a_request_says_which_models_may_be_extrapolated(extrapolates, choices, may_be):
+    request = PredictionRequest(
+        workload=workload_of(),
+        config=TrainingConfig(micro_batch_size=2, **choices),
+        device="cpu",
+        extrapolates=extrapolates,
+    )
+    assert request.may_be_extrapolated == may_be
+    assert not replace(request, with_timeline=True).may_be_extrapolated
 
 
 def test_blocks_that_differ_in_a_plain_attribute_are_of_different_kinds(user_model):
@@ -189,6 +229,55 @@ def test_the_peak_of_a_deep_gpt_follows_from_shallow_ones_to_the_byte(choices):
     assert extrapolated.extrapolated_from
     for field in ("peak_memory_bytes", "phase", "parameters", "bytes_by_category", "holders"):
         assert getattr(extrapolated, field) == getattr(whole, field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "choices", "depths"),
+    [
+        (16, {"precision": "bf16-true"}, (2, 3)),
+        (22, {"checkpointing": "block", "optimizer_fusion": "kernel"}, (4, 5)),
+    ],
+)
+def test_the_peak_of_a_compiled_model_follows_from_shallow_ones_to_the_byte(
+    layers, choices, depths
+):
+    whole, extrapolated = both(workload_of(layers=layers), compile="model", **choices)
+    assert extrapolated.extrapolated_from == depths
+    for field in ("peak_memory_bytes", "phase", "parameters", "bytes_by_category"):
+        assert getattr(extrapolated, field) == getattr(whole, field)
+
+
+@pytest.mark.slow
+def test_depths_that_are_compiled_in_forks_predict_as_in_one_process():
+    request = PredictionRequest(
+        workload=workload_of(),
+        config=TrainingConfig(micro_batch_size=2, compile="model"),
+        device="cpu",
+        extrapolates="compiled",
+    )
+    in_forks = predict(request, run_jobs=run_in_forks)
+    assert in_forks.extrapolated_from == (2, 3)
+    assert replace(in_forks, seconds=0) == replace(predict(request), seconds=0)
+
+
+@pytest.mark.slow
+def test_a_depth_that_cannot_be_compiled_in_a_fork_is_an_impossible_prediction(user_model):
+    workload = user_model("""
+        class Own(Model):
+            def run(self, x):
+                for block in self.blocks:
+                    x = block(x) * x.sum().item()
+                return x
+    """)
+    request = PredictionRequest(
+        workload=workload,
+        config=TrainingConfig(micro_batch_size=2, compile="model"),
+        device="cpu",
+        extrapolates="compiled",
+    )
+    with pytest.raises(PredictionImpossible, match="depends on values"):
+        predict(request, run_jobs=run_in_forks)
 
 
 @pytest.mark.slow

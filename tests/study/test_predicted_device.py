@@ -1,9 +1,10 @@
-"""Which device a prediction is for: one that is there, or only named."""
+"""Which device a prediction is for, one that is there or only named, and what is extrapolated."""
 
 import pytest
 
 from autotune.spec.result import DeviceInfo
-from autotune.study.predictions import device_there, kind_and_capability
+from autotune.spec.search_space import SearchSpace
+from autotune.study.predictions import device_there, extrapolates_in, kind_and_capability
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
 OLDER, NEWER = (
@@ -37,3 +38,23 @@ def test_a_prediction_is_for(name, devices, found):
 
 def test_a_gpu_that_is_not_there_is_no_device():
     assert device_there("cuda:2", GPUS) is None
+
+
+@pytest.mark.parametrize(
+    ("techniques", "extrapolated"),
+    [
+        pytest.param({"compile": ("none", "model")}, "compiled", id="no memory budgets"),
+        pytest.param(
+            {"compile": ("none", "block"), "memory_budget": (1.0, 0.5)},
+            "compiled",
+            id="memory budgets of blocks",
+        ),
+        pytest.param(
+            {"compile": ("model",), "memory_budget": (1.0, 0.5)},
+            "nothing",
+            id="memory budgets of the model, whose programs are compared",
+        ),
+    ],
+)
+def test_predictions_of_a_search_extrapolate(techniques, extrapolated):
+    assert extrapolates_in(SearchSpace(name="a space", techniques=techniques)) == extrapolated

@@ -26,6 +26,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Extrapolation
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
@@ -262,7 +263,7 @@ class ClusterExecutor(LocalExecutor):
         compute_capability: str | None = None,
         torch_version: str | None = None,
         with_timeline: bool = False,
-        extrapolates: bool = False,
+        extrapolates: Extrapolation = "nothing",
     ) -> "Future[Reply]":
         self._bring_user_files(workload)
         return self._request(

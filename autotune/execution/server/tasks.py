@@ -380,7 +380,7 @@ def predict(
     )
     if request.workload.devices_per_trial > 1:
         return _predict_all_ranks(request).to_dict()
-    return predictor.predict(request).to_dict()
+    return predictor.predict(request, run_jobs=run_in_forks).to_dict()
 
 
 def _predict_all_ranks(request: predictor.PredictionRequest) -> Prediction:
