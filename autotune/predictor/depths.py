@@ -141,6 +141,23 @@ def choose_depths(workload: Workload, config: TrainingConfig) -> Depths | None:
     return depths
 
 
+def deeper_than(depths: Depths) -> Depths | None:
+    """Returns the next depths to predict where the first lines of a compiled model are off.
+
+    Inductor orders the operators of a graph in several ways and takes the one that needs the least
+    memory. So two or three layers may be an exception, and odd numbers of layers may be on another
+    line than even ones. Returns None if the depths that have not been predicted are hardly less
+    than the whole.
+    """
+    period = depths.second - depths.first
+    step = 2 * period
+    first = depths.first + math.ceil(_FEWEST_LAYERS / period) * period
+    first += (depths.whole - first) % step
+    deeper = replace(depths, first=first, second=first + step, check=first + 2 * step)
+    new = set(deeper.predicted) - set(depths.predicted)
+    return deeper if sum(new) <= _WORTHWHILE * depths.whole else None
+
+
 def at_depth(workload: Workload, layers: int) -> Workload:
     """Returns the workload with another number of layers. Its weights, if any, do not matter."""
     return replace(workload, layers=layers, pretrained=False)

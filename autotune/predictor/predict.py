@@ -50,7 +50,14 @@ from autotune.models.parts import held_tensors, tensors_behind
 from autotune.predictor import cpu, cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
-from autotune.predictor.depths import Depths, Extrapolated, at_depth, choose_depths, extrapolate
+from autotune.predictor.depths import (
+    Depths,
+    Extrapolated,
+    at_depth,
+    choose_depths,
+    deeper_than,
+    extrapolate,
+)
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
@@ -172,42 +179,57 @@ def _extrapolated(
 ) -> tuple[Prediction, list[list[int]]]:
     """Returns the prediction of the whole model by shallower ones, if their check confirms them.
 
-    Where the check is off by too much, the model is predicted at its whole depth.
+    Where the check is off by too much, a compiled model is tried at two deeper depths, and then the
+    model is predicted at its whole depth.
     """
-    if request.config.compile == "model":
-        both = partial(_pickled_steps, request, (depths.first, depths.second))
-        deepest = partial(_pickled_steps, request, (depths.check,))
-        pickled = run_jobs([both, deepest])
-        first, second, check = (
-            step for steps in pickled for step in pickle.loads(base64.b64decode(steps))
-        )
-    else:
-        first, second, check = _shallow_steps(request, depths.predicted)
-    found = extrapolate(depths, first.recording, second.recording, check.recording)
-    if found is not None and found.is_trusted:
-        prediction = second.extrapolated(request, depths, found, at_first=first)
-        return prediction, second.ranks_alike
+    attempts = [depths]
+    if request.config.compile == "model" and (deeper := deeper_than(depths)) is not None:
+        attempts.append(deeper)
+    steps: dict[int, _FakeStep] = {}
+    for attempt in attempts:
+        missing = [layers for layers in attempt.predicted if layers not in steps]
+        steps.update(_steps_at(missing, request, run_jobs=run_jobs))
+        first, second, check = (steps[layers] for layers in attempt.predicted)
+        found = extrapolate(attempt, first.recording, second.recording, check.recording)
+        if found is not None and found.is_trusted:
+            prediction = second.extrapolated(request, attempt, found, at_first=first)
+            return prediction, second.ranks_alike
     whole = _FakeTraining(request).run()
     prediction = whole.prediction(request)
-    notes = (*prediction.notes, _why_whole(depths, found))
+    notes = (*prediction.notes, _why_whole(attempt, found))
     return replace(prediction, notes=notes), whole.ranks_alike
 
 
-def _shallow_steps(request: PredictionRequest, depths: Sequence[int]) -> list["_FakeStep"]:
-    """Returns the steps of models with these numbers of layers."""
-    steps = []
+def _steps_at(
+    depths: Sequence[int], request: PredictionRequest, *, run_jobs: RunJobs
+) -> dict[int, "_FakeStep"]:
+    """Returns the steps of models with these numbers of layers.
+
+    Of a compiled model, the deepest one runs at the same time as the others.
+    """
+    if request.config.compile != "model":
+        return _shallow_steps(depths, request)
+    jobs = [partial(_pickled_steps, part, request) for part in (depths[:-1], depths[-1:]) if part]
+    steps: dict[int, _FakeStep] = {}
+    for pickled in run_jobs(jobs):
+        steps.update(pickle.loads(base64.b64decode(pickled)))
+    return steps
+
+
+def _shallow_steps(depths: Sequence[int], request: PredictionRequest) -> dict[int, "_FakeStep"]:
+    steps = {}
     for layers in depths:
         shallow = replace(request, workload=at_depth(request.workload, layers))
-        steps.append(_FakeTraining(shallow).run())
+        steps[layers] = _FakeTraining(shallow).run()
         if request.config.compile != "none":
             torch.compiler.reset()  # or the code of the depth before might be reused
     return steps
 
 
-def _pickled_steps(request: PredictionRequest, depths: Sequence[int]) -> str:
-    """Returns the steps of `_shallow_steps` as text that another process can send."""
+def _pickled_steps(depths: Sequence[int], request: PredictionRequest) -> str:
+    """Returns `_shallow_steps` as text that another process can send."""
     with _errors_translated():
-        return base64.b64encode(pickle.dumps(_shallow_steps(request, depths))).decode()
+        return base64.b64encode(pickle.dumps(_shallow_steps(depths, request))).decode()
 
 
 def _why_whole(depths: Depths, found: Extrapolated | None) -> str:

@@ -12,6 +12,7 @@ from autotune.predictor.depths import (
     Depths,
     Pattern,
     choose_depths,
+    deeper_than,
     extrapolate,
     find_pattern,
     spread_depths,
@@ -132,6 +133,23 @@ def test_the_shallowest_depth_has_the_irregular_layers_and_a_whole_period():
 def test_the_check_of_a_compiled_model_has_six_layers_or_more(whole, period, fewest, predicted):
     depths = spread_depths(whole, period=period, fewest=fewest, least_check=6)
     assert depths.predicted == predicted
+
+
+@pytest.mark.parametrize(
+    ("predicted", "whole", "deeper"),
+    [
+        ((2, 3, 6), 32, (4, 6, 8)),
+        ((2, 3, 6), 33, (5, 7, 9)),
+        ((2, 3, 6), 16, None),
+        ((4, 5, 6), 32, (6, 8, 10)),
+        ((2, 4, 6), 42, (6, 10, 14)),
+        ((8, 14, 20), 62, None),
+    ],
+)
+def test_deeper_depths_are_two_periods_apart_and_from_the_whole(predicted, whole, deeper):
+    first, second, check = predicted
+    found = deeper_than(Depths(first=first, second=second, check=check, whole=whole))
+    assert (found and found.predicted) == deeper
 
 
 def test_a_shallow_model_is_predicted_whole():
