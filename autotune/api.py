@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from autotune.study.fit.request import FitRequest
     from autotune.study.fit.result import FitResult
     from autotune.study.optuna_export import OptunaExport
+    from autotune.study.profiling import StoredProfile
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -597,6 +598,46 @@ def explain(
     """Explain a trial's memory peak, as `Result.explain` does. Raises UnknownStudy."""
     result = show(study, storage=storage, preferences=preferences)
     return result.explain(trial, torch_version=torch_version)
+
+
+def profile(
+    study: str,
+    trial: int | None = None,
+    *,
+    steps: int = 3,
+    out: str | Path | None = None,
+    quota: str = "4GiB",
+    anew: bool = True,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+    note: Callable[[str], None] = _ignore,
+) -> "StoredProfile":
+    """Run a trial, by default the pick, again under torch's profiler, for `steps` steady steps.
+
+    The files are written to `out`, or to the study's work folder, where all profiles of the study
+    may take `quota` together: the oldest are removed. With `anew=False`, a profile that is there
+    already is returned. `note` is called with sentences on what is done. No number of the trial
+    changes. Raises UnknownStudy, InvalidInput for a trial that never came to a steady step,
+    StudyMismatch on another device than the study's, StorageUnavailable where there is no room,
+    PreparationFailed where the training fails, and KeyboardInterrupt.
+    """
+    from autotune.study.profiling import ProfileRequest, profile_trial
+
+    request = ProfileRequest(
+        study=study,
+        trial=trial,
+        steps=steps,
+        out=None if out is None else Path(out),
+        quota=quota,
+        anew=anew,
+        storage=storage,
+        preferences=preferences,
+    )
+    with noted_interrupt() as is_interrupted:
+        try:
+            return profile_trial(request, should_stop=is_interrupted, note=note)
+        except Stopped:
+            raise KeyboardInterrupt("the profile was stopped; nothing was written") from None
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":

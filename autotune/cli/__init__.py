@@ -91,6 +91,11 @@ class _Commands(LazyGroup):
             help="Export a trial to another trainer, and say what that trainer cannot express.",
         ),
         LazyCommand(
+            "profile",
+            "autotune.cli.profile:profile",
+            help="Run a trial again under torch's profiler: where its time and its memory go.",
+        ),
+        LazyCommand(
             "explain",
             "autotune.cli.explain:explain",
             help="Explain a trial's memory peak: where it is, why, and what each technique would "

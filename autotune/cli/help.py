@@ -78,6 +78,11 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("autotune explain --layers 24 --precision bf16-mixed", "a configuration"),
         ("autotune explain --space peak_memory --name control", "one of a space"),
     ),
+    "profile": (
+        ("autotune profile my-study", "the pick of a study"),
+        ("autotune profile my-study 7 --steps 10", "its trial 7"),
+        ("autotune profile my-study 0 7 --compare", "where two trials differ"),
+    ),
     "fit": (
         ("autotune fit --max-mem 8GiB", "how many layers"),
         ("autotune fit --max-mem 8GiB --vary seq-len", "how long a sequence"),

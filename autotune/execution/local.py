@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import PreparationFailed
 from autotune.execution.in_turn import TimedInTurn, TrainingInTurn, time_in_turn
 from autotune.execution.server.client import SERVER_COMMAND, Doing, Reply
 from autotune.execution.server.limits import time_limits
@@ -18,6 +19,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Extrapolation
+from autotune.spec.profile import Profile
 from autotune.spec.result import Measurement
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
@@ -181,6 +183,49 @@ class LocalExecutor(ServerTasks):
         if result.get("trace") is None:
             return str(result.get("failure") or result.get("message"))
         return ParityTrace.from_dict(result["trace"])
+
+    def profile(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        folder: Path,
+        steps: int,
+        enforce_cap: bool,
+        trial_options: TrialOptions,
+    ) -> Profile:
+        """Returns a profile of `steps` steps of a configuration; its files are in `folder`.
+
+        This search must have a slot on the device. Raises PreparationFailed where the training
+        fails, TrialLost, StorageUnavailable, and Stopped where the search is stopped meanwhile.
+        """
+        payload = {
+            **self._training(
+                definition,
+                config,
+                definition.workload,
+                study_folder,
+                enforce_cap=enforce_cap,
+            ),
+            "steps": steps,
+            "profile_folder": str(folder.absolute()),
+        }
+        reply = self._submit_training(
+            "profile",
+            payload,
+            definition,
+            study_folder,
+            log_name=f"profile-{config.fingerprint}",
+            trial_options=trial_options,
+        )
+        result = self.wait_for(reply).result
+        if result.get("profile") is None:
+            raise PreparationFailed(
+                f"the training that was to be profiled has failed: {result.get('failure')}",
+                hint=f"see the log in {study_folder / 'logs'}",
+            )
+        return Profile.from_dict(result["profile"])
 
     def time_in_turn(
         self,

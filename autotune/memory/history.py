@@ -1,11 +1,12 @@
-"""Records a real step on CUDA from the history that the caching allocator keeps.
+"""Records a real step from the allocations and releases that torch's allocator reports.
 
-torch stores every allocation and release with its address, size, time and Python frames. The
-training adds which addresses are parameters, optimizer state or gradients, and the times of the
-phases. Source:
+On CUDA they come from the history that the caching allocator keeps, with Python frames; on a CPU
+from the profiler (`cpu.py`), with the operator that ran. The training adds which addresses are
+parameters, optimizer state or gradients, and the times of the phases. Source:
 https://docs.pytorch.org/docs/stable/torch_cuda_memory.html, torch/cuda/_memory_viz.py
 """
 
+import pickle
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,31 @@ from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.memory.torch_interfaces import check_snapshots
 from autotune.spec.prediction import Category
 
+_ALLOCATIONS = frozenset(
+    ("aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::resize_")
+)
+"""Operators that do not show what the memory is for: the one that calls them does."""
+_RANGES = ("autotune::", "FSDP::")
+"""Beginnings of the names of ranges of a profile, which are no operators."""
+_GATHERING = "FSDP::all_gather"
 MOST_ENTRIES = 1_000_000
 """Most allocations and releases that torch stores; a step of the largest models has some ten
 thousand."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One allocation or release."""
+
+    at: int
+    """When, by the clock of the phases."""
+    address: int
+    size_bytes: int
+    """Below zero for a release."""
+    made_by: str = ""
+    """The operator or the Python frame that allocated it."""
+    gathers_weights: bool = False
+    """Whether FSDP2 gathers weights in it."""
 
 
 @dataclass(kw_only=True)
@@ -69,8 +92,10 @@ class StepHistory:
             yield
             torch.cuda.synchronize(device)
             snapshot_file.parent.mkdir(parents=True, exist_ok=True)
-            torch.cuda.memory._dump_snapshot(str(snapshot_file))
-            self.trace = torch.cuda.memory._snapshot(device)["device_traces"][device.index or 0]
+            snapshot = torch.cuda.memory._snapshot(device)
+            # Later protocols, which Python 3.14 has by default, are not read by PyTorch's viewer.
+            snapshot_file.write_bytes(pickle.dumps(snapshot, protocol=4))
+            self.trace = snapshot["device_traces"][device.index or 0]
         finally:
             torch.cuda.memory._record_memory_history(enabled=None)
             handle.remove()
@@ -91,7 +116,9 @@ class StepHistory:
         for category, tensors in resident.items():
             storages = [tensor.untyped_storage() for tensor in distinct(tensors)]
             blocks[category] = [(storage.data_ptr(), storage.nbytes()) for storage in storages]
-        return read_trace(self.trace, resident=blocks, phases=self.phases, gradients=self.gradients)
+        return read_changes(
+            changes_of(self.trace), resident=blocks, phases=self.phases, gradients=self.gradients
+        )
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -99,29 +126,91 @@ def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     return list({tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}.values())
 
 
-def read_trace(
-    trace: Sequence[Mapping[str, Any]],
+def changes_of(trace: Iterable[Mapping[str, Any]]) -> Iterator[Change]:
+    """Yields the allocations and releases of torch's allocation history."""
+    for entry in trace:
+        address, at, size_bytes = int(entry["addr"]), int(entry["time_us"]), int(entry["size"])
+        if entry["action"] == "alloc":
+            frames = entry.get("frames", ())
+            yield Change(
+                at=at,
+                address=address,
+                size_bytes=size_bytes,
+                made_by=_innermost_frame(frames),
+                gathers_weights=_gathers_weights(frames),
+            )
+        elif entry["action"] == "free_requested":
+            yield Change(at=at, address=address, size_bytes=-size_bytes)
+
+
+def changes_of_profile(results: Any) -> list[Change]:
+    """Returns the allocations and releases of a profile on a CPU, at times in nanoseconds.
+
+    Each is that of the operator that runs, or that called one which only allocates. The release of
+    an older block is left out. `results` are `kineto_results`, as in `cpu.py`, whose own reading
+    of them is carried by exported scripts and knows no operators.
+    """
+    events = []
+    waiting = [(event, "", False) for event in results.experimental_event_tree()]
+    while waiting:
+        event, operator, gathers = waiting.pop()
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            fields = event.extra_fields
+            events.append((event.start_time_ns, fields.alloc_size, fields.ptr, operator, gathers))
+            continue
+        if event.tag == torch._C._profiler._EventType.TorchOp:
+            only_allocates = operator and event.name in _ALLOCATIONS
+            if not only_allocates and not event.name.startswith(_RANGES):
+                operator = event.name
+            gathers = gathers or event.name.startswith(_GATHERING)
+        waiting.extend((child, operator, gathers) for child in event.children)
+    changes = []
+    alive = set()
+    for at, size_bytes, address, operator, gathers in sorted(events):
+        if size_bytes > 0:
+            alive.add(address)
+        elif address in alive:
+            alive.remove(address)
+        else:
+            continue
+        changes.append(
+            Change(
+                at=at,
+                address=address,
+                size_bytes=size_bytes,
+                made_by=operator,
+                gathers_weights=gathers,
+            )
+        )
+    return changes
+
+
+def read_changes(
+    changes: Iterable[Change],
     *,
     resident: Mapping[Category, Sequence[tuple[int, int]]],
     phases: Sequence[tuple[str, int, int]],
     gradients: Iterable[tuple[int, int]],
+    recomputations: Sequence[tuple[int, int]] = (),
 ) -> Recording:
-    """Converts torch's list of allocations and releases to a recording.
+    """Converts the allocations and releases of a step, in order, to a recording.
 
     `resident` is (address, size in bytes) of what stays alive from step to step, at the end of the
-    trace; `phases` is (name, begin, end) and `gradients` (address, time), in microseconds. A block
-    that is released here but was allocated before the trace gets the category of a resident block
-    of the same size that was allocated here, if there is one: the block that replaced it.
+    step; `phases` is (name, begin, end), `recomputations` (begin, end) of forward passes within a
+    backward pass, and `gradients` (address, time), by the clock of the changes. A block that is
+    released here but was allocated before gets the category of a resident block of the same size
+    that was allocated here, if there is one: the block that replaced it.
     """
     recording = Recording()
     alive: dict[int, Block] = {}
     moments: list[int] = []
     lives: list[tuple[int, int, Block]] = []
     scopes = [Scope() for _ in phases]
+    scopes_of_recomputations = [Scope() for _ in recomputations]
     older: list[Block] = []
-    for entry in trace:
-        address, at = int(entry["addr"]), int(entry["time_us"])
-        if entry["action"] == "alloc":
+    for change in changes:
+        address, at = change.address, change.at
+        if change.size_bytes >= 0:
             phase_name = ""
             scope = None
             for phase, phase_scope in zip(phases, scopes, strict=True):
@@ -130,12 +219,14 @@ def read_trace(
                     phase_name = name
                     scope = phase_scope if name == "forward" else None
                     break
-            frames = entry.get("frames", ())
+            for (began, ended), again in zip(recomputations, scopes_of_recomputations, strict=True):
+                if began <= at <= ended:
+                    scope = again
             block = Block(
-                size_bytes=int(entry["size"]),
+                size_bytes=change.size_bytes,
                 module="",
-                operator=_innermost_frame(frames),
-                resident="gathered_weights" if _gathers_weights(frames) else None,
+                operator=change.made_by,
+                resident="gathered_weights" if change.gathers_weights else None,
                 born=len(recording.events),
                 scope=scope,
                 in_phase=phase_name,
@@ -143,19 +234,19 @@ def read_trace(
             alive[address] = block
             lives.append((address, at, block))
             recording.events.append((+1, block))
-        elif entry["action"] == "free_requested":
+        else:
             if address in alive:
                 block = alive.pop(address)
             else:
-                block = Block(size_bytes=int(entry["size"]), module="", operator="", born=-1)
+                block = Block(size_bytes=-change.size_bytes, module="", operator="", born=-1)
                 older.append(block)
             block.died = len(recording.events)
             recording.events.append((-1, block))
-        else:
-            continue
         moments.append(at)
     _mark_resident(recording, resident, alive=alive, older=older)
     _mark_phases(recording, phases, scopes, moments)
+    for (_, ended), again in zip(recomputations, scopes_of_recomputations, strict=True):
+        again.ended = sum(at <= ended for at in moments)
     _mark_gradients(lives, gradients, moments)
     return recording
 

@@ -25,7 +25,7 @@ from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.communication import Communication, communication_on_cuda
 from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
-from autotune.memory.meter import MemoryMeter, MemoryReading, resident_bytes
+from autotune.memory.meter import MemoryMeter, MemoryReading, PhaseMarker, resident_bytes
 from autotune.models.parts import held_tensors, tensors_behind
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
@@ -98,8 +98,17 @@ class Trainer:
     """Builds a training with all techniques applied, then runs and measures it."""
 
     def __init__(
-        self, request: TrainingRequest, *, is_trace: bool = False, progress: Progress = unwatched
+        self,
+        request: TrainingRequest,
+        *,
+        is_trace: bool = False,
+        progress: Progress = unwatched,
+        phase_marker: PhaseMarker | None = None,
     ) -> None:
+        """Builds the training. `phase_marker` is told the phases of steps, in place of the meter.
+
+        Raises as `apply_techniques` does.
+        """
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
@@ -135,13 +144,13 @@ class Trainer:
             )
         self._devices = self.training.devices
         self._devices.seed_dropout(self._workload.seed)
-        self._history = StepHistory(marker=self._meter)
+        self.history = StepHistory(marker=phase_marker or self._meter)
         self.step = TrainingStep(
             self.training,
             workload=self._workload,
             config=self._config,
             device=self._device,
-            marker=self._history,
+            marker=self.history,
         )
         self.parity = ParityWatch(
             self.training.parameters_by_block,
@@ -511,13 +520,13 @@ class Trainer:
         file = self._request.snapshot_file
         if file is None:
             return nullcontext()
-        return self._history.recorded(self._device, snapshot_file=file)
+        return self.history.recorded(self._device, snapshot_file=file)
 
     def _peak_bytes_by_category(self) -> Mapping[str, int] | None:
         if self._request.snapshot_file is None:
             return None
         model = self.training.parts.model
-        recording = self._history.recording(
+        recording = self.history.recording(
             {
                 "parameters": on_device(model.parameters(), self._device.type),
                 "buffers": model.buffers(),

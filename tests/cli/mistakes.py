@@ -267,6 +267,14 @@ COMMAND_LINES = {
         --plot file/step.html | --plot folder
         --quiet --layers 0 | -q --layers 0 | surplus
     """,
+    "profile": r"""
+        nope | nope IN_REAL | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL
+        real 0 --steps 0 IN_REAL | real 0 --steps 101 IN_REAL | real 0 --steps x IN_REAL
+        real 0 --compare IN_REAL | real 0 1 2 --compare IN_REAL | real 0 1 --out x IN_REAL
+        real 0 --out . IN_REAL | real 0 -o . IN_REAL | real 0 --quota lots IN_REAL
+        real 0 --quota -1 IN_REAL | real 0 --storage nonsense
+        real 99 --json IN_REAL | real 99 --quiet IN_REAL | real 99 -q IN_REAL
+    """,
     "explain": r"""
         nope | nope IN_REAL | nope 0
         real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL

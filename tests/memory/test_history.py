@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.cpu import CpuMeter
-from autotune.memory.history import StepHistory, read_trace
+from autotune.memory.history import StepHistory, changes_of, read_changes
 
 PHASES = [("forward", 10, 20), ("backward", 21, 30), ("step", 31, 40)]
 
@@ -18,8 +18,8 @@ def entry(action, address, size, at, **fields):
 
 
 def recording_of(*entries, gradients=(), resident=None):
-    return read_trace(
-        entries,
+    return read_changes(
+        changes_of(entries),
         resident=resident or {"parameters": [(90_000, 100)]},
         phases=PHASES,
         gradients=gradients,

@@ -30,7 +30,7 @@ from autotune.storage.typed import check_measurement, check_prediction, check_ty
 
 MEASURED_TASKS = ("train", "train_in_turn")
 """Tasks whose failure is a Measurement."""
-TRAININGS = (*MEASURED_TASKS, "trace")
+TRAININGS = (*MEASURED_TASKS, "trace", "profile")
 """Tasks that may clean up when they are ended; the others are killed at once."""
 
 LARGEST_LINE_BYTES = 2**24

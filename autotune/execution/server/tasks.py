@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
-from autotune.errors import PredictionImpossible, StudyMismatch, TrialLost
+from autotune.errors import (
+    PredictionImpossible,
+    StorageUnavailable,
+    StudyMismatch,
+    TrialLost,
+)
 from autotune.execution.server import device as device_tasks
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.forked import ForkFailed, run_in_fork, run_in_forks
@@ -35,6 +40,7 @@ from autotune.spec.workload import Workload
 from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
+from autotune.training.profiling import profile_training
 from autotune.training.script.files import files_after_apply
 from autotune.training.script.in_turn import train_script_in_turn
 from autotune.training.script.rehearsal import why_no_step_in_backward
@@ -288,6 +294,72 @@ def trace(
     return _traced(request, first_steps)
 
 
+def profile(
+    *,
+    steps: int,
+    profile_folder: str,
+    progress: Progress = unwatched,
+    remark: Callable[[str], None] = _ignore_remark,
+    **request: Any,
+) -> dict[str, Any]:
+    """Profiles some steps of a configuration, and writes their files to `profile_folder`.
+
+    Returns {"profile": Profile or None, "failure": why there is none}. On several devices each rank
+    writes to a folder of its own, and the profile is that of rank 0. Raises TrialLost and
+    StudyMismatch as `train` does, and StorageUnavailable where a file cannot be written.
+    """
+    folder = Path(profile_folder)
+    size = request["workload"].get("devices_per_trial", 1)
+    if size == 1:
+        return _profiled(request, folder=folder, steps=steps, progress=progress)
+
+    def profile_rank(rank: Rank) -> dict[str, Any]:
+        own_request = _request_of_rank(request, rank)
+        own_folder = folder / f"rank-{rank.index}"
+        own_folder.mkdir()
+        own_progress = unwatched if rank.index else progress
+        with rank.joined(own_request["device"]):
+            return _profiled(own_request, folder=own_folder, steps=steps, progress=own_progress)
+
+    memory_kills = host_memory_kills()
+    try:
+        ranks = run_on_ranks(
+            profile_rank, size=size, why_failed=lambda result: result["failure"], remark=remark
+        )
+    except RankFailed as failed:
+        if failed.result is None:
+            message = _measurement_of_ended_rank(failed, memory_kills=memory_kills).message
+            return {"profile": None, "failure": message}
+        return {"profile": None, "failure": f"{failed}: {failed.result['failure']}"}
+    files = [
+        f"rank-{index}/{file}"
+        for index, result in enumerate(ranks)
+        for file in result["profile"]["files"]
+    ]
+    return {"profile": {**ranks[0]["profile"], "files": files}, "failure": ""}
+
+
+def _profiled(
+    request: Mapping[str, Any], *, folder: Path, steps: int, progress: Progress
+) -> dict[str, Any]:
+    """Returns what `profile` does, of one device. Raises as it does."""
+    memory_kills = host_memory_kills()
+    try:
+        training = _training_request(**request)
+        found = profile_training(training, folder=folder, steps=steps, progress=progress)
+    except (StudyMismatch, TrialLost):
+        raise
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the profile cannot be written to {folder}: {error.strerror or error}",
+            hint="make room there, or name another folder with --out",
+        ) from None
+    except Exception as error:
+        failed = _failed(error, request, memory_kills=memory_kills)
+        return {"profile": None, "failure": failed.message or failed.outcome}
+    return {"profile": found.to_dict(), "failure": ""}
+
+
 def _traced(
     request: Mapping[str, Any], first_steps: Callable[[TrainingRequest], ParityTrace]
 ) -> dict[str, Any]:
@@ -425,5 +497,6 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "train": train,
     "train_in_turn": train_in_turn,
     "trace": trace,
+    "profile": profile,
     "prepare_seed": prepare_seed,
 }

@@ -1,5 +1,6 @@
 """Memory over one training step: categories stacked over allocations and frees, with the peak."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import plotly.graph_objects as go
@@ -12,7 +13,7 @@ from autotune.reporting.html_page import whole_page
 from autotune.reporting.html_text import html_text
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import trial_label
-from autotune.spec.prediction import CATEGORIES, Category, Prediction
+from autotune.spec.prediction import CATEGORIES, Category, Holder, Prediction, Timeline
 from autotune.spec.result import TrialRecord
 from autotune.units import format_size
 
@@ -40,15 +41,37 @@ def compute(
     prediction: Prediction, *, title: str, about: str, answer: str, cap_bytes: int | None = None
 ) -> TimelineFigure:
     """Compute the figure of a prediction that was made with its timeline."""
-    timeline = prediction.timeline
-    assert timeline is not None, "predict with_timeline=True"
-    unit = style.unit_for(prediction.peak_memory_bytes)
-    constant = prediction.bytes_by_category["workspace"]
+    assert prediction.timeline is not None, "predict with_timeline=True"
+    return compute_of_step(
+        prediction.timeline,
+        peak_memory_bytes=prediction.peak_memory_bytes,
+        workspace_bytes=prediction.bytes_by_category["workspace"],
+        holders=prediction.holders,
+        title=title,
+        about=about,
+        answer=answer,
+        cap_bytes=cap_bytes,
+    )
+
+
+def compute_of_step(
+    timeline: Timeline,
+    *,
+    peak_memory_bytes: int,
+    workspace_bytes: int,
+    holders: Sequence[Holder],
+    title: str,
+    about: str,
+    answer: str,
+    cap_bytes: int | None = None,
+) -> TimelineFigure:
+    """Compute the figure of a predicted or a profiled step; `workspace_bytes` are always there."""
+    unit = style.unit_for(peak_memory_bytes)
     layers = []
     for category in CATEGORIES:
         sizes = timeline.bytes_by_category.get(category, ())  # an earlier release had fewer
         if category == "workspace":
-            sizes = tuple(constant for _ in sizes)
+            sizes = tuple(workspace_bytes for _ in sizes)
         if any(sizes):
             layers.append((category, tuple(unit.of(size) for size in sizes)))
     return TimelineFigure(
@@ -60,13 +83,13 @@ def compute(
         layers=tuple(layers),
         phases=timeline.phases,
         peak_event=timeline.peak_event,
-        peak=unit.of(prediction.peak_memory_bytes),
+        peak=unit.of(peak_memory_bytes),
         cap=None if cap_bytes is None else unit.of(cap_bytes),
         holders=tuple(
             f"{format_size(holder.size_bytes)} in {holder.count}: "
             f"{holder.category.replace('_', ' ')}, {holder.module or 'outside modules'}, "
             f"{holder.operator}"
-            for holder in prediction.holders
+            for holder in holders
         ),
     )
 

@@ -1,0 +1,239 @@
+"""Runs a stored trial again under torch's profiler, and keeps the profile in the study's folder.
+
+A profile is a run of its own: nothing of it becomes a number of the trial. All profiles of a study
+together have a quota; where a new one would exceed it, the oldest are removed first.
+"""
+
+import dataclasses
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
+from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.execution.local import LocalExecutor
+from autotune.reporting.figures import memory_timeline
+from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.spec.profile import MOST_STEPS, Profile
+from autotune.spec.result import TrialRecord
+from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
+from autotune.storage.identity import work_folder_path
+from autotune.storage.store import StudyStore
+from autotune.study.request import SearchRequest
+from autotune.study.resume import check_same_device, check_same_model, prepare_again
+from autotune.study.search import result_of
+from autotune.study.trusted_code import check_trusted
+from autotune.units import format_size, parse_size
+
+PROFILES = "profiles"
+"""Folder of a study's profiles in its work folder."""
+PROFILE_FILE = "profile.json"
+MEMORY_FILE = "memory.html"
+DEFAULT_QUOTA = "4GiB"
+NEEDED_BYTES = 256 * 1024**2
+"""Free space that a profile begins with: a few steps take tens of megabytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProfile:
+    """A profile, the trial that it is of, and the folder with its files."""
+
+    study: str
+    record: TrialRecord
+    profile: Profile
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileRequest:
+    """What to profile. Raises InvalidInput for values that make no sense."""
+
+    study: str
+    trial: int | None = None
+    """None: the study's pick."""
+    steps: int = 3
+    out: Path | None = None
+    """The folder to write to; None: that of the trial in the study's work folder."""
+    quota: str = DEFAULT_QUOTA
+    anew: bool = True
+    """Whether to profile again where there is a profile of the trial already."""
+    storage: str = DEFAULT_STORAGE
+    preferences: Preferences = DEFAULT_PREFERENCES
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise InvalidInput(
+                f"invalid number of steps to profile: {self.steps}",
+                hint=f"give a whole number from 1 to {MOST_STEPS}",
+            )
+        if self.out is not None and self.out.exists() and any(self.out.iterdir()):
+            raise InvalidInput(
+                f"the folder {self.out} is not empty", hint="name another one with --out"
+            )
+        parse_size(self.quota)
+
+
+def profile_trial(
+    request: ProfileRequest,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> StoredProfile:
+    """Profile a trial of a study that exists, and return its profile.
+
+    Raises UnknownStudy, InvalidInput for a trial that was never trained, StudyMismatch on another
+    device than the study's, StorageUnavailable where there is no room, PreparationFailed where the
+    training fails, and Stopped.
+    """
+    with closing(StudyStore(request.storage)) as store:
+        definition, _ = store.definition(request.study)
+        record = chosen_trial(result_of(store, request.study, request.preferences), request.trial)
+        work = work_folder_path(store.database)
+        shown_url = store.url
+    study_folder = work / definition.name
+    check_trusted(
+        definition.workload, study=definition.name, storage=shown_url, folder=study_folder
+    )
+    _check_was_trained(definition, record)
+    folder = request.out or study_folder / PROFILES / f"trial-{record.number}"
+    stored = None if request.anew else read_profile(folder)
+    if stored is not None:
+        return StoredProfile(study=definition.name, record=record, profile=stored, folder=folder)
+    _check_room(folder)
+    note(f"Profiling trial {record.number} of {definition.name} ...")
+    with LocalExecutor(work, should_stop=should_stop, note=note) as executor:
+        device, _ = executor.probe(definition.device.device, {})
+        check_same_device(definition, device)
+        executor.use_devices_from(device, count=definition.workload.devices_per_trial)
+        check_same_model(definition, executor=executor)
+        prepare_again(definition, executor=executor, folder=study_folder)
+        unfinished = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        unfinished.mkdir(parents=True)
+        try:
+            with executor.slot_on(device):
+                profile = executor.profile(
+                    dataclasses.replace(definition, device=device),
+                    record.config,
+                    study_folder=study_folder,
+                    folder=unfinished,
+                    steps=request.steps,
+                    enforce_cap=record.is_within_cap,
+                    trial_options=SearchRequest().trial_options,
+                )
+            files = (*profile.files, MEMORY_FILE, PROFILE_FILE)
+            profile = dataclasses.replace(profile, files=files)
+            _write(unfinished, profile, definition, record)
+            if folder.exists():
+                shutil.rmtree(folder)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    if request.out is None:
+        for removed in remove_over_quota(
+            study_folder / PROFILES, quota_bytes=parse_size(request.quota), keep=folder
+        ):
+            note(f"the profile {removed.name} was removed, as all together exceed {request.quota}")
+    return StoredProfile(study=definition.name, record=record, profile=profile, folder=folder)
+
+
+def _check_was_trained(definition: StudyDefinition, record: TrialRecord) -> None:
+    if definition.workload.script is not None:
+        raise InvalidInput(
+            f"study {definition.name!r} trains the script {definition.workload.script}, whose "
+            "steps cannot be profiled from outside",
+            hint="use torch.profiler in the script, with the settings of autotune show",
+        )
+    if record.config.engine == "deepspeed":
+        raise InvalidInput(
+            f"trial {record.number} is trained by DeepSpeed, which has a profiler of its own",
+            hint="see flops_profiler in DeepSpeed's documentation",
+        )
+    if record.peak_memory_bytes is None:
+        label = OUTCOME_LABELS[record.outcome] if record.is_finished else "it has not ended yet"
+        raise InvalidInput(
+            f"trial {record.number} of study {definition.name!r} cannot be profiled, because it "
+            f"never came to a steady step: {label}",
+            hint=f"choose one with a measured peak, see autotune show {definition.name}",
+        )
+
+
+def _check_room(folder: Path) -> None:
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        free_bytes = shutil.disk_usage(there).free
+    except OSError:
+        return
+    if free_bytes < NEEDED_BYTES:
+        raise StorageUnavailable(
+            f"a profile needs {format_size(NEEDED_BYTES)} of disk space, and {there} has "
+            f"{format_size(free_bytes)} left",
+            hint="make room there, or name another folder with --out",
+        )
+
+
+def _write(
+    folder: Path, profile: Profile, definition: StudyDefinition, record: TrialRecord
+) -> None:
+    """Write the profile as JSON, and the picture of its memory. Raises StorageUnavailable."""
+    content = {
+        "study": definition.name,
+        "trial": record.number,
+        "config": record.config.to_dict(),
+        "device_name": definition.device.name,
+        **profile.to_dict(),
+    }
+    figure = memory_timeline.compute_of_step(
+        profile.timeline,
+        peak_memory_bytes=profile.peak_memory_bytes,
+        workspace_bytes=profile.bytes_by_category.get("workspace", 0),
+        holders=profile.holders,
+        title=f"#{record.number} of {definition.name}: memory over a step",
+        about=f"{definition.workload.describe()}; {record.config.describe()}",
+        answer=f"The peak of the profiled step is {format_size(profile.peak_memory_bytes)}.",
+    )
+    try:
+        (folder / PROFILE_FILE).write_text(json.dumps(content, indent=1) + "\n")
+        (folder / MEMORY_FILE).write_text(memory_timeline.page(figure))
+    except OSError as error:
+        raise StorageUnavailable(
+            f"the profile cannot be written to {folder.parent}: {error.strerror or error}",
+            hint="make room there, or name another folder with --out",
+        ) from None
+
+
+def remove_over_quota(profiles: Path, *, quota_bytes: int, keep: Path) -> list[Path]:
+    """Remove the oldest profiles of a folder until all are within the quota; return them.
+
+    `keep`, the newest, stays even where it alone exceeds the quota.
+    """
+    folders = sorted(
+        (one for one in profiles.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime
+    )
+    sizes = {
+        one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file())
+        for one in folders
+    }
+    total_bytes = sum(sizes.values())
+    removed = []
+    for folder in folders:
+        if total_bytes <= quota_bytes:
+            break
+        if folder != keep:
+            shutil.rmtree(folder)
+            total_bytes -= sizes[folder]
+            removed.append(folder)
+    return removed
+
+
+def read_profile(folder: Path) -> Profile | None:
+    """Return the profile in a folder; None where there is none, or one of another release."""
+    try:
+        stored = json.loads((folder / PROFILE_FILE).read_text())
+        fields = {field.name for field in dataclasses.fields(Profile)}
+        return Profile.from_dict({name: stored[name] for name in fields})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

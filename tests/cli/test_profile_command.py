@@ -1,0 +1,98 @@
+"""`autotune profile`, the real command, on a study that was kept by hand or searched for."""
+
+import json
+import os
+
+import pytest
+
+from autotune.study.profiling import remove_over_quota
+from tests.building.commands import run_here
+from tests.building.studies import MIB, measured, write_study
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a study of two trials, of which one was trained, on a device elsewhere."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "studies").mkdir()
+    over_cap = measured(
+        outcome="predicted_over_cap",
+        peak_memory_bytes=None,
+        device_bytes=None,
+        tokens_per_second=None,
+        tokens_per_second_spread=None,
+        perplexity=None,
+    )
+    url = f"sqlite:///{folder}/studies/autotune.db"
+    write_study(url, [measured(), over_cap], name="kept")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("kept", "1"), "trial 1 of study 'kept' cannot be profiled, because it never came to"),
+        (("kept", "7"), "no trial 7"),
+        (("kept", "0", "--steps", "0"), "invalid number of steps to profile: 0"),
+        (("kept", "0", "--compare"), "--compare needs two trials, and 1 are given"),
+        (("kept", "0", "1", "--out", "x"), "--out is the folder of one trial"),
+        (("kept", "0", "--quota", "lots"), "lots"),
+        (("nowhere",), "nowhere"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said_in_a_sentence(folder, arguments, sentence):
+    ended = run_here("profile", *arguments, folder=folder)
+    assert ended.returncode == 2
+    assert sentence in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_study_of_another_device_is_rejected_by_the_names_of_both(folder):
+    ended = run_here("profile", "kept", "0", folder=folder)
+    assert ended.returncode == 2
+    assert "was measured on device a CPU, here is" in ended.stderr
+
+
+def test_the_oldest_profiles_go_first_and_the_newest_stays(tmp_path):
+    for age, name in enumerate(("trial-3", "trial-1", "trial-2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trace.json.gz").write_bytes(b"x" * MIB)
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+    newest = tmp_path / "trial-2"
+    removed = remove_over_quota(tmp_path, quota_bytes=2 * MIB, keep=newest)
+    assert [one.name for one in removed] == ["trial-3"]
+    assert [one.name for one in remove_over_quota(tmp_path, quota_bytes=1, keep=newest)] == [
+        "trial-1"
+    ]
+    assert newest.exists()
+
+
+SEARCH = (
+    *("search", "--name", "real", "--max-mem", "64MiB", "--trials", "2", "--no-confirm", "--quiet"),
+    *("--device", "cpu", "--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32"),
+    *("--global-batch", "4", "--steps", "6", "--space", "space.toml"),
+)
+SPACE = """
+[techniques]
+checkpointing = ["none", "block"]
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_is_profiled_and_compared_and_none_of_its_numbers_changes(tmp_path):
+    (tmp_path / "space.toml").write_text(SPACE)
+    assert run_here(*SEARCH, folder=tmp_path).returncode == 0
+    before = run_here("show", "real", "--json", folder=tmp_path).stdout
+    ended = run_here("profile", "real", "0", "--json", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    (profile,) = json.loads(ended.stdout)["profiles"]
+    trials = json.loads(before)["trials"]
+    assert profile["peak_memory_bytes"] == trials[0]["peak_memory_bytes"]
+    folder = tmp_path / profile["folder"]
+    assert sorted(file.name for file in folder.iterdir()) == sorted(profile["files"])
+    ended = run_here("profile", "real", "0", "1", "--compare", folder=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "forward passes that run again" in ended.stdout
+    assert (folder.parent / "profile-0-1.html").exists()
+    assert run_here("show", "real", "--json", folder=tmp_path).stdout == before
