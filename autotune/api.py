@@ -105,6 +105,7 @@ def search(
     trials_per_device: int = 1,
     database_wait: str | float = 300.0,
     memory_snapshot: bool = False,
+    profile: str | None = None,
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
     listener: "Listener | None" = None,
@@ -132,7 +133,8 @@ def search(
     A trial is stopped after `trial_time_limit`, or if a step takes longer than `step_time_limit`
     (by default a fifth of it); a step that compiles code may take `compile_time_limit` (by default
     half of it). With `memory_snapshot`, torch's allocation history of each trial is stored in the
-    study's folder (CUDA only).
+    study's folder (CUDA only). With `profile`, the "pick" or every trial of the "front" is profiled
+    at the end, as by `autotune.profile`.
 
     With `devices`, a trial runs on each of several devices of one model at once: "all" GPUs, a
     number such as "4", or names such as "cuda:0,cuda:1"; on a CPU a number of slots, each with its
@@ -150,6 +152,8 @@ def search(
     """
     settings = dict(locals())  # a test compares the parameters with the fields of the request
     _check_names(workload, of=search)
+    from autotune.study.events import Notice
+    from autotune.study.profiling import profile_at_end
     from autotune.study.search import search as run
 
     request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
@@ -159,6 +163,12 @@ def search(
         is_interrupted = stack.enter_context(noted_interrupt())
         try:
             found = run(request, listener=listen, should_stop=lambda: is_interrupted() or is_told())
+            profile_at_end(
+                found,
+                request,
+                should_stop=lambda: is_interrupted() or is_told(),
+                note=lambda sentence: listen(Notice(message=sentence)),
+            )
         except Stopped:
             if not is_interrupted():
                 raise
@@ -607,7 +617,7 @@ def profile(
     steps: int = 3,
     out: str | Path | None = None,
     quota: str = "4GiB",
-    anew: bool = True,
+    fresh: bool = False,
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
     note: Callable[[str], None] = _ignore,
@@ -615,11 +625,11 @@ def profile(
     """Run a trial, by default the pick, again under torch's profiler, for `steps` steady steps.
 
     The files are written to `out`, or to the study's work folder, where all profiles of the study
-    may take `quota` together: the oldest are removed. With `anew=False`, a profile that is there
-    already is returned. `note` is called with sentences on what is done. No number of the trial
-    changes. Raises UnknownStudy, InvalidInput for a trial that never came to a steady step,
-    StudyMismatch on another device than the study's, StorageUnavailable where there is no room,
-    PreparationFailed where the training fails, and KeyboardInterrupt.
+    may take `quota` together: the oldest are removed. A profile of as many steps that is there
+    already is returned, except with `fresh`. `note` is called with sentences on what is done. No
+    number of the trial changes. Raises UnknownStudy, InvalidInput for a trial that never came to a
+    steady step, StudyMismatch on another device than the study's, StorageUnavailable where there is
+    no room, PreparationFailed where the training fails, and KeyboardInterrupt.
     """
     from autotune.study.profiling import ProfileRequest, profile_trial
 
@@ -629,7 +639,7 @@ def profile(
         steps=steps,
         out=None if out is None else Path(out),
         quota=quota,
-        anew=anew,
+        fresh=fresh,
         storage=storage,
         preferences=preferences,
     )

@@ -46,7 +46,15 @@ def profile(
         typer.Option(
             "--compare",
             rich_help_panel=EVERYDAY,
-            help="Say where two trials differ; profiles that are there already are used.",
+            help="Say where two trials differ, in words and in a picture.",
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh",
+            rich_help_panel=EVERYDAY,
+            help="Profile again where there is a profile of as many steps already.",
         ),
     ] = False,
     out: Annotated[
@@ -100,7 +108,7 @@ def profile(
             steps=steps,
             out=out,
             quota=quota,
-            anew=not compare,
+            fresh=fresh,
             storage=storage,
             note=note,
         )

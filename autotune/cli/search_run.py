@@ -25,7 +25,8 @@ from autotune.spec.search_space import SearchSpace
 from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
-from autotune.study.events import Event, StudyOpened
+from autotune.study.events import Event, Notice, StudyOpened
+from autotune.study.profiling import profile_at_end
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest
 from autotune.study.search import search
 from autotune.units import format_duration
@@ -65,6 +66,12 @@ def run_with_display(
                     listener=listener,
                     should_stop=lambda: bool(signals),
                     confirmation=confirmation,
+                )
+                profile_at_end(
+                    result,
+                    request,
+                    should_stop=lambda: bool(signals),
+                    note=lambda sentence: listener(Notice(message=sentence)),
                 )
         except Stopped:
             if opened:

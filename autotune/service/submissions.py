@@ -61,6 +61,7 @@ DECIDED_BY_SERVER: Mapping[str, str] = {
     "workers": "give devices, a number",
     "database_wait": "the server decides how long it waits",
     "memory_snapshot": "a submission cannot have files written on the server; run the search there",
+    "profile": "a submission cannot have files written on the server; run autotune profile there",
 }
 """Settings of `autotune.search` that a submission cannot have, each with what to do instead."""
 

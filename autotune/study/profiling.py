@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
-from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.errors import AutotuneError, InvalidInput, Stopped, StorageUnavailable
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.figures import memory_timeline
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.profile import MOST_STEPS, Profile
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
@@ -59,8 +59,8 @@ class ProfileRequest:
     out: Path | None = None
     """The folder to write to; None: that of the trial in the study's work folder."""
     quota: str = DEFAULT_QUOTA
-    anew: bool = True
-    """Whether to profile again where there is a profile of the trial already."""
+    fresh: bool = False
+    """Whether to profile again where there is a profile of as many steps already."""
     storage: str = DEFAULT_STORAGE
     preferences: Preferences = DEFAULT_PREFERENCES
 
@@ -100,11 +100,12 @@ def profile_trial(
     )
     _check_was_trained(definition, record)
     folder = request.out or study_folder / PROFILES / f"trial-{record.number}"
-    stored = None if request.anew else read_profile(folder)
-    if stored is not None:
+    stored = None if request.fresh else read_profile(folder)
+    if stored is not None and stored.steps == request.steps:
+        note(f"This profile was taken before, and is in {folder}; --fresh takes another")
         return StoredProfile(study=definition.name, record=record, profile=stored, folder=folder)
     _check_room(folder)
-    note(f"Profiling trial {record.number} of {definition.name} ...")
+    note(f"Profiling trial {record.number} of {definition.name}")
     with LocalExecutor(work, should_stop=should_stop, note=note) as executor:
         device, _ = executor.probe(definition.device.device, {})
         check_same_device(definition, device)
@@ -138,6 +139,31 @@ def profile_trial(
         ):
             note(f"the profile {removed.name} was removed, as all together exceed {request.quota}")
     return StoredProfile(study=definition.name, record=record, profile=profile, folder=folder)
+
+
+def profile_at_end(
+    result: StudyResult,
+    request: SearchRequest,
+    *,
+    should_stop: Callable[[], bool],
+    note: Callable[[str], None],
+) -> None:
+    """Profile what a search is to profile at its end, unless there are profiles of it already.
+
+    A trial that cannot be profiled is noted: the search itself has succeeded. Raises Stopped.
+    """
+    if request.profile is None or result.pick is None:
+        return
+    numbers = result.front if request.profile == "front" else (result.pick.number,)
+    for number in numbers:
+        wanted = ProfileRequest(study=result.study, trial=number, storage=request.storage)
+        try:
+            profile_trial(wanted, should_stop=should_stop, note=note)
+        except Stopped:
+            raise
+        except AutotuneError as error:
+            note(f"trial {number} was not profiled: {error.message}")
+    note(f"autotune profile {result.study} TRIAL shows the profiles")
 
 
 def _check_was_trained(definition: StudyDefinition, record: TrialRecord) -> None:

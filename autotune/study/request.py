@@ -39,6 +39,8 @@ from autotune.study.devices import MOST_DEVICES, parse_devices
 from autotune.units import LARGEST_SIZE_BYTES, format_size
 
 DEFAULT_TRIALS = 30
+PROFILED = ("pick", "front")
+"""What a search may profile at its end."""
 MOST_TRIALS_UNTIL_CONVERGED = 200
 DEFAULT_TIME_BUDGET_SECONDS: Mapping[str, float] = {"cpu": 600.0, "cuda": 1800.0}
 """Time budget by type of device, for a new search that is given no end.
@@ -319,6 +321,15 @@ class SearchRequest:
             help="Record torch's allocation history in each trial (CUDA only).",
         )
     )
+    profile: str | None = setting(
+        Option(
+            flag="--profile",
+            group=RESULTS,
+            choices=PROFILED,
+            help="Profile the pick, or every trial of the front, at the end: see autotune profile.",
+            is_repeated=False,
+        )
+    )
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Workload`; a value of None is not specified. Their options are in
     `spec/workload_options.py`."""
@@ -360,6 +371,7 @@ class SearchRequest:
             object.__setattr__(self, "devices", str(self.workers))
         self._check_devices()
         self._check_ray()
+        self._check_profile()
         self.trial_options.time_limits()
         check_device(self.device)
         check_snapshot(self.memory_snapshot, self.device)
@@ -394,6 +406,22 @@ class SearchRequest:
                     f"{option} {given} names devices of one machine, and --ray uses those of a "
                     "cluster",
                     hint="use --device cpu or cuda, and --devices all or a number",
+                )
+
+    def _check_profile(self) -> None:
+        if self.profile is None:
+            return
+        if self.profile not in PROFILED:
+            raise InvalidInput(
+                f"there is no {self.profile!r} to profile at the end of a search",
+                hint=f"use --profile {' or --profile '.join(PROFILED)}",
+            )
+        for option, given in (("--ray", self.ray), ("--script", self.workload.get("script"))):
+            if given is not None:
+                raise InvalidInput(
+                    f"--profile cannot be given with {option}",
+                    hint="leave --profile out: a profile runs on a device of this machine, and "
+                    "not the steps of a script",
                 )
 
     def _check_devices(self) -> None:

@@ -163,6 +163,7 @@ COMMAND_LINES = {
         --script ~nobody/train.py
         --script train.py --schedule cosine | --script train.py --eval-sequences 5
         --script binary.py | --script train.py x.py -- y
+        --profile all | --profile '' | --profile front --ray local | --profile pick --script x.py
         --memory-snapshot --device cpu | --memory-snapshot=x | --dry-run --json
         --time-trials
         --dry-run --max-mem x
@@ -274,6 +275,7 @@ COMMAND_LINES = {
         real 0 --out . IN_REAL | real 0 -o . IN_REAL | real 0 --quota lots IN_REAL
         real 0 --quota -1 IN_REAL | real 0 --storage nonsense
         real 99 --json IN_REAL | real 99 --quiet IN_REAL | real 99 -q IN_REAL
+        real 99 --fresh IN_REAL
     """,
     "explain": r"""
         nope | nope IN_REAL | nope 0

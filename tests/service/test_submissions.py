@@ -162,6 +162,7 @@ HOSTILE = [
     {"devices": 500, "_rules": {"most_devices": 4}},
     {"ray": "ray://elsewhere:10001"},
     {"memory_snapshot": True},
+    {"profile": "front"},
     {"trials": 1000, "_rules": {"most_trials": 100}},
     {"time_budget": "2h", "_rules": {"most_seconds": 3600.0}},
     {"time_budget": "none", "_rules": {"most_seconds": 3600.0}},
