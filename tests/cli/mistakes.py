@@ -261,7 +261,7 @@ COMMAND_LINES = {
         --adapter x | --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
         --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
         --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
-        --optimizer paged | --all | --all --precision fp32 | --whole-depth
+        --optimizer paged | --all | --all --precision fp32 | --whole-depth=x
         --whole-depth --space nope
         --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
         --plot ''

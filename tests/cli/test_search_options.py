@@ -161,7 +161,7 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
 
 def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
     stored = {"cap_bytes", "space", "scale", "device", "sampler", "seed", "fresh"}
-    of_one_run = {"time_budget_seconds"}
+    of_one_run = {"time_budget_seconds", "profile"}
     other_names = {"workers"}
     repeated = {name for name, option in SEARCH_OPTIONS.items() if option.is_repeated}
     assert repeated == set(SEARCH_OPTIONS) - stored - of_one_run - other_names
