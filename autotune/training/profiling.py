@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.history import Change, changes_of_profile, distinct, read_changes
-from autotune.memory.recording import Recording
+from autotune.memory.recording import Block, Recording
 from autotune.models.parts import held_tensors, tensors_behind
 from autotune.spec.prediction import Category
 from autotune.spec.profile import Compilation, CompiledGraph, OperatorUse, Profile
@@ -144,7 +144,9 @@ class _ProfiledTraining:
         history = self._trainer.history
         with history.recorded(self.device, snapshot_file=self._folder / _SNAPSHOT):
             self._take_step()
-        return history.recording(dict(self._resident()))
+        recording = history.recording(dict(self._resident()))
+        _add_workspaces(recording, allocated_bytes=torch.cuda.memory_allocated(self.device))
+        return recording
 
     def _take_step(self) -> None:
         self._trainer.take_step(self._next_step, next(self._batches))
@@ -257,6 +259,25 @@ class _ProfiledTraining:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _add_workspaces(recording: Recording, *, allocated_bytes: int) -> None:
+    """Adds what is allocated at the end of the step and was neither seen nor is known as resident.
+
+    These are mostly the workspaces of cuBLAS, which stay from the first step on.
+    """
+    known_bytes = sum(block.size_bytes for block in recording.resident)
+    known_bytes += sum(sign * block.size_bytes for sign, block in recording.events)
+    if allocated_bytes > known_bytes:
+        recording.resident.append(
+            Block(
+                size_bytes=allocated_bytes - known_bytes,
+                module="",
+                operator="workspaces",
+                born=-1,
+                resident="workspace",
+            )
+        )
 
 
 def _outside_compiled_code(model: nn.Module) -> Iterator[nn.Module]:
