@@ -71,9 +71,9 @@ def group_of(config: TrainingConfig) -> Group:
 def error_of(config: TrainingConfig, *, device: str, estimated_bytes: int = 0) -> PredictionError:
     """Returns how far the prediction of `config` on `device` (cpu or cuda) may be from the peak.
 
-    `estimated_bytes` are the bytes in a prediction for CUDA that are only estimated. The estimate
-    may be wrong by as much, so they are added to the error.
+    `estimated_bytes` are those that are only estimated, of cuDNN, or that a kernel of a CPU may
+    allocate that could not be measured. They may be wrong by as much, so they are added to the
+    error.
     """
-    if device == "cuda":
-        return replace(ASSUMED_ON_CUDA, size_bytes=ASSUMED_ON_CUDA.size_bytes + estimated_bytes)
-    return MEASURED_ON_CPU[group_of(config)]
+    error = ASSUMED_ON_CUDA if device == "cuda" else MEASURED_ON_CPU[group_of(config)]
+    return replace(error, size_bytes=error.size_bytes + estimated_bytes)

@@ -1,32 +1,32 @@
-"""Computes the memory that CPU kernels allocate while they run, which no fake tensor shows.
+"""Finds the memory that CPU kernels allocate while they run, which no fake tensor shows.
 
 | kernel | allocates |
 |---|---|
 | flash attention | scores and sums for each thread |
 | elementwise, of several dtypes | the tensors that are not in the common dtype, converted to it |
 | sum, mean or norm in another dtype | the input, converted to it |
-| 16-bit product, by oneDNN | tiles of its operands and results, as it chooses for the processor |
+| LSTM of oneDNN | what its backward pass needs, and weights in another order |
+| any other | what it allocates when it is run once on zeros: `measured_kernels.py` |
 
-The first three are computed from the shapes; a GPU converts inside its kernels. The last is known
-only to oneDNN, so that a small product is computed once on real zeros of that layout, while the
-allocator is recorded. What a larger one needs hardly grows (3.3 MiB were observed for 2,048 x 4,096
-x 4,096 on two threads) and is left to the bounds in `accuracy.py`. Source:
+The first three are computed from the shapes; a GPU converts inside its kernels. A 16-bit product of
+oneDNN is measured up to a size. What a larger one needs hardly grows (3.3 MiB were observed for
+2,048 x 4,096 x 4,096 on two threads) and is left to the bounds in `accuracy.py`. Source:
 aten/src/ATen/native/cpu/FlashAttentionKernel.cpp, could_pack in aten/src/ATen/native/CPUBlas.cpp,
 compute_types in aten/src/ATen/TensorIterator.cpp, and make_reduction in
 aten/src/ATen/native/ReduceOpsUtils.h
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
-from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._pytree import tree_iter
 
-from autotune.memory.cpu import peak_of
+from autotune.predictor import recurrent
+from autotune.predictor.measured_kernels import MeasuredKernels, NotMeasurable
+from autotune.units import format_size
 
 _aten = torch.ops.aten
 
@@ -35,29 +35,175 @@ _WITH_CONDITION = {_aten.where: 0, _aten.masked_fill: 1}
 """Elementwise operators with an argument, at this position, that is not converted."""
 _REDUCTIONS = (_aten.sum, _aten.mean, _aten.prod, _aten.linalg_vector_norm)
 _PRODUCTS = (_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm)
+_INDEXED = (_aten.index, _aten.index_put, _aten.index_put_)
 _HALVES = (torch.bfloat16, torch.float16)
 _MOST_OPERATIONS = 5 * 10**9
 """Of a product that is computed once to see what it allocates: some 50 ms on two cores."""
 _MOST_PRODUCT_BYTES = 64 * 1024**2
+_WITHOUT_SCRATCH = (
+    *(_aten.embedding, _aten.embedding_dense_backward, _aten._unsafe_view, _aten.detach),
+    *(_aten.empty_like, _aten.zeros_like, _aten.ones_like, _aten.full_like, _aten.new_zeros),
+    *(_aten.new_empty, _aten.new_empty_strided, _aten.fill_, _aten.zero_),
+)
+"""Operators of which nothing need be measured: they write their results only."""
+_NO_KERNELS = ("c10d", "_c10d_functional", "_dtensor", "fsdp", "inductor", "profiler")
+"""Namespaces of operators whose memory is not that of a kernel on this device."""
 
-_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+
+class CpuKernels:
+    """What the kernels of one prediction allocate inside."""
+
+    def __init__(self) -> None:
+        self._measured = MeasuredKernels()
+        self._recurrent = recurrent.RecurrentKernels()
+        self._runs_kernel: dict[Any, bool] = {}
+        self.unknown: dict[str, int] = {}
+        """Operators that could not be measured, with the bytes of the operands of their largest
+        call: a kernel that copies all of them allocates as much."""
+
+    def scratch_bytes(
+        self,
+        operator: Any,
+        args: Sequence[Any],
+        result: Any,
+        kwargs: Mapping[str, Any],
+    ) -> int:
+        """Returns the bytes that `operator` allocates besides `result`; 0 where unknown."""
+        if operator not in self._runs_kernel:
+            self._runs_kernel[operator] = _runs_kernel(operator)
+        if not self._runs_kernel[operator]:
+            return 0
+        known_bytes = _computed_bytes(operator, args, result)
+        if known_bytes is not None:
+            return known_bytes
+        try:
+            return self._measured_bytes(operator, args, result, kwargs)
+        except NotMeasurable:
+            self._note_unknown(operator, (args, kwargs))
+            return 0
+
+    @property
+    def unknown_bytes(self) -> int:
+        """The most that an operator allocates that could not be measured: a copy of its operands.
+
+        What kernels allocate inside is not alive at the same time.
+        """
+        return max(self.unknown.values(), default=0)
+
+    def notes(self) -> Iterator[str]:
+        if self.unknown:
+            operators = ", ".join(sorted(self.unknown))
+            yield (
+                f"what the kernel of {operators} allocates inside is unknown: the bounds allow for "
+                f"a copy of its operands, {format_size(self.unknown_bytes)}"
+            )
+
+    def workspace_bytes(self, operator: Any, args: Sequence[Any]) -> int:
+        """Returns the size of what a kernel keeps for its backward pass, and a fake one does not.
+
+        It is the last result of the operator.
+        """
+        if operator is not recurrent.FORWARD:
+            return 0
+        try:
+            return self._recurrent.workspace_bytes(args)
+        except NotMeasurable:
+            self._note_unknown(operator, args)
+            return 0
+
+    def _measured_bytes(
+        self,
+        operator: torch._ops.OpOverload,
+        args: Sequence[Any],
+        result: Any,
+        kwargs: Mapping[str, Any],
+    ) -> int:
+        if operator in (recurrent.FORWARD, recurrent.BACKWARD):
+            return self._recurrent.scratch_bytes(operator, args)
+        if not _is_plain_product(operator, args):
+            return self._measured.scratch_bytes(operator, args, kwargs, result)
+        if not _is_measured_product(args, result):
+            return 0
+        return self._measured.scratch_bytes(operator, args, kwargs, result, at_once=True)
+
+    def _note_unknown(self, operator: torch._ops.OpOverload, operands: Any) -> None:
+        name = str(operator.overloadpacket)
+        size_bytes = sum(one.numel() * one.element_size() for one in _tensors_in(operands))
+        self.unknown[name] = max(size_bytes, self.unknown.get(name, 0))
 
 
-def scratch_bytes(operator: Any, args: Sequence[Any], result: Any) -> int:
-    """Returns the bytes that `operator` allocates besides `result`; 0 where they are unknown."""
+def _computed_bytes(operator: Any, args: Sequence[Any], result: Any) -> int | None:
+    """Returns the bytes that shapes tell of a kernel; None if they must be measured."""
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu.default:
         return _forward_bytes(query=args[0], key=args[1])
     if operator is _aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
         return _backward_bytes(gradient=args[0], query=args[1], key=args[2])
+    if operator.overloadpacket in _INDEXED and any(_is_mask(index) for index in args[1]):
+        return _found_bytes(args, result)
     if isinstance(operator, torch._ops.OpOverload) and isinstance(result, Tensor):
         if torch.Tag.pointwise in operator.tags:
             return _conversion_bytes(operator, args, result)
         if operator.overloadpacket in _REDUCTIONS:
             return _reduction_bytes(operator, args[0], result)
-        if operator.overloadpacket in _PRODUCTS and result.dtype in _HALVES:
-            return _product_bytes(operator.overloadpacket, args, result)
-    return 0
+    return None
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _found_bytes(args: Sequence[Any], result: Tensor) -> int:
+    """Returns the bytes of the indices of what a mask selects, for each of its dimensions."""
+    rows = args[2] if len(args) > 2 else result
+    masks = [index for index in args[1] if _is_mask(index)]
+    found = rows.shape[0] if rows.dim() else masks[0].numel()
+    size_bytes: int = sum(mask.dim() for mask in masks) * found * torch.int64.itemsize
+    return size_bytes
+
+
+def _runs_kernel(operator: Any) -> bool:
+    """Returns whether an operator runs a kernel that may allocate something inside."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace in _NO_KERNELS:
+        return False
+    if operator.is_view or torch.Tag.inplace_view in operator.tags:
+        return False
+    if torch.Tag.dynamic_output_shape in operator.tags and operator is not _aten.index.Tensor:
+        return False  # zeros give another shape
+    if operator.overloadpacket in _WITHOUT_SCRATCH:
+        return False
+    return any("Tensor" in str(argument.type) for argument in operator._schema.arguments)
+
+
+def _is_plain_product(operator: torch._ops.OpOverload, args: Sequence[Any]) -> bool:
+    """Returns whether this is a product of matrices whose rows or columns are contiguous.
+
+    BLAS takes these as they are; any other operand is copied. Source: addmm_impl_cpu_ and
+    bmm_out_or_baddbmm_ in aten/src/ATen/native/LinearAlgebra.cpp
+    """
+    if operator.overloadpacket not in _PRODUCTS:
+        return False
+    for factor in [arg for arg in args if isinstance(arg, Tensor)][-2:]:
+        rows, columns = factor.shape[-2:]
+        row_stride, column_stride = factor.stride()[-2:]
+        by_row = column_stride == 1 and row_stride >= columns
+        by_column = row_stride == 1 and column_stride >= rows
+        if not (by_row or by_column):
+            return False
+    return True
+
+
+def _is_measured_product(args: Sequence[Any], result: Tensor) -> bool:
+    """Returns whether a product allocates inside, and is small enough to be computed once."""
+    if result.dtype not in _HALVES:
+        return False
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    operations = 2 * result.numel() * tensors[-1].shape[-2]
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, result))
+    return operations <= _MOST_OPERATIONS and size_bytes <= _MOST_PRODUCT_BYTES
+
+
+def _tensors_in(values: object) -> Iterator[Tensor]:
+    return (value for value in tree_iter(values) if isinstance(value, Tensor))
 
 
 def _conversion_bytes(operator: torch._ops.OpOverload, args: Sequence[Any], result: Tensor) -> int:
@@ -96,38 +242,6 @@ def _reduction_bytes(operator: torch._ops.OpOverload, reduced: Tensor, result: T
     if reduced.dtype != dtype:
         size_bytes += reduced.numel() * dtype.itemsize
     return size_bytes
-
-
-def _product_bytes(product: Any, args: Sequence[Any], result: Tensor) -> int:
-    """Returns the bytes that a product of matrices allocates besides its result; 0 if too large."""
-    tensors = [arg for arg in args if isinstance(arg, Tensor)]
-    operations = 2 * result.numel() * tensors[-1].shape[-2]
-    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, result))
-    if not 0 < operations <= _MOST_OPERATIONS or size_bytes > _MOST_PRODUCT_BYTES:
-        return 0
-    layouts = tuple((tuple(one.shape), tuple(one.stride()), one.dtype) for one in tensors)
-    return _measured_bytes(product, layouts)
-
-
-@cache
-def _measured_bytes(product: Any, layouts: tuple[_Layout, ...]) -> int:
-    """Returns what a real product of tensors of these layouts allocates besides its result."""
-    with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        tensors = [_zeros(layout) for layout in layouts]
-        activities = [ProfilerActivity.CPU]
-        with (
-            profile(activities=activities, profile_memory=True) as recording,
-            record_function(product.__name__),
-        ):
-            result: Tensor = product(*tensors)
-        peak_bytes, _ = peak_of(recording, within=product.__name__, alive_bytes=0)
-        return peak_bytes - result.untyped_storage().nbytes()
-
-
-def _zeros(layout: _Layout) -> Tensor:
-    shape, strides, dtype = layout
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return torch.zeros(last + 1, dtype=dtype).as_strided(shape, strides)
 
 
 def _forward_bytes(*, query: Tensor, key: Tensor) -> int:

@@ -8,7 +8,7 @@ The block sizes of the allocator are in `caching_allocator.py`, the choice of an
 `attention.py`, the workspaces of cuBLAS in `cublas.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -36,11 +36,16 @@ class CudaKernels:
         self.cublas = CublasWorkspaces(gpu)
         self.cudnn_bytes = 0
         """Largest estimate of the bytes that cuDNN allocates in a backward pass; 0 if unused."""
+        self._has_recurrent = False
 
-    def scratch_bytes(self, operator: Any, args: Sequence[Any], _result: Any) -> int:
+    def scratch_bytes(
+        self, operator: Any, args: Sequence[Any], _result: Any, _kwargs: Mapping[str, Any]
+    ) -> int:
         """Returns the bytes that `operator` allocates while it runs, besides its result."""
         if operator in OPERATORS:
             self._attention.add(OPERATORS[operator])
+        if operator is torch.ops.aten.mkldnn_rnn_layer.default:
+            self._has_recurrent = True
         size_bytes = bytes_during(operator, args, gpu=self._gpu)
         if operator is torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default:
             self.cudnn_bytes = max(self.cudnn_bytes, size_bytes)
@@ -71,6 +76,11 @@ class CudaKernels:
             yield (
                 "cuDNN's workspace in the backward pass of attention is an estimate, "
                 f"{format_size(self.cudnn_bytes)}; the bounds allow for as much again"
+            )
+        if self._has_recurrent:
+            yield (
+                "what cuDNN keeps and allocates for an LSTM is not known and left out: the peak is "
+                "higher"
             )
         if autocast:
             yield "autocast by the CPU's list of operators"

@@ -11,9 +11,12 @@ tensors is run in its steps. Source:
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,13 +25,28 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
+from autotune.predictor.routing import Routing
 from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_NONZERO = torch.ops.aten.nonzero.default
+_MASKED_SELECT = torch.ops.aten.masked_select.default
+_INDEX = torch.int64
+_DEVICE = torch.ops.prim.device.default
 _ADD = torch.ops.aten.add.Tensor
 _GATHER = "fsdp.all_gather_copy_in"
 """Operator of FSDP2 that prepares a buffer for the gathered weights of a block."""
+_IN_PLACE_IN_BACKWARD = {
+    torch.ops.aten.scatter_add.default: ("GatherBackward0", torch.ops.aten.scatter_add_.default),
+    torch.ops.aten.index_put.default: ("IndexBackward0", torch.ops.aten.index_put_.default),
+}
+"""Operators of which autograd runs the form in place in this node, but not for fake tensors.
+
+Source: gather_backward in aten/src/ATen/native/TensorAdvancedIndexing.cpp and index_backward in
+torch/csrc/autograd/FunctionsManual.cpp
+"""
 _FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit"
+_RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _REFERENCES_OF_ONE_HOLDER = (4, 2)
 """What `_references_to` returns where there is one besides those of the call."""
@@ -41,14 +59,15 @@ class StorageWatch:
 
     `round_up` converts the bytes of a tensor to those of the allocator's block. `scratch` returns
     the bytes that an operator with these arguments and results allocates while it runs, besides
-    its results.
+    its results. `workspace` returns the bytes of a last result that the fake kernel leaves empty.
     """
 
     def __init__(
         self,
         *,
         round_up: Callable[[int], int] = lambda size_bytes: size_bytes,
-        scratch: Callable[[Any, Sequence[Any], Any], int] = lambda _operator, _args, _result: 0,
+        scratch: Callable[[Any, Sequence[Any], Any, Mapping[str, Any]], int] = lambda *_: 0,
+        workspace: Callable[[Any, Sequence[Any]], int] = lambda *_: 0,
     ) -> None:
         # Not a subclass: higher-order operators have rules for exactly this class.
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -56,6 +75,7 @@ class StorageWatch:
         self.mode.dispatch = self._dispatch  # type: ignore[method-assign]
         self._round_up = round_up
         self._scratch = scratch
+        self._workspace = workspace
         self._recording: Recording | None = None
         self._known: dict[int, weakref.ref[Any]] = {}
         self._blocks: dict[int, Block] = {}
@@ -66,6 +86,12 @@ class StorageWatch:
         self.phases_on_host: frozenset[str] = frozenset()
         """Phases whose tensors are all in the host's memory, where that is not the device's."""
         self._is_on_host = False
+        self._is_in_kernel = False
+        self.routing = Routing()
+        self.reads: list[str] = []
+        """Where a module has read a value that is not known: file, line and module."""
+        self.answer: float = 1
+        """What is returned there."""
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -81,6 +107,7 @@ class StorageWatch:
         """
         recording = Recording()
         self._recording = recording
+        self._known.clear()
         self._note_resident(resident(), recording)
         try:
             yield recording
@@ -188,39 +215,86 @@ class StorageWatch:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is _ITEM and not self._modules and args[0].constant is None:
-            # An optimizer, a gradient scaler or the training step reads the value. None of their
-            # branches changes the memory, so that any value will do.
-            return 0.0
+        if func is _DEVICE:  # as often as all other operators together
+            return self._fake_dispatch(func, types, args, kwargs or {})
+        if func is _ITEM and args[0].constant is None:
+            return self._read(args[0])
         if func is _ADD and not kwargs:
             total = self._sum_in_place(*args)
             if total is not None:
                 return total
+        if func in _IN_PLACE_IN_BACKWARD:
+            node, in_place = _IN_PLACE_IN_BACKWARD[func]
+            if self._runs_node(node):
+                with self.mode:
+                    return in_place(*args, **(kwargs or {}))
         result: Any
         if func is _GROUPED_PRODUCT and args[0].dtype != torch.bfloat16:
             with self.mode:
                 result = _grouped_product(*args, **(kwargs or {}))
+        elif func is _NONZERO:
+            result = args[0].new_empty((self.routing.rows(args[0]), args[0].dim()), dtype=_INDEX)
+        elif func is _MASKED_SELECT:
+            result = args[0].new_empty(self.routing.rows(args[1]))
         elif _name_of(func) == _FOUR_BIT_PRODUCT:
             with self.mode:
                 result = _four_bit_product(*args, **(kwargs or {}))
         else:
-            result = self._fake_dispatch(func, types, args, kwargs or {})
+            result = self._run_fake_kernel(func, types, args, kwargs or {})
         if result is NotImplemented:  # a DTensor runs the operator on its local part
             return result
-        if self._recording is not None:
+        if func is _RECURRENT_LAYER:
+            result = self._with_workspace(result, self._workspace(func, args))
+        if not self._is_in_kernel:
+            self.routing.pass_on(func, args, kwargs or {}, result)
+        if self._recording is not None and not self._is_in_kernel:
             name = _name_of(func)
             tensors = list(_tensors_in(result))
             if tensors and self._unnamed and name not in _ALLOCATIONS:
                 self.name_allocations(name)
-            self._ignore_unknown(args)
+            self._ignore_unknown((args, kwargs))
             for tensor in tensors:
                 self._note_storage(tensor, module=None, operator=name)
             if name == _GATHER:
                 self._mark_gathered(tensors)
-            scratch_bytes = self._scratch(func, args, result)
+            scratch_bytes = self._scratch(func, args, result, kwargs or {})
             if scratch_bytes and not self._is_on_host:
                 self._note_scratch(scratch_bytes, operator=name)
         return result
+
+    def _read(self, tensor: Tensor) -> float:
+        """Return a value for a tensor of one element whose value the program reads."""
+        if not self._modules and torch._C._current_autograd_node() is None:
+            # An optimizer, a gradient scaler or the training step reads the value. None of their
+            # branches changes the memory, so that any value will do.
+            return 0.0
+        expected = self.routing.value(tensor)
+        if expected is not None:
+            return expected
+        self.reads.append(f"{_line_that_runs()}{_in_module(self._module())}")
+        answer = self.answer
+        if tensor.dtype == torch.bool:
+            return answer > 0
+        return float(answer) if tensor.is_floating_point() else max(0, int(answer))
+
+    def _run_fake_kernel(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run torch's fake kernel, without recording the operators that it consists of.
+
+        A real kernel does not run them: the fake one of addmm adds in fp32, for example.
+        """
+        was_in_kernel = self._is_in_kernel
+        self._is_in_kernel = True
+        try:
+            return self._fake_dispatch(func, types, args, kwargs)
+        finally:
+            self._is_in_kernel = was_in_kernel
+
+    def _with_workspace(self, results: Sequence[Tensor], size_bytes: int) -> tuple[Tensor, ...]:
+        """Return the results with a workspace of this size as the last one, which is empty."""
+        with self.mode:
+            return (*results[:-1], results[-1].new_empty(size_bytes))
 
     def _sum_in_place(self, first: Any, second: Any) -> Tensor | None:
         """Return the gradient to which autograd adds another one of the same tensor, if to any.
@@ -242,6 +316,11 @@ class StorageWatch:
             if not term._is_view() and _references_to(term) == _REFERENCES_OF_ONE_HOLDER:
                 return term
         return None
+
+    def _runs_node(self, name: str) -> bool:
+        """Return whether autograd runs a node of this name, and not the graph of a gradient."""
+        node = torch._C._current_autograd_node()
+        return node is not None and node.name() == name and not torch.is_grad_enabled()
 
     def _node_of(self, tensor: Tensor) -> int | None:
         """Return the number of the autograd node that allocated a tensor, None if unknown."""
@@ -342,6 +421,22 @@ def _references_to(tensor: Tensor) -> tuple[int, int]:
     """Return how many references there are to an argument of an operator, and to its memory."""
     use_count: int = tensor._use_count()  # type: ignore[attr-defined]
     return use_count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+def _line_that_runs() -> str:
+    """Return the innermost line that is neither of torch nor of the predictor."""
+    torch_folder, own_folder = (str(Path(file).parent) for file in (torch.__file__, __file__))
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((torch_folder, own_folder, "<")):
+            return f"line {frame.f_lineno} of {Path(file).name}"
+        frame = frame.f_back
+    return "a compiled program"
+
+
+def _in_module(path: str) -> str:
+    return f" in {path}" if path else ""
 
 
 def _stream() -> int:

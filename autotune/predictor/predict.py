@@ -7,6 +7,7 @@ recording.
     fake_mode.py       fake tensors, and when their storages are allocated and freed
     generated_code.py  torch.compile: the program that inductor generates, without its kernels
     cpu.py             memory that CPU kernels allocate while they run
+    measured_kernels.py  the same of a kernel that is run once on zeros; recurrent.py: of an LSTM
     cuda.py            what differs on a CUDA device from a fake CPU
     gpu.py             the GPU and the torch release that a prediction is for
     attention.py       the attention kernel that torch chooses on that GPU, and its memory
@@ -26,7 +27,7 @@ import gc
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,9 +48,10 @@ from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
 from autotune.models.parts import held_tensors, tensors_behind
-from autotune.predictor import cpu, cuda
+from autotune.predictor import cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
+from autotune.predictor.cpu import CpuKernels
 from autotune.predictor.depths import (
     Depths,
     Extrapolated,
@@ -62,6 +64,7 @@ from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
+from autotune.predictor.routing import Parts
 from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
 from autotune.spec.workload import Workload
@@ -76,6 +79,17 @@ from autotune.units import format_percent, format_size
 _FAKE_DEVICE = torch.device("cpu")
 """The device of all fake tensors, also in predictions for CUDA: no GPU is needed or touched."""
 
+_WAY_OUT = "measure the configuration: a search works without predictions"
+_KNOWN_REASONS = (
+    PredictionImpossible,
+    InvalidInput,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+_UNEQUAL_PARTS: tuple[Parts, ...] = ("to the first", "to the last")
+_OTHER_ANSWERS = (0, 2, -(10.0**4), 10.0**4)
+"""Values that are returned instead of 1 where a module reads a value, in one step after another."""
 MICRO_BATCHES = 2
 """Micro batches that are run of a step. All after the second are like it: it finds gradients of an
 earlier one and adds to them."""
@@ -191,7 +205,7 @@ def _extrapolated(
         steps.update(_steps_at(missing, request, run_jobs=run_jobs))
         first, second, check = (steps[layers] for layers in attempt.predicted)
         found = extrapolate(attempt, first.recording, second.recording, check.recording)
-        if found is not None and found.is_trusted:
+        if found is not None and found.is_trusted and not second.unequal_bytes:
             prediction = second.extrapolated(request, attempt, found, at_first=first)
             return prediction, second.ranks_alike
     whole = _FakeTraining(request).run()
@@ -253,12 +267,14 @@ class _FakeStep:
     workspace_bytes: int
     parameters: int
     estimated_bytes: int
-    """The part of the peak that is only estimated."""
+    """What is only estimated, or unknown: the bounds allow for it."""
     host_bytes: int
     """What offloading takes of the host's memory."""
     plan: str | None
     notes: tuple[str, ...]
     ranks_alike: list[list[int]]
+    unequal_bytes: tuple[int, ...] = ()
+    """The peaks if all tokens choose the same experts; empty where no routing was predicted."""
 
     def prediction(self, request: PredictionRequest) -> Prediction:
         """Returns the prediction that this step is."""
@@ -274,6 +290,14 @@ class _FakeStep:
             host_bytes=self.host_bytes,
         )
         timeline = make_timeline(self.recording, peak) if request.with_timeline else None
+        if self.unequal_bytes:
+            more = max(self.unequal_bytes) - peak.size_bytes
+            less = peak.size_bytes - min(self.unequal_bytes)
+            prediction = replace(
+                prediction,
+                upper_bound_bytes=prediction.upper_bound_bytes + max(0, more),
+                lower_bound_bytes=max(0, prediction.lower_bound_bytes - max(0, less)),
+            )
         return replace(prediction, plan=self.plan, timeline=timeline)
 
     def extrapolated(
@@ -353,13 +377,19 @@ class _FakeTraining:
         self._is_cuda = request.device == "cuda"
         self._gpu = gpu_of(request.compute_capability, request.torch_version)
         self._kernels = cuda.CudaKernels(self._gpu)
+        self._cpu_kernels = CpuKernels()
         if self._is_cuda:
             self._watch = StorageWatch(round_up=round_up, scratch=self._kernels.scratch_bytes)
         else:
-            self._watch = StorageWatch(scratch=cpu.scratch_bytes)
+            self._watch = StorageWatch(
+                scratch=self._cpu_kernels.scratch_bytes,
+                workspace=self._cpu_kernels.workspace_bytes,
+            )
         self._programs = GeneratedPrograms(self._watch)
         self._parameters = 0
         self._host_bytes = 0
+        self._unequal_bytes: list[int] = []
+        self._share_without_gradient = 0.0
         self._ranks_alike: list[list[int]] = []
 
     def run(self) -> _FakeStep:
@@ -369,11 +399,14 @@ class _FakeTraining:
             recording=recording,
             workspace_bytes=workspace_bytes,
             parameters=self._parameters,
-            estimated_bytes=self._kernels.cudnn_bytes,
+            estimated_bytes=(
+                self._kernels.cudnn_bytes if self._is_cuda else self._cpu_kernels.unknown_bytes
+            ),
             host_bytes=self._host_bytes,
             plan=self._programs.plan,
             notes=tuple(self._notes()),
             ranks_alike=self._ranks_alike,
+            unequal_bytes=tuple(self._unequal_bytes),
         )
 
     def _round_to_allocator_blocks(self, recording: Recording) -> int:
@@ -417,14 +450,63 @@ class _FakeTraining:
                 device=_FAKE_DEVICE,
                 marker=self._watch,
             )
-            step(0, self._batch())
-            gc.collect()
-            batch = self._batch()
-            with self._watch.recording(
-                lambda: _resident(training, request.config, is_cuda=self._is_cuda)
-            ) as recording:
-                step(1, batch)
+            try:
+                step(0, self._batch())
+                recording = self._recorded(step, training)
+            except Exception as error:
+                if self._watch.reads and not isinstance(error, _KNOWN_REASONS):
+                    raise _depends_on(self._watch.reads[-1]) from error
+                raise
+            self._run_alternatives(step, training, recording)
             return recording
+
+    def _recorded(self, step: TrainingStep, training: Training) -> Recording:
+        """Runs a step after the first and returns what it allocates."""
+        gc.collect()
+        batch = self._batch()
+        with self._watch.recording(
+            lambda: _resident(training, self._request.config, is_cuda=self._is_cuda)
+        ) as recording:
+            step(1, batch)
+        return recording
+
+    def _run_alternatives(
+        self, step: TrainingStep, training: Training, recording: Recording
+    ) -> None:
+        """Repeats the step as other values would let it run, where the program reads values.
+
+        Raises PredictionImpossible where such a value changes the peak.
+        """
+        watch, routing = self._watch, self._watch.routing
+        if routing.was_used:
+            for routing.parts in _UNEQUAL_PARTS:
+                peak_bytes = _peak_bytes(self._recorded(step, training))
+                # Experts that are never chosen have no state of the optimizer either.
+                state_bytes = _bytes_of(training.updater.state())
+                unused_bytes = round(self._share_without_gradient * state_bytes)
+                self._unequal_bytes.append(peak_bytes - unused_bytes)
+            routing.parts = "equal"
+        if routing.assumed_all:
+            routing.unknown_is_all = False
+            try:
+                self._unequal_bytes.append(_peak_bytes(self._recorded(step, training)))
+            except Exception:  # not every program runs with nothing selected
+                traceback.print_exc()
+            routing.unknown_is_all = True
+        if not watch.reads:
+            return
+        peak_bytes, agreeing = _peak_bytes(recording), 1
+        for watch.answer in _OTHER_ANSWERS:
+            try:
+                other_bytes = _peak_bytes(self._recorded(step, training))
+            except Exception:  # a value that the model does not accept, by an assertion or a shape
+                traceback.print_exc()
+                continue
+            if other_bytes != peak_bytes:
+                raise _depends_on(watch.reads[-1])
+            agreeing += 1
+        if agreeing == 1:
+            raise _depends_on(watch.reads[-1])
 
     def _batch(self) -> Batch:
         """Returns a batch on the host, with as many micro batches as can differ in memory."""
@@ -443,7 +525,10 @@ class _FakeTraining:
                 self._watch_module(module, path or _class_name(module))
 
         def mark_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            gradients = [p.grad for p in parameters]
+            unused_bytes = _bytes_of(p for p in parameters if p.grad is None)
+            self._share_without_gradient = unused_bytes / max(1, _bytes_of(parameters))
             self._watch.mark_gradients(
                 part
                 for gradient in gradients
@@ -503,7 +588,26 @@ class _FakeTraining:
         module._compiled_call_impl = watched_call
 
     def _notes(self) -> Iterator[str]:
-        if self._is_cuda:
+        routing = self._watch.routing
+        if self._unequal_bytes and routing.was_used:
+            least, most = min(self._unequal_bytes), max(self._unequal_bytes)
+            yield (
+                "tokens are routed to experts in equal parts; with all tokens to the same experts "
+                f"the peak is {format_size(least)} to {format_size(most)}, as the bounds allow"
+            )
+        if routing.assumed_all:
+            yield (
+                "a mask whose values are not known was taken as all true; the lower bound allows "
+                "for all false"
+            )
+        if self._watch.reads:
+            yield (
+                f"the value that {self._watch.reads[0]} reads is not known; "
+                "the peak was the same for each of several"
+            )
+        if not self._is_cuda:
+            yield from self._cpu_kernels.notes()
+        else:
             config = self._request.config
             error = error_of(config, device="cuda")
             yield (
@@ -516,6 +620,22 @@ class _FakeTraining:
                 autocast=config.precision.endswith("mixed") or config.precision == "fp8",
                 torch_version=self._request.torch_version,
             )
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _peak_bytes(recording: Recording) -> int:
+    return find_peak(recording).size_bytes
+
+
+def _depends_on(read: str) -> PredictionImpossible:
+    return PredictionImpossible(
+        f"the model cannot be predicted: the value that {read} reads "
+        "(aten._local_scalar_dense) decides how much memory is needed",
+        hint=_WAY_OUT,
+    )
 
 
 def _modules_of(
@@ -565,7 +685,7 @@ def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:
     The message names the operator that fake tensors do not support, if that is the error or one of
     its causes.
     """
-    hint = "measure the configuration: a search works without predictions"
+    hint = _WAY_OUT
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, PredictionImpossible):

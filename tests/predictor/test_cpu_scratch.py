@@ -6,7 +6,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.predictor.cpu import scratch_bytes
+from autotune.predictor.cpu import CpuKernels
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -38,7 +38,7 @@ def measured_scratch(operator, args) -> int:
 
 
 def predicted_scratch(operator, args) -> int:
-    return scratch_bytes(operator, args, operator(*args))
+    return CpuKernels().scratch_bytes(operator, args, operator(*args), {})
 
 
 def draw(shape, dtype, *, heads_inside: bool) -> Tensor:
@@ -138,6 +138,6 @@ def test_a_large_product_is_not_computed():
         assert predicted_scratch(aten.mm.default, [large, large]) == 0
 
 
-def test_an_operator_without_a_formula_has_no_scratch():
+def test_a_product_in_fp32_of_plain_matrices_allocates_nothing():
     args = [torch.zeros(2, 2), torch.zeros(2, 2)]
     assert predicted_scratch(aten.mm.default, args) == 0

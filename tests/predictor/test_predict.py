@@ -300,13 +300,45 @@ def test_a_model_that_branches_on_values_is_rejected_with_the_operation(predicti
         prediction_of()
 
 
-def test_a_model_whose_shapes_depend_on_values_is_rejected_with_the_operation(
-    prediction_of, monkeypatch
-):
+def test_a_mask_of_unknown_values_is_predicted_as_all_true(prediction_of, monkeypatch):
     def select(model):
         forward = model.norm.forward
         model.norm.forward = lambda x: forward(x) + x[x > 0].sum()
 
+    plain = prediction_of()
     changed_model(monkeypatch, select)
-    with pytest.raises(PredictionImpossible, match="nonzero"):
+    prediction = prediction_of()
+    assert prediction.peak_memory_bytes > plain.peak_memory_bytes
+    assert prediction.lower_bound_bytes <= plain.peak_memory_bytes
+    assert any("all true" in note for note in prediction.notes)
+
+
+def test_a_model_that_counts_distinct_values_is_rejected_with_the_operation(
+    prediction_of, monkeypatch
+):
+    def count(model):
+        forward = model.norm.forward
+        model.norm.forward = lambda x: forward(x) + torch.unique(x).sum()
+
+    changed_model(monkeypatch, count)
+    with pytest.raises(PredictionImpossible, match="unique"):
         prediction_of()
+
+
+def test_a_value_that_is_only_logged_changes_no_prediction(prediction_of, monkeypatch):
+    logged = []
+
+    def log(model):
+        forward = model.norm.forward
+
+        def logging(x):
+            logged.append(f"{x.mean().item():.3f}")
+            return forward(x)
+
+        model.norm.forward = logging
+
+    plain = prediction_of()
+    changed_model(monkeypatch, log)
+    prediction = prediction_of()
+    assert prediction.peak_memory_bytes == plain.peak_memory_bytes
+    assert any("test_predict.py" in note for note in prediction.notes)

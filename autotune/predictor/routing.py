@@ -1,0 +1,226 @@
+"""Expected values of integers and booleans that route tokens, where a fake tensor has none.
+
+A model with experts chooses some of them for each token and finds the tokens of an expert by
+`nonzero`, by a boolean mask or by counting. How many there are decides the shapes that follow. So
+what is known of such tensors is passed on from operator to operator:
+
+| operator | what is known of its result |
+|---|---|
+| topk, sort or argmax over E numbers | indices below E |
+| a comparison of such indices | true for one in E |
+| any, sum | the expected share or number of true elements |
+| nonzero, index by a mask | as many rows as expected: equal parts, tokens x k / E for an expert |
+
+Equal parts are what a trained router aims at. In the other extreme all tokens choose the same
+experts, the first of the model or its last: these get every token, the others none. A mask of which
+nothing is known, such as that of a causal attention, counts as all true.
+"""
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+_aten = torch.ops.aten
+
+_CHOOSE = {_aten.topk: 2, _aten.sort: 1, _aten.argsort: 1, _aten.argmax: 1, _aten.argmin: 1}
+"""Operators that return indices, with the position of the dimension in their arguments."""
+_SAME_ELEMENTS = (
+    *(_aten.view, _aten._unsafe_view, _aten.permute, _aten.transpose, _aten.t, _aten.squeeze),
+    *(_aten.unsqueeze, _aten.select, _aten.slice, _aten.clone, _aten._to_copy, _aten.detach),
+    *(_aten.expand, _aten.alias, _aten.unbind, _aten.split, _aten.index, _aten.index_select),
+    *(_aten.reshape, _aten.lift_fresh, _aten.gather),
+)
+_POSITIVE = (_aten.gt, _aten.ne)
+
+
+Parts = Literal["equal", "to the first", "to the last"]
+
+
+@dataclass
+class Source:
+    """One choice of experts for a number of tokens."""
+
+    experts: int
+    total: int
+    """Pairs of token and expert."""
+    tokens: int
+    """The most that one expert can get."""
+    asked: int = 0
+    """How many experts have been given their rows, and how many rows these are."""
+    taken: int = 0
+    counts: dict[Any, int] = field(default_factory=dict)
+    """The number of rows of each expert whose number is known."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the elements of a tensor."""
+
+    mean: float | None = None
+    below: int | None = None
+    """Indices: each is below this number, and all are equally likely."""
+    source: Source | None = None
+    key: Any = None
+    """Of a mask for one expert: its number."""
+    is_of_experts: bool = False
+    """Of a mask that has an element for each expert: whether it was chosen at all."""
+
+
+class Routing:
+    """Passes on what is known; counts what routes tokens by it."""
+
+    def __init__(self) -> None:
+        self.parts: Parts = "equal"
+        """How tokens choose: in equal parts, or all of them the first or the last experts."""
+        self.was_used = False
+        """Whether a number of rows followed from a choice of experts."""
+        self.assumed_all = False
+        """Whether a mask of which nothing is known was taken as all true."""
+        self.unknown_is_all = True
+        """Whether such a mask is all true, or all false."""
+        self._known: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
+        self._counts: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
+
+    def rows(self, mask: Tensor) -> int:
+        """Returns how many elements of a mask are expected to be true."""
+        if mask not in self._counts:
+            self._counts[mask] = self._rows(mask)
+        return self._counts[mask]
+
+    def _rows(self, mask: Tensor) -> int:
+        known = self._known.get(mask)
+        if known is None or known.mean is None:
+            self.assumed_all = True
+            return mask.numel() if self.unknown_is_all else 0
+        expected = round(min(1.0, known.mean) * mask.numel())
+        if known.source is None:
+            return expected
+        self.was_used = True
+        if known.is_of_experts:
+            fewest = -(-known.source.total // max(1, known.source.tokens))
+            return min(expected, fewest) if self.parts == "to the first" else expected
+        return self._share(known, expected, most=min(mask.numel(), known.source.tokens))
+
+    def _share(self, known: _Known, expected: int, *, most: int) -> int:
+        """Returns the rows of one expert: together they are no more than were chosen."""
+        source = known.source
+        assert source is not None
+        if known.key is not None and known.key in source.counts:
+            return source.counts[known.key]
+        source.asked += 1
+        left = source.total - source.taken
+        if self.parts == "to the last":
+            expected = max(0, left - (source.experts - source.asked) * most)
+        elif self.parts == "to the first":
+            expected = most
+        share = min(expected, left)
+        source.taken += share
+        if known.key is not None:
+            source.counts[known.key] = share
+        return share
+
+    def value(self, tensor: Tensor) -> int | bool | None:
+        """Returns the expected value of a tensor of one element, None where nothing is known."""
+        known = self._known.get(tensor)
+        if known is not None and known.below is not None:
+            return 0  # any expert will do
+        if known is None or known.mean is None:
+            return None
+        if tensor.dtype == torch.bool:
+            return known.mean > 0.5
+        if tensor.is_floating_point():
+            return None
+        expected = round(known.mean)
+        if known.source is None:
+            return expected
+        self.was_used = True
+        return self._share(known, expected, most=known.source.tokens)
+
+    def bins(self, indices: Tensor, least: int) -> int | None:
+        """Returns the number of bins of a count of indices, None where they are not known."""
+        known = self._known.get(indices)
+        if known is None or known.below is None:
+            return None
+        return max(known.below, least)
+
+    # -- operator by operator ----------------------------------------------------------------------
+
+    def pass_on(
+        self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Notes what is known of the results of an operator."""
+        packet = getattr(operator, "overloadpacket", None)
+        if packet in _CHOOSE:
+            self._choose(packet, args, kwargs, result)
+            return
+        if not self._known or not args or isinstance(args[0], int | float):
+            return
+        known = self._known.get(args[0]) if isinstance(args[0], Tensor) else None
+        if known is None:
+            known = self._scattered(packet, args)
+        elif packet in _SAME_ELEMENTS:
+            pass
+        else:
+            known = self._computed(packet, known, args, result)
+        if known is not None:
+            for tensor in (result,) if isinstance(result, Tensor) else result or ():
+                if isinstance(tensor, Tensor):
+                    self._known[tensor] = known
+
+    def _choose(
+        self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        scores = args[0]
+        position = _CHOOSE[packet]
+        dim = kwargs.get("dim", args[position] if len(args) > position else -1)
+        if not scores.is_floating_point() or dim is None or scores.dim() == 0:
+            return
+        indices = result if isinstance(result, Tensor) else result[1]
+        chosen = 1 if packet in (_aten.argmax, _aten.argmin) else indices.shape[dim]
+        below = scores.shape[dim]
+        tokens = scores.numel() // max(1, below)
+        self._known[indices] = _Known(
+            below=below, source=Source(experts=below, total=tokens * chosen, tokens=tokens)
+        )
+
+    def _computed(
+        self, packet: Any, known: _Known, args: Sequence[Any], result: Any
+    ) -> _Known | None:
+        """Returns what is known of the result of an operator on a known tensor."""
+        if packet is _aten.eq and known.below is not None:
+            key = args[1] if isinstance(args[1], int) else None
+            return _Known(mean=1 / known.below, source=known.source, key=key)
+        if packet is _aten.bincount:
+            share = args[0].numel() / max(1, result.numel())
+            return _Known(mean=share, source=known.source)
+        if known.mean is None or not isinstance(result, Tensor):
+            return None
+        reduced = args[0].numel() / max(1, result.numel())
+        if packet is _aten.sum:
+            return replace(known, mean=known.mean * reduced)
+        if packet is _aten.any:
+            return replace(known, mean=min(1.0, known.mean * reduced))
+        if packet in _POSITIVE and isinstance(args[1], int) and args[1] == 0:
+            return _Known(
+                mean=1.0 if known.mean > 0 else 0.0, source=known.source, is_of_experts=True
+            )
+        if packet is _aten.nonzero and args[0].dim() == 1:
+            return _Known(mean=None, below=args[0].numel())
+        if packet in (_aten.logical_not, _aten.bitwise_not) and result.dtype == torch.bool:
+            return _Known(mean=1 - known.mean)
+        return None
+
+    def _scattered(self, packet: Any, args: Sequence[Any]) -> _Known | None:
+        """Returns what is known of zeros into which ones were scattered at known indices."""
+        if packet not in (_aten.scatter, _aten.scatter_) or len(args) < 4:
+            return None
+        if not isinstance(args[3], int | float) or args[3] != 1:
+            return None
+        indices = self._known.get(args[2])
+        if indices is None or indices.below is None:
+            return None
+        return _Known(mean=args[2].numel() / max(1, args[0].numel()), source=indices.source)

@@ -1,0 +1,66 @@
+"""How many rows experts get on fake tensors: equal parts, or all tokens to the same experts."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from autotune.predictor.fake_mode import StorageWatch
+
+TOKENS, EXPERTS, CHOSEN = 24, 4, 2
+
+
+def chosen_experts():
+    return torch.topk(torch.ones(TOKENS, EXPERTS), CHOSEN).indices
+
+
+def by_comparison(chosen):
+    return [torch.nonzero(chosen == expert) for expert in range(EXPERTS)]
+
+
+def by_mask(chosen):
+    rows = torch.ones(TOKENS, 8)
+    return [rows[(chosen == expert).any(-1)] for expert in range(EXPERTS)]
+
+
+def by_one_hot(chosen):
+    masks = F.one_hot(chosen, EXPERTS + 1).permute(2, 1, 0)
+    hit = torch.greater(masks.sum((-1, -2)), 0).nonzero()
+    return [torch.where(masks[expert[0]])[0] for expert in hit if expert[0] != EXPERTS]
+
+
+def by_counts(chosen):
+    gates = torch.zeros(TOKENS, EXPERTS).scatter(1, chosen, 1)
+    return torch.ones(TOKENS * CHOSEN, 8).split(gates.long().sum(0).tolist())
+
+
+WAYS = [by_comparison, by_mask, by_one_hot, by_counts]
+
+
+def rows_of_experts(way, *, parts="equal") -> list[int]:
+    watch = StorageWatch()
+    watch.routing.parts = parts
+    with watch.mode:
+        watch.enter_module("experts")
+        return [len(rows) for rows in way(chosen_experts())]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_experts_get_equal_parts(way):
+    rows = rows_of_experts(way)
+    assert [part for part in rows if part] == [TOKENS * CHOSEN // EXPERTS] * EXPERTS
+
+
+@pytest.mark.parametrize("parts", ["to the first", "to the last"])
+@pytest.mark.parametrize("way", WAYS)
+def test_in_the_extreme_as_few_experts_as_possible_get_every_token(way, parts):
+    rows = rows_of_experts(way, parts=parts)
+    assert sum(rows) == TOKENS * CHOSEN
+    assert max(rows) == TOKENS
+
+
+def test_a_mask_has_as_many_rows_each_time_it_is_used():
+    watch = StorageWatch()
+    with watch.mode:
+        mask = (chosen_experts() == 0).any(-1)
+        first, second = torch.ones(TOKENS)[mask], torch.ones(TOKENS, 3)[mask]
+    assert len(first) == len(second)
