@@ -9,6 +9,8 @@ from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_
 from autotune.spec.config import TrainingConfig
 
 STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy"
+NEW_MODELS = STUDY.parent / "new_models"
+EXCEPTIONS = {"longcat_flash"}
 
 
 def pairs_in(name) -> list[dict]:
@@ -29,6 +31,26 @@ def is_outside(row) -> bool:
 @pytest.mark.parametrize("half", HALVES)
 def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
     assert [row for row in PAIRS if row["half"] == half and is_outside(row)] == []
+
+
+def test_no_measured_peak_of_new_models_is_outside_its_bounds():
+    """But of the types that the README of the study explains."""
+    rows = json.loads((NEW_MODELS / "results.json").read_text())["pairs"]
+    compared = [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
+    assert len(compared) >= 50
+    outside = {row["model"] for row in compared if not is_within(row)}
+    assert outside <= EXCEPTIONS
+
+
+def is_within(row) -> bool:
+    least, most = row["bounds_bytes"]
+    return least <= row["measured_bytes"] <= most
+
+
+@pytest.mark.parametrize("group", MEASURED_ON_CPU)
+def test_bounds_of_a_model_of_4_mib_are_relative(group):
+    error = MEASURED_ON_CPU[group]
+    assert error.size_bytes <= 0.01 * 4 * 1024**2
 
 
 def test_no_measured_peak_with_adapters_is_more_than_one_percent_from_its_prediction():
