@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args
 from autotune.errors import AutotuneError, Stopped, error_class
 from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, ParityTrace
 from autotune.spec.prediction import Prediction
+from autotune.spec.profile import Profile
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.storage.typed import check_measurement, check_prediction, check_types
 
@@ -314,6 +315,19 @@ def _trace(result: Any) -> dict[str, Any]:
     return {"trace": result["trace"], "failure": ""}
 
 
+def _profile(result: Any) -> dict[str, Any]:
+    result = _object(result)
+    if result["profile"] is None:
+        return {"profile": None, "failure": _text(_string(result["failure"], "failure"))}
+    profile = Profile.from_dict(_object(result["profile"]))
+    parts: list[Any] = [profile, profile.timeline, *profile.operators, *profile.holders]
+    if profile.compilation is not None:
+        parts += [profile.compilation, *profile.compilation.graphs]
+    for part in parts:
+        check_types(part)
+    return {"profile": result["profile"], "failure": ""}
+
+
 def _prediction(result: Any) -> dict[str, Any]:
     result = _object(result)
     prediction = Prediction.from_dict(result)
@@ -420,6 +434,7 @@ RESULTS: Mapping[str, Callable[[Any], Any]] = {
     "train": _training,
     "train_in_turn": _training,
     "trace": _trace,
+    "profile": _profile,
     "prepare_seed": _nothing,
 }
 """Returns the checked result of each task of `tasks.py`; raises what `reply_of` catches."""

@@ -59,6 +59,39 @@ PREDICTION = {
     },
     "notes": ["an assumption"],
 }
+PROFILE = {
+    "device": "cpu",
+    "steps": 3,
+    "step_seconds": 0.1,
+    "profiled_step_seconds": 0.2,
+    "phase_seconds": {"forward": 0.1},
+    "recomputed_seconds": None,
+    "idle_seconds": None,
+    "operators": [
+        {
+            "name": "aten::mm",
+            "calls": 3.0,
+            "host_seconds": 0.1,
+            "device_seconds": 0.0,
+            "allocated_bytes": 100,
+        }
+    ],
+    "other_operators": 0,
+    "peak_memory_bytes": 100,
+    "peak_phase": "forward",
+    "bytes_by_category": PREDICTION["bytes_by_category"],
+    "holders": PREDICTION["holders"],
+    "timeline": PREDICTION["timeline"],
+    "compilation": {
+        "graphs": [
+            {"name": "forward", "operators": 4, "seconds": 1.0, "recompiled_because": ""},
+        ],
+        "breaks": [["a call of print", 1]],
+        "code_files": ["code/graph-0.py"],
+    },
+    "files": ["trace.json.gz"],
+    "torch_version": "2.13.0",
+}
 VALID_RESULTS = {
     "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10, "chat_column": None},
     "identify": asdict(DEVICE),
@@ -72,6 +105,7 @@ VALID_RESULTS = {
     "train": {**asdict(OK), "script_files": {"train.py": "ab"}},
     "train_in_turn": asdict(Measurement(outcome="ok")),
     "trace": {"trace": TRACE.to_dict(), "failure": ""},
+    "profile": {"profile": PROFILE, "failure": ""},
     "prepare_seed": {},
 }
 """A result of every task."""
@@ -130,6 +164,22 @@ def test_a_result_of_another_type_is_malformed(task, result):
 def test_a_measurement_that_no_training_has_is_malformed(changes):
     with pytest.raises(MalformedReply):
         parse_line(training(**changes), task="train")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_seconds": -1.0},
+        {"peak_memory_bytes": "much"},
+        {"operators": [{"name": "aten::mm"}]},
+        {"timeline": None},
+        {"files": [3]},
+    ],
+    ids=str,
+)
+def test_a_profile_that_no_training_has_is_malformed(changes):
+    with pytest.raises(MalformedReply):
+        parse_line(line({"profile": {**PROFILE, **changes}, "failure": ""}), task="profile")
 
 
 def test_a_number_that_is_not_finite_was_not_measured():
