@@ -12,8 +12,6 @@ from autotune.spec.model_choice import MODEL_NAMES
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.compilation import compile_blocks, compile_model
 
-COMPILED_HERE = ("deep-one", "block", "none")
-
 
 @pytest.fixture(params=MODELS)
 def small(request, workload):
@@ -113,12 +111,13 @@ def test_checkpointing_leaves_loss_and_gradients_bit_equal(granularity, make_par
     assert all(torch.equal(*pair) for pair in zip(gradients, plain_gradients, strict=True))
 
 
+# Compiled, the losses and graphs of `gpt` are those of `test_loss_contract.py` and
+# `test_effects.py`.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("small", "scope", "granularity"),
     [
-        # Compiled, the losses and graphs of `gpt` are those of `test_loss_contract.py` and
-        # `test_effects.py`.
-        pytest.param(name, *how, marks=() if (name, *how) == COMPILED_HERE else pytest.mark.slow)
+        (name, *how)
         for how in (("block", "none"), ("model", "none"), ("block", "block"))
         for name in MODELS
     ],

@@ -118,7 +118,7 @@ def test_a_study_of_usual_size_is_seen_whole(made):
     ]
 
 
-@pytest.mark.parametrize("sampler", sorted({*RESULTS_SEEN} - {"gp"}))
+@pytest.mark.parametrize("sampler", ["nsga2", pytest.param("tpe", marks=pytest.mark.slow)])
 def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_same(
     study, made, sampler
 ):
