@@ -262,8 +262,8 @@ HARMLESS_TEXTS = """
     activation_offload adapter adapter_targets allocator attention base_weights checkpointing
     compile compile_time_limit compute_capability context database_wait dataset dataset_config
     dataset_split device devices engine gradient_reduction group held_out_split loss max_mem
-    max_time model name offload optimizer optimizer_fusion packing pick precision prefer sampler
-    scale schedule sharding space state step_time_limit study target_version text_column
+    max_time model name offload optimizer optimizer_fusion packing pick precision prefer profile
+    sampler scale schedule sharding space state step_time_limit study target_version text_column
     time_budget to tokenizer torch_version trial_time_limit trials vary x y
 """
 """Options that take any text, and that a file may set: none names code, a place to write to, or

@@ -46,9 +46,11 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         x = self.embedding(tokens)
-        return self.head(x if x.sum().item() > 0 else -x)
+        for _ in range(1 if x.sum().item() > 0 else 4):
+            x = x + x.sigmoid()
+        return self.head(x)
 """
-"""It looks at values to decide what runs."""
+"""It looks at values to decide how much runs, and so how much memory it needs."""
 
 
 @pytest.fixture(scope="module")
