@@ -71,7 +71,7 @@ def test_the_oldest_profiles_go_first_and_the_newest_stays(tmp_path):
 SEARCH = (
     *("search", "--name", "real", "--max-mem", "64MiB", "--trials", "2", "--no-confirm", "--quiet"),
     *("--device", "cpu", "--layers", "2", "--width", "32", "--heads", "2", "--seq-len", "32"),
-    *("--global-batch", "4", "--steps", "6", "--space", "space.toml"),
+    *("--global-batch", "4", "--steps", "10", "--space", "space.toml"),
 )
 SPACE = """
 [techniques]
