@@ -206,13 +206,44 @@ def report_file(study: str, path: str | Path | None) -> Path:
 
 
 def draw(view: "StudyView", kind: str, options: "FigureOptions") -> "go.Figure":
-    """Draw a figure of a study; a timeline is predicted first, which takes seconds."""
+    """Draw a figure of a study; what a timeline or roofline lacks is predicted, in seconds."""
     from autotune.reporting.figures import figure_kind
 
     figure = figure_kind(kind)
+    if "predictions" in figure.takes:
+        options = dataclasses.replace(options, predictions=_predictions_of_roofline(view))
     if "prediction" in figure.takes:
         options = dataclasses.replace(options, prediction=_timeline_of(view, options.trial))
     return figure.draw(view, options)
+
+
+def _predictions_of_roofline(view: "StudyView") -> dict[str, Prediction]:
+    """Predict those of the trials that matter which the search needed no prediction of."""
+    from autotune.execution.local import LocalExecutor
+    from autotune.reporting.figures.roofline import trials_shown
+    from autotune.study.predictions import Forecaster
+    from autotune.study.trusted_code import check_trusted
+
+    result = view.result
+    unpredicted = [
+        record.config
+        for record in trials_shown(view)
+        if record.model_flops_utilization is not None and not view.prediction_of(record.config)
+    ]
+    if not unpredicted:
+        return {}
+    workload = view.definition.workload
+    check_trusted(workload, study=result.study, storage=result.storage, folder=result.folder)
+    with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
+        forecaster = Forecaster.of_device(
+            view.definition.device, executor=executor, workload=workload
+        )
+        forecasts = forecaster.forecast_all(unpredicted)
+    return {
+        forecast.config.fingerprint: forecast.prediction
+        for forecast in forecasts
+        if forecast.prediction is not None
+    }
 
 
 def _timeline_of(view: "StudyView", number: int | None) -> Prediction:

@@ -89,6 +89,21 @@ def format_percent(share: float, *, digits: int = 0, sign: bool = False) -> str:
     return f"{percent:{plus}.{digits}f}".rstrip("0")
 
 
+def format_amount(amount: float, unit: str) -> str:
+    """Format an amount with decimal prefixes, in three digits: `1.04 TFLOP`, `39.4 GB`."""
+    prefixes = ("", "k", "M", "G", "T", "P", "E")
+    power = 0
+    while float(f"{amount:.3g}") >= 1000 and power < len(prefixes) - 1:
+        amount /= 1000
+        power += 1
+    return f"{amount:.3g} {prefixes[power]}{unit}"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Format a rate with decimal prefixes, in three digits: `1.04 TFLOP/s`, `39.4 GB/s`."""
+    return f"{format_amount(per_second, unit)}/s"
+
+
 def parse_duration(text: str) -> float:
     """Return the seconds of `90s`, `30m`, `1h30m` or a plain number of seconds.
 

@@ -27,7 +27,7 @@ from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialReco
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.predictions import Forecaster, workload_of
-from autotune.units import format_percent, format_size
+from autotune.units import format_amount, format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +137,10 @@ def print_answer(answer: Answer) -> None:
     say(f"{answer.verdict()}.")
     if by_rank := peaks_by_rank(prediction):
         say(by_rank)
+    if prediction.flops_per_token and prediction.bytes_accessed_per_token:
+        flops = format_amount(prediction.flops_per_token, "FLOP")
+        accessed = format_amount(prediction.bytes_accessed_per_token, "B")
+        say(f"A token takes {flops}, and operators read and write {accessed} for it.")
     if answer.record is not None and answer.record.peak_memory_bytes is not None:
         measured = answer.record.peak_memory_bytes
         if other := answer.measured_on_another_gpu:

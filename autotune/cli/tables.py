@@ -24,6 +24,7 @@ from autotune.reporting.trial_text import (
     communication_text,
     format_perplexity,
     format_speed,
+    format_utilization,
     no_pick_reason,
     peaks_text,
     perplexity_notes,
@@ -31,6 +32,7 @@ from autotune.reporting.trial_text import (
     perplexity_warning,
     short_label,
     trial_label,
+    utilization_sentence,
 )
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
@@ -176,6 +178,8 @@ def _columns(
     if result.device.type == "cuda":
         yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
     yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
+    if any(record.model_flops_utilization is not None for record in records):
+        yield _Column(title="MFU", cell=lambda _, record: format_utilization(record) or "-")
     yield _Column(
         title="perplexity",
         cell=lambda _, record: format_perplexity(record) or "-",
@@ -356,6 +360,8 @@ def print_pick(result: StudyResult, console: Console) -> None:
     console.print(indented(f"{result.pick.reason}."))
     if picked.peak_memory_bytes_by_rank:
         console.print(indented(f"Peak memory {peaks_text(picked.peak_memory_bytes_by_rank)}."))
+    if utilization := utilization_sentence(picked, result.device):
+        console.print(indented(f"Model FLOPs utilization: {utilization}."))
     if communication := communication_text(picked):
         console.print(indented(f"In collectives with other devices: {communication}."))
 

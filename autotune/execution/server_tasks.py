@@ -309,6 +309,15 @@ class ServerTasks:
         found = self._call("probe", payload, environment=self._caches.environment(cache))
         return self._named(found["device"]), found["unavailable"]
 
+    def measure_peaks(self, device: DeviceInfo, precisions: Sequence[str]) -> DeviceInfo:
+        """Return the device with its rates of matrix products and of copies.
+
+        It is measured while this search has a slot on the device, and with the CPUs of a trial.
+        """
+        payload = {"device": device.device, "precisions": list(precisions)}
+        with self.slot_on(device):
+            return replace(device, **self._call("measure_peaks", payload))
+
     def examine(
         self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
     ) -> tuple[Workload, dict[str, dict[str, str]]]:

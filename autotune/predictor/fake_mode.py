@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_iter
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.predictor.routing import Routing
+from autotune.predictor.work import WorkMeter
 from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -88,6 +89,8 @@ class StorageWatch:
         self._is_on_host = False
         self._is_in_kernel = False
         self.routing = Routing()
+        self.work = WorkMeter()
+        """What the recorded step computes."""
         self.reads: list[str] = []
         """Where a module has read a value that is not known: file, line and module."""
         self.answer: float = 1
@@ -107,6 +110,7 @@ class StorageWatch:
         """
         recording = Recording()
         self._recording = recording
+        self.work.clear()
         self._known.clear()
         self._note_resident(resident(), recording)
         try:
@@ -161,6 +165,12 @@ class StorageWatch:
             block = self._blocks.get(gradient.untyped_storage()._cdata)
             if block is not None:
                 block.is_gradient = True
+
+    def note_generated_kernel(self, kernel: str, args: object) -> None:
+        """Records that a kernel that inductor has generated runs with these arguments."""
+        self.name_allocations(kernel)
+        if self._recording is not None:
+            self.work.count_kernel(self._phase_name(), args)
 
     def name_allocations(self, kernel: str) -> None:
         """Attributes the memory that was allocated since the last kernel to this one."""
@@ -249,6 +259,7 @@ class StorageWatch:
             self.routing.pass_on(func, args, kwargs or {}, result)
         if self._recording is not None and not self._is_in_kernel:
             name = _name_of(func)
+            self.work.count(self._phase_name(), func, args, kwargs or {}, result)
             tensors = list(_tensors_in(result))
             if tensors and self._unnamed and name not in _ALLOCATIONS:
                 self.name_allocations(name)

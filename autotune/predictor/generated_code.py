@@ -83,7 +83,7 @@ class GeneratedPrograms:
             torch._inductor.async_compile.AsyncCompile = async_compile  # type: ignore[misc]
         for name, value in list(names.items()):
             if isinstance(value, _NoKernel):
-                value.called = partial(self._watch.name_allocations, name)
+                value.called = partial(self._watch.note_generated_kernel, name)
             elif name.startswith("empty_strided_"):
                 names[name] = _empty_strided_on(name.removeprefix("empty_strided_"))
         names["reinterpret_tensor"] = _reinterpret_tensor
@@ -95,13 +95,13 @@ class GeneratedPrograms:
 class _NoKernel:
     """Replaces a compiled kernel. C++ kernels are called directly, Triton kernels by `run`."""
 
-    called: Callable[[], None] = staticmethod(lambda: None)
+    called: Callable[[object], None] = staticmethod(lambda _: None)
 
-    def __call__(self, *_: Any, **__: Any) -> None:
-        self.called()
+    def __call__(self, *args: Any, **__: Any) -> None:
+        self.called(args)
 
-    def run(self, *_: Any, **__: Any) -> None:
-        self.called()
+    def run(self, *args: Any, **__: Any) -> None:
+        self.called(args)
 
 
 class _NoCompilation:

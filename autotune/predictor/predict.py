@@ -9,6 +9,7 @@ recording.
     cpu.py             memory that CPU kernels allocate while they run
     measured_kernels.py  the same of a kernel that is run once on zeros; recurrent.py: of an LSTM
     cuda.py            what differs on a CUDA device from a fake CPU
+    work.py            floating-point operations and bytes accessed of the step
     gpu.py             the GPU and the torch release that a prediction is for
     attention.py       the attention kernel that torch chooses on that GPU, and its memory
     cublas.py          workspaces of matrix products on that GPU
@@ -273,6 +274,8 @@ class _FakeStep:
     plan: str | None
     notes: tuple[str, ...]
     ranks_alike: list[list[int]]
+    flops_per_token: float
+    bytes_accessed_per_token: float
     unequal_bytes: tuple[int, ...] = ()
     """The peaks if all tokens choose the same experts; empty where no routing was predicted."""
 
@@ -323,6 +326,10 @@ class _FakeStep:
         return replace(
             prediction,
             parameters=self.parameters + periods * (self.parameters - at_first.parameters),
+            flops_per_token=self.flops_per_token
+            + periods * (self.flops_per_token - at_first.flops_per_token),
+            bytes_accessed_per_token=self.bytes_accessed_per_token
+            + periods * (self.bytes_accessed_per_token - at_first.bytes_accessed_per_token),
             extrapolated_from=(depths.first, depths.second),
             checked_at=depths.check,
             check_error_bytes=found.check_error_bytes,
@@ -361,6 +368,8 @@ class _FakeStep:
             operator=operator,
             bytes_by_category=sizes,
             parameters=self.parameters,
+            flops_per_token=self.flops_per_token,
+            bytes_accessed_per_token=self.bytes_accessed_per_token,
             holders=holders,
             notes=notes,
         )
@@ -391,10 +400,12 @@ class _FakeTraining:
         self._unequal_bytes: list[int] = []
         self._share_without_gradient = 0.0
         self._ranks_alike: list[list[int]] = []
+        self._work_per_token = (0.0, 0.0)
 
     def run(self) -> _FakeStep:
         recording = self._record()
         workspace_bytes = self._round_to_allocator_blocks(recording)
+        flops, bytes_accessed = self._work_per_token
         return _FakeStep(
             recording=recording,
             workspace_bytes=workspace_bytes,
@@ -406,6 +417,8 @@ class _FakeTraining:
             plan=self._programs.plan,
             notes=tuple(self._notes()),
             ranks_alike=self._ranks_alike,
+            flops_per_token=flops,
+            bytes_accessed_per_token=bytes_accessed,
             unequal_bytes=tuple(self._unequal_bytes),
         )
 
@@ -453,6 +466,7 @@ class _FakeTraining:
             try:
                 step(0, self._batch())
                 recording = self._recorded(step, training)
+                self._work_per_token = self._count_work()
             except Exception as error:
                 if self._watch.reads and not isinstance(error, _KNOWN_REASONS):
                     raise _depends_on(self._watch.reads[-1]) from error
@@ -508,13 +522,26 @@ class _FakeTraining:
         if agreeing == 1:
             raise _depends_on(watch.reads[-1])
 
-    def _batch(self) -> Batch:
-        """Returns a batch on the host, with as many micro batches as can differ in memory."""
+    def _count_work(self) -> tuple[float, float]:
+        """Returns FLOPs and bytes accessed per token of the recorded step."""
+        workload = self._request.workload
+        return self._watch.work.per_token(
+            tokens_recorded=self._sequences() * workload.sequence_length,
+            tokens_of_step=workload.global_batch * workload.sequence_length,
+            devices=workload.devices_per_trial,
+        )
+
+    def _sequences(self) -> int:
+        """Returns how many sequences are run: as many micro batches as can differ in memory."""
         workload = self._request.workload
         config = self._request.config
         size = replicas(config.to_dict(), workload.legality_context)
-        sequences = min(workload.global_batch, MICRO_BATCHES * config.micro_batch_size * size)
-        rows = torch.zeros(sequences, workload.sequence_length + 1, dtype=torch.long)
+        return min(workload.global_batch, MICRO_BATCHES * config.micro_batch_size * size)
+
+    def _batch(self) -> Batch:
+        """Returns a batch on the host."""
+        length = self._request.workload.sequence_length
+        rows = torch.zeros(self._sequences(), length + 1, dtype=torch.long)
         return Batch(rows[:, :-1], rows[:, 1:])
 
     @contextmanager

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, is_no_better, savings
+from autotune.analysis.roofline import matrix_format, matrix_rate, model_flops_utilization
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.prediction import Prediction
-from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_duration, format_percent, format_size
+from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.units import format_duration, format_percent, format_rate, format_size
 
 
 def trial_label(record: TrialRecord) -> str:
@@ -304,6 +305,36 @@ def communication_text(record: TrialRecord) -> str:
     return f"{format_percent(share)} % of a profiled step, {duration}"
 
 
+def format_utilization(record: TrialRecord) -> str:
+    """Return the model FLOPs utilization, such as `31%`; empty where it is not known."""
+    if record.model_flops_utilization is None:
+        return ""
+    return f"{format_percent(record.model_flops_utilization)}%"
+
+
+def utilization_sentence(record: TrialRecord, device: DeviceInfo) -> str:
+    """Return how much of the device's matrix rate a trial uses; empty where that is not known."""
+    rate, utilization = matrix_rate(record, device), record.model_flops_utilization
+    if rate is None:
+        return ""
+    kind = matrix_format(record.config.precision)
+    if utilization is None and model_flops_utilization(record, device) is not None:
+        return (
+            f"not known, as a trial was faster than the {format_rate(rate, 'FLOP')} at which "
+            f"{kind} products were measured when the study began; something else used the device"
+        )
+    if utilization is None:
+        return ""
+    text = (
+        f"{format_percent(utilization)} % of the {format_rate(rate, 'FLOP')} that {kind} products "
+        "reach on this device"
+    )
+    if record.recomputed_flops_per_token and record.model_flops_per_token:
+        again = record.recomputed_flops_per_token / record.model_flops_per_token
+        text += f", {format_percent(utilization * again)} % more to recompute"
+    return text
+
+
 _MOST_PEAKS = 4
 """Of more different peaks than this, only the largest and the smallest are named."""
 
@@ -372,6 +403,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(
             f"tokens/s: {format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
         )
+    if utilization := format_utilization(record):
+        lines.append(f"model FLOPs utilization: {utilization}")
     if communication := communication_text(record):
         lines.append(style.wrapped(f"in collectives: {communication}", width=_LINE))
     if record.perplexity is not None:

@@ -44,6 +44,8 @@ Speed: TypeAlias = Annotated[float, Range(1e-9, 1e18)]
 """Tokens per second; above zero, as logarithms are taken of it."""
 Spread: TypeAlias = Annotated[float, Range(0.0, 1e18)]
 """How far speeds vary."""
+Work: TypeAlias = Annotated[float, Range(0.0, 1e24)]
+"""Floating-point operations, or bytes accessed, of a token or in a second."""
 Ratio: TypeAlias = Annotated[float, Range(1e-9, 1e9)]
 """Of the speeds of two trainings."""
 Share: TypeAlias = Annotated[float, Range(0.0, 1.0)]

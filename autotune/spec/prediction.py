@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
-from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, SizeBytes
+from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, SizeBytes, Work
 
 Category = Literal[
     "parameters",
@@ -108,6 +108,11 @@ class Prediction:
     notes: tuple[str, ...] = ()
     """Assumptions of the prediction, as text."""
     timeline: Timeline | None = None
+    flops_per_token: Work | None = None
+    """Floating-point operations of forward and backward pass per token, recomputed ones included
+    (`predictor/work.py`); None in predictions that older releases stored."""
+    bytes_accessed_per_token: Work | None = None
+    """Bytes that the operators of a whole step read and write, per token."""
     devices: Count = 1
     """Devices of a trial. The peak and what holds it are those of the device that needs most."""
     peak_memory_bytes_by_rank: tuple[NeededBytes, ...] = ()

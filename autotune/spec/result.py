@@ -19,6 +19,7 @@ from autotune.spec.limits import (
     SizeBytes,
     Speed,
     Spread,
+    Work,
 )
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.workload import Workload
@@ -83,6 +84,11 @@ class DeviceInfo:
     `prohibited`; None: unknown."""
     context_bytes: SizeBytes | None = None
     """Device memory of a new CUDA context; None: not measured, or it could not be measured."""
+    matrix_flops_per_second: Mapping[str, Work] | None = None
+    """FLOPs per second of large matrix products by number format, such as bf16, measured when the
+    study began; None: not measured."""
+    bandwidth_bytes_per_second: Work | None = None
+    """Bytes per second that a large copy reads and writes, measured with it."""
     others: str = ""
     """Text on what else used the device when the study was created; empty if nothing did."""
     notes: tuple[str, ...] = ()
@@ -176,6 +182,11 @@ class Measurement:
     timed."""
     communication_share: Share | None = None
     """The share of these profiled steps, which take longer than timed ones."""
+    model_flops_per_token: Work | None = None
+    """Floating-point operations per token that forward and backward pass need without any technique
+    (`predictor/work.py`); None: the model was not predicted."""
+    recomputed_flops_per_token: Work | None = None
+    """Those that the configuration computes again; None: not known."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
 
@@ -265,6 +276,9 @@ class TrialRecord(Measurement):
     name: str | None = None
     feasible: bool = False
     """Whether it is a solution (`analysis/feasibility.py`); stored, as a record has no cap."""
+    model_flops_utilization: Share | None = None
+    """Share of the device's matrix rate that the model's FLOPs reach (`analysis/roofline.py`).
+    Stored nowhere, as it follows from the device."""
     predicted_peak_memory_bytes: SizeBytes | None = None
     seconds: Seconds | None = None
     """Wall-clock time of the whole trial, including the start of its process. None for a trial that

@@ -7,13 +7,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.spec.workload import make_workload
-from autotune.study.events import Listener, Preparing
+from autotune.study.events import Listener, Notice, Preparing
 from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER
@@ -122,3 +123,28 @@ def default_name(definition: StudyDefinition) -> str:
     if definition.cap_bytes == definition.device.total_memory_bytes:
         cap = definition.device.type
     return f"{definition.space.name}-{definition.workload.model_name}-{cap}-{digest}"
+
+
+def with_peaks(
+    new: NewStudy, request: SearchRequest, *, executor: LocalExecutor, listener: Listener
+) -> NewStudy:
+    """Return the new study with what its device can do at most, measured for its precisions.
+
+    Trials are compared with it by the FLOPs in their predictions. So it is not measured where there
+    are none. If it cannot be measured, the user is told, and the study goes on without.
+    """
+    definition = new.definition
+    if definition.workload.script is not None or not request.predict:
+        return new
+    chosen = {definition.baseline_config().precision, *definition.space.choices()["precision"]}
+    precisions = sorted(chosen - definition.unavailable.get("precision", {}).keys())
+    listener(Preparing(what=f"measuring how fast {definition.device.device} can be at most"))
+    try:
+        device = executor.measure_peaks(definition.device, precisions)
+    except (Stopped, TrialLost):
+        raise
+    except AutotuneError as error:
+        message = f"no utilization of the device is given, as its peaks were not measured: {error}"
+        listener(Notice(message=message))
+        return new
+    return NewStudy(definition=dataclasses.replace(definition, device=device), staging=new.staging)

@@ -1,6 +1,7 @@
 """Predictions of a study's configurations, and which of them compile to the same program."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
@@ -29,6 +30,8 @@ class PredictionCache:
         self._predict = predict
         self._known: dict[str, Forecast] = store.forecasts(definition.name)
         self._not_needed: set[TrainingConfig] = set()
+        self._flops: dict[TrainingConfig, float | None] = {}
+        """FLOPs per token of plain configurations."""
 
     @property
     def predicts(self) -> bool:
@@ -105,6 +108,43 @@ class PredictionCache:
             devices=forecast.prediction.devices,
         )
 
+    def flops_of(self, config: TrainingConfig) -> tuple[float | None, float | None]:
+        """Return the FLOPs of a token that the model needs, and those that are recomputed.
+
+        They do not depend on most of a configuration, so a prediction of another one will do. Where
+        there is none, the plainest one is predicted. Recomputed FLOPs at a memory budget are only
+        known from a prediction of that budget.
+        """
+        model_flops = self._flops_per_token(_without_recomputation(config))
+        forecast = self._known.get(config.fingerprint)
+        if forecast is not None and forecast.prediction is not None:
+            flops = forecast.prediction.flops_per_token
+        elif config.memory_budget == 1.0:
+            flops = self._flops_per_token(_plain(config))
+        else:
+            flops = None
+        recomputed = None
+        if flops is not None and model_flops is not None:
+            recomputed = max(0.0, flops - model_flops)
+        return model_flops, recomputed
+
+    def _flops_per_token(self, plain: TrainingConfig) -> float | None:
+        """Return the FLOPs of a plain configuration, as of any prediction that has the same."""
+        key = replace(plain, micro_batch_size=1)
+        if key not in self._flops:
+            alike = (
+                known
+                for known in self._known.values()
+                if known.config.memory_budget == 1.0
+                and replace(_plain(known.config), micro_batch_size=1) == key
+            )
+            forecast = next(alike, None)
+            if forecast is None and self._predict is not None:
+                forecast = self._predict(plain)
+            prediction = None if forecast is None else forecast.prediction
+            self._flops[key] = None if prediction is None else prediction.flops_per_token
+        return self._flops[key]
+
     def same_program(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
@@ -122,3 +162,21 @@ class PredictionCache:
 def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
     """Return whether even the lower bound of the predicted peak is over the limit."""
     return forecast.prediction is not None and forecast.prediction.lower_bound_bytes > limit_bytes
+
+
+def _plain(config: TrainingConfig) -> TrainingConfig:
+    """Return the plainest configuration whose step has as many FLOPs per token, in fp32."""
+    return replace(
+        _without_recomputation(config), checkpointing=config.checkpointing, loss=config.loss
+    )
+
+
+def _without_recomputation(config: TrainingConfig) -> TrainingConfig:
+    """Return the plainest training of the model under the same adapter."""
+    return TrainingConfig(
+        micro_batch_size=config.micro_batch_size,
+        adapter=config.adapter,
+        adapter_rank=config.adapter_rank,
+        adapter_targets=config.adapter_targets,
+        tensor_parallel=config.tensor_parallel,
+    )

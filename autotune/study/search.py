@@ -16,6 +16,7 @@ from typing import TypeVar
 from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose, chosen_trial
+from autotune.analysis.roofline import with_utilization
 from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
@@ -35,7 +36,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
 from autotune.study.devices_of_search import SearchDevices, devices_of
 from autotune.study.events import Listener, Notice, StudyOpened
-from autotune.study.new_study import new_definition
+from autotune.study.new_study import new_definition, with_peaks
 from autotune.study.open_study import (
     OpenedStudy,
     open_study,
@@ -129,6 +130,7 @@ def search(
                 devices,
                 partial(new_definition, request, space=space, work=work, listener=listener),
             )
+            new = _unless_lost(devices, partial(with_peaks, new, request, listener=listener))
             failpoint("files prepared")
         name = request.name or "" if new is None else new.definition.name
         try:
@@ -345,7 +347,10 @@ def records_of(
         else record
         for record in (store.trials(study) if stored is None else stored)
     ]
-    everything = confirmed_records([*trials, *variant_records(confirmations)], confirmations)
+    everything = with_utilization(
+        confirmed_records([*trials, *variant_records(confirmations)], confirmations),
+        definition.device,
+    )
     records = everything[: len(trials)]
     return StudyRecords(
         definition=definition,

@@ -134,13 +134,23 @@ class TrialRunner:
         if skipped is not None:
             return skipped
         self._store_script_files({})  # other workers may have found some
-        return self._run_with_parity_check(
+        # Before the training: a stop while it is predicted must not lose a result.
+        model_flops, recomputed_flops = self._prediction_cache.flops_of(config)
+        finished = self._run_with_parity_check(
             config,
             log_name=log_name,
             records=records,
             speed_noise=speed_noise,
             may_end_early=may_end_early,
         )
+        if finished.measurement.tokens_per_second is None:
+            return finished
+        measurement = replace(
+            finished.measurement,
+            model_flops_per_token=model_flops,
+            recomputed_flops_per_token=recomputed_flops,
+        )
+        return replace(finished, measurement=measurement)
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
         """Return the result of a configuration that is surely over the cap; None to train it.

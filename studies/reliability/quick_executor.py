@@ -49,6 +49,9 @@ class QuickExecutor(LocalExecutor):
     ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
         return CPU, {}
 
+    def measure_peaks(self, device: DeviceInfo, precisions: object) -> DeviceInfo:
+        return device
+
     def submit(
         self, definition: StudyDefinition, config: TrainingConfig, **_: Any
     ) -> "Future[FinishedTrial]":

@@ -329,6 +329,8 @@ class ReplayExecutor:
         return self.seconds
 
     def forecast(self, config: TrainingConfig) -> Forecast:
+        if config.fingerprint not in self._table.predictions:
+            return Forecast(config=config, error="the table does not have it")
         prediction, seconds = self._table.predictions[config.fingerprint]
         self._spend("prediction", seconds)
         return Forecast(config=config, prediction=prediction)

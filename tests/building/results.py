@@ -99,6 +99,8 @@ def study_result(
             name="a processor",
             total_memory_bytes=8 * 1024 * MIB,
             versions={"torch": "2.11"},
+            matrix_flops_per_second={"fp32": 4e10, "bf16": 1e11},
+            bandwidth_bytes_per_second=1e10,
         ),
         cap_bytes=cap_bytes,
         trials=tuple(trials),

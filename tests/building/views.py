@@ -26,6 +26,8 @@ def predicted(*, peak=100 * MIB, within=0.1, **sizes):
         operator="aten.mm",
         bytes_by_category={category: held.get(category, 0) for category in CATEGORIES},
         holders=(),
+        flops_per_token=1.5e6,
+        bytes_accessed_per_token=1e5,
     )
 
 
@@ -110,6 +112,9 @@ def many_trials(number=32):
                 perplexity=20.0 if chosen.precision == "fp32" else 21.0,
                 config=chosen,
                 seconds=1.0,
+                model_flops_per_token=1e6,
+                recomputed_flops_per_token=5e5 if chosen.checkpointing == "block" else 0.0,
+                model_flops_utilization=0.25,
             )
         )
     return trials

@@ -98,7 +98,8 @@ def change_trial(file, number, measurement):
 def test_show_prints_what_it_printed_before_but_for_later_settings(url, monkeypatch, capsys):
     code, out, _ = run_command(monkeypatch, capsys, "show", STUDY, "--json", "--storage", url)
     shown, before = json.loads(out), json.loads(SHOWN)
-    shown["workload"] = {name: shown["workload"][name] for name in before["workload"]}
+    for part in ("workload", "device"):
+        shown[part] = {name: shown[part][name] for name in before[part]}
     shown["trials"] = without_later_fields(shown["trials"])
     assert shown.pop("initial_perplexity") is None
     assert (code, shown) == (0, before)

@@ -171,6 +171,11 @@ class ClusterExecutor(LocalExecutor):
         found: tuple[DeviceInfo, dict[str, dict[str, str]]] = self._wait(request)
         return found
 
+    def measure_peaks(self, device: DeviceInfo, precisions: Sequence[str]) -> DeviceInfo:
+        request = self._request("measure_peaks", device=device, precisions=list(precisions))
+        found: DeviceInfo = self._wait(request)
+        return found
+
     def examine(
         self, workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: str
     ) -> tuple[Workload, dict[str, dict[str, str]]]:

@@ -33,6 +33,7 @@ FORWARDED = frozenset(
     {
         "identify",
         "probe",
+        "measure_peaks",
         "examine",
         "rehearse",
         "check_device",

@@ -27,7 +27,12 @@ from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.profile import Profile
 from autotune.spec.result import DeviceInfo, Measurement
-from autotune.storage.typed import check_measurement, check_prediction, check_types
+from autotune.storage.typed import (
+    check_measurement,
+    check_prediction,
+    check_types,
+    field_fits,
+)
 
 MEASURED_TASKS = ("train", "train_in_turn")
 """Tasks whose failure is a Measurement."""
@@ -358,6 +363,15 @@ def _probe(result: Any) -> dict[str, Any]:
     }
 
 
+def _peaks(result: Any) -> dict[str, Any]:
+    result = _object(result)
+    found = {name: result[name] for name in _PEAKS}
+    for name, value in found.items():
+        if value is None or not field_fits(DeviceInfo, name, value):
+            raise ValueError(f"{name} is {_shown(value)}")
+    return found
+
+
 def _examination(result: Any) -> dict[str, Any]:
     """Returns what `examine` has found: of a script also its files and a missing variable."""
     result = _object(result)
@@ -421,10 +435,13 @@ def _texts(value: Any, name: str) -> dict[str, str]:
     return value
 
 
+_PEAKS = ("matrix_flops_per_second", "bandwidth_bytes_per_second")
+
 RESULTS: Mapping[str, Callable[[Any], Any]] = {
     "prepare": _prepared,
     "identify": _device,
     "probe": _probe,
+    "measure_peaks": _peaks,
     "examine": _examination,
     "rehearse": _sentence,
     "model_sha256": _sentence,

@@ -21,6 +21,7 @@ from autotune.errors import (
     TrialLost,
 )
 from autotune.execution.server import device as device_tasks
+from autotune.execution.server import device_peaks
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.forked import ForkFailed, run_in_fork, run_in_forks
 from autotune.execution.server.infrastructure import host_memory_kills
@@ -30,7 +31,7 @@ from autotune.execution.server.ranks import Rank, RankFailed, TurnsOfRanks, run_
 from autotune.memory import torch_interfaces
 from autotune.models import build_model
 from autotune.predictor import predict as predictor
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import Precision, TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
@@ -77,6 +78,12 @@ def probe(
         "device": asdict(info),
         "unavailable": find_unavailable(choices, device=torch.device(info.device)),
     }
+
+
+def measure_peaks(*, device: str, precisions: list[Precision]) -> dict[str, Any]:
+    """Returns the fields of a DeviceInfo that say what `device` can do at most."""
+    memory_bytes = device_tasks.identify(device).total_memory_bytes
+    return device_peaks.measure_peaks(torch.device(device), precisions, memory_bytes=memory_bytes)
 
 
 def examine(
@@ -488,6 +495,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "prepare": prepare,
     "identify": identify,
     "probe": probe,
+    "measure_peaks": measure_peaks,
     "examine": examine,
     "rehearse": rehearse,
     "model_sha256": model_sha256,

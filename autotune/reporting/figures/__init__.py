@@ -33,6 +33,8 @@ class FigureOptions:
     trial: int | None = None
     prediction: Prediction | None = field(default=None, repr=False)
     """The prediction of `trial`, made with its timeline."""
+    predictions: Mapping[str, Prediction] | None = field(default=None, repr=False)
+    """By fingerprint, those of trials whose predictions the study does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,12 @@ FIGURES: Mapping[str, FigureKind] = {
         summary="memory over one training step of a trial, predicted",
         takes=("trial", "prediction"),
         module="autotune.reporting.figures.memory_timeline",
+    ),
+    "roofline": FigureKind(
+        title="How far from what the device can do",
+        summary="FLOPs per second against FLOPs per byte accessed, under the device's roofline",
+        takes=("predictions",),
+        module="autotune.reporting.figures.roofline",
     ),
     "history": FigureKind(
         title="How the search went",

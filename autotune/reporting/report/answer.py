@@ -7,8 +7,10 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
     advice_without_pick,
     format_speed,
+    format_utilization,
     no_pick_reason,
     trial_label,
+    utilization_sentence,
 )
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.units import format_percent, format_size
@@ -93,6 +95,14 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
                 label="of the cap",
                 value=share,
                 change=f"{format_size(pick.device_bytes)} on the device",
+            )
+        )
+    if utilization := format_utilization(pick):
+        tiles.append(
+            Tile(
+                label="model FLOPs utilization",
+                value=utilization,
+                change=utilization_sentence(pick, view.result.device),
             )
         )
     return tiles

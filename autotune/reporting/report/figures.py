@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
-from autotune.reporting.figures import ablation, memory_at_peak, pareto, pareto_drawing
+from autotune.reporting.figures import ablation, memory_at_peak, pareto, pareto_drawing, roofline
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.style import note_of
+from autotune.reporting.trial_text import format_utilization, trial_label
 from autotune.spec.result import TrialRecord
-from autotune.units import format_size
+from autotune.units import format_rate, format_size
 
 _HEIGHT = 540
 """Pixels of a figure that does not set its height."""
@@ -53,8 +54,8 @@ class ReportFigure:
 
 
 def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
-    """Return the figures of the front, the ablation and memory, without those that lack data."""
-    found = (_or_none(make, view) for make in (_pareto, _ablation, _memory))
+    """Return the figures of front, ablation, memory and roofline, without those that lack data."""
+    found = (_or_none(make, view) for make in (_pareto, _ablation, _memory, _roofline))
     return tuple(figure for figure in found if figure is not None)
 
 
@@ -137,6 +138,44 @@ def _memory(view: StudyView) -> ReportFigure:
             ),
         ),
     )
+
+
+def _roofline(view: StudyView) -> ReportFigure:
+    figure = roofline.compute(view)
+    rows = []
+    for point in figure.points:
+        found, record = point.found, view.result.trial(point.number)
+        rows.append(
+            (
+                f"#{point.number} {trial_label(record)}",
+                format_utilization(record),
+                format_rate(found.flops_per_second, "FLOP"),
+                format_rate(point.recomputed_per_second, "FLOP"),
+                f"{found.flops_per_byte:.3g}",
+                format_rate(found.attainable, "FLOP"),
+            )
+        )
+    return ReportFigure(
+        id="roofline",
+        title="How far from what the device can do",
+        short_title="Roofline",
+        lead="Up is better. Near the slanted line a trial needs fewer bytes, by fusion or fewer "
+        "bits; near a level line, fewer FLOPs or another number format.",
+        alternative=f"{len(figure.points)} trials by FLOPs per byte accessed and FLOPs per "
+        f"second, under the rates of the device: memory {format_rate(figure.bandwidth, 'B')}, "
+        + ", ".join(f"{kind} {format_rate(rate, 'FLOP')}" for kind, rate in figure.roofs.items())
+        + ". The table after it has the same numbers.",
+        drawing=roofline.draw(figure),
+        table=Table(
+            caption="Trials under the roofline",
+            heads=("trial", "MFU", "speed", "recomputed", "FLOPs per byte", "roofline there"),
+            rows=tuple(rows[:_MOST_ROWS]),
+        ),
+    )
+
+
+_MOST_ROWS = 100
+"""Of a table after a figure."""
 
 
 def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:

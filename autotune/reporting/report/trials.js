@@ -53,7 +53,7 @@
 
   const forms = {
     peak_memory_bytes: size, device_bytes: size, predicted_peak_memory_bytes: size,
-    tokens_per_second: speed, perplexity: perplexity, seconds: seconds, compile_seconds: seconds,
+    tokens_per_second: speed, model_flops_utilization: (share) => `${percent(share)}%`, perplexity: perplexity, seconds: seconds, compile_seconds: seconds,
   };
 
   function shown(key, index) {

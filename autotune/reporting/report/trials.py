@@ -21,6 +21,7 @@ _PLAIN = (
     "predicted_peak_memory_bytes",
     "tokens_per_second",
     "tokens_per_second_spread",
+    "model_flops_utilization",
     "perplexity",
     "perplexity_spread",
     "compile_seconds",
@@ -45,6 +46,7 @@ _COLUMNS = (
     Column(key="device_bytes", title="on device", on_phones=False),
     Column(key="predicted_peak_memory_bytes", title="predicted", on_phones=False),
     Column(key="tokens_per_second", title="tokens/s"),
+    Column(key="model_flops_utilization", title="MFU", on_phones=False),
     Column(key="perplexity", title="perplexity"),
     Column(key="outcome", title="outcome, message", is_number=False),
     Column(key="seconds", title="took", on_phones=False),
@@ -97,6 +99,7 @@ def trial_table(view: StudyView) -> dict[str, Any]:
         },
         "is_cuda": result.device.type == "cuda",
         "has_predictions": any(record.predicted_peak_memory_bytes for record in result.trials),
+        "has_utilization": any(record.model_flops_utilization for record in result.trials),
     }
 
 
@@ -125,4 +128,6 @@ def columns_of(table: Mapping[str, Any]) -> tuple[Column, ...]:
         missing.add("device_bytes")
     if not table["has_predictions"]:
         missing.add("predicted_peak_memory_bytes")
+    if not table["has_utilization"]:
+        missing.add("model_flops_utilization")
     return tuple(column for column in _COLUMNS if column.key not in missing)

@@ -26,6 +26,7 @@ from autotune.reporting.trial_text import (
     perplexity_remarks,
     place_and_cap,
     trial_label,
+    utilization_sentence,
 )
 from autotune.service.pages.small_front import SmallFront, small_front
 from autotune.spec.config import FIELD_ORDER
@@ -524,6 +525,8 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, s
     if record.tokens_per_second is not None:
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         yield "tokens per second", speed
+    if utilization := utilization_sentence(record, result.device):
+        yield "model FLOPs utilization", utilization
     if communication := communication_text(record):
         yield "in collectives", communication
     if record.tokens_per_second_interval is not None:

@@ -96,6 +96,10 @@ VALID_RESULTS = {
     "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10, "chat_column": None},
     "identify": asdict(DEVICE),
     "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},
+    "measure_peaks": {
+        "matrix_flops_per_second": {"fp32": 1.9e11},
+        "bandwidth_bytes_per_second": 2.8e10,
+    },
     "examine": {"unavailable": {}, "files": {"train.py": "ab"}, "missing_variable": ""},
     "rehearse": "",
     "model_sha256": "ab",

@@ -1,0 +1,141 @@
+"""How much of what a device can do a trial uses: model FLOPs utilization, and the roofline.
+
+Model FLOPs utilization (MFU) is the share of the device's matrix rate that a training reaches with
+the FLOPs that the model needs, without those that a technique recomputes (Chowdhery et al. 2022,
+PaLM, https://arxiv.org/abs/2204.02311, appendix B):
+
+    MFU = tokens per second * model FLOPs per token / matrix rate of all devices of the trial
+
+The roofline (Williams, Waterman, Patterson 2009, https://doi.org/10.1145/1498765.1498785) is how
+fast a configuration could be at most, if each of the two were the only limit:
+
+    tokens per second <= matrix rate / all FLOPs per token
+    tokens per second <= bandwidth / bytes accessed per token
+
+The rates are measured on the device (`execution/server/device_peaks.py`), FLOPs and bytes are
+counted in the prediction of the step (`predictor/work.py`). The second limit is that of memory
+outside of caches: what stays in a cache between two operators is not bound by it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from autotune.spec.config import Precision
+from autotune.spec.prediction import Prediction
+from autotune.spec.result import DeviceInfo, TrialRecord
+
+MatrixFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+"""The number format in which matrix products are computed."""
+
+_FORMATS: Mapping[Precision, MatrixFormat] = {
+    "fp32": "fp32",
+    "tf32": "tf32",
+    "bf16-mixed": "bf16",
+    "bf16-true": "bf16",
+    "bf16-stochastic": "bf16",
+    "fp16-mixed": "fp16",
+    "fp8": "fp8",
+}
+
+
+def matrix_format(precision: Precision) -> MatrixFormat:
+    """Return the format of the matrix products of most layers in this precision."""
+    return _FORMATS[precision]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """A trial compared with what the device can do. All are of all devices of the trial."""
+
+    format: MatrixFormat
+    flops_per_second: float
+    """What it computes, recomputed FLOPs included."""
+    flops_per_byte: float
+    """Its arithmetic intensity."""
+    matrix_rate: float
+    """The most FLOPs per second in its format."""
+    bandwidth: float
+    """The most bytes per second."""
+
+    @property
+    def attainable(self) -> float:
+        """The most FLOPs per second at this intensity."""
+        return min(self.matrix_rate, self.bandwidth * self.flops_per_byte)
+
+    @property
+    def is_bound_by_memory(self) -> bool:
+        """Whether the bandwidth is the lower of the two limits."""
+        return self.bandwidth * self.flops_per_byte < self.matrix_rate
+
+
+def matrix_rate(record: TrialRecord, device: DeviceInfo) -> float | None:
+    """Return the FLOPs per second of all devices of a trial, in its format; None if unknown."""
+    rates = device.matrix_flops_per_second or {}
+    rate = rates.get(matrix_format(record.config.precision))
+    return None if not rate else rate * _devices(record, device)
+
+
+def _devices(record: TrialRecord, device: DeviceInfo) -> int:
+    """Return how many times the device's rates a trial has: all ranks on a CPU share it."""
+    return 1 if device.type == "cpu" else record.devices
+
+
+def model_flops_utilization(record: TrialRecord, device: DeviceInfo) -> float | None:
+    """Return the share of the matrix rate; None where speed, FLOPs or rate are not known."""
+    rate = matrix_rate(record, device)
+    if rate is None or record.tokens_per_second is None or not record.model_flops_per_token:
+        return None
+    return record.tokens_per_second * record.model_flops_per_token / rate
+
+
+def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list[TrialRecord]:
+    """Return the records with their model FLOPs utilization, where it is known.
+
+    A trial that is faster than its roof proves that the roof is too low, as it is where something
+    else used the device while it was measured. Then no trial in that format has a utilization.
+    """
+    too_low = disturbed_formats(records, device)
+    return [
+        replace(record, model_flops_utilization=model_flops_utilization(record, device))
+        if matrix_format(record.config.precision) not in too_low
+        else record
+        for record in records
+    ]
+
+
+def disturbed_formats(records: Iterable[TrialRecord], device: DeviceInfo) -> set[MatrixFormat]:
+    """Return the formats in which a trial was faster than large products, as they were measured."""
+    return {
+        matrix_format(record.config.precision)
+        for record in records
+        if (model_flops_utilization(record, device) or 0.0) > 1.0
+    }
+
+
+def roofline(
+    record: TrialRecord, device: DeviceInfo, prediction: Prediction | None
+) -> Roofline | None:
+    """Return where a trial is under the roofline; None where something of it is not known.
+
+    Its prediction says how many bytes a step accesses.
+    """
+    rate, bandwidth = matrix_rate(record, device), device.bandwidth_bytes_per_second
+    size_bytes = None if prediction is None else prediction.bytes_accessed_per_token
+    flops = flops_per_token(record)
+    if not (rate and bandwidth and flops and size_bytes and record.tokens_per_second):
+        return None
+    return Roofline(
+        format=matrix_format(record.config.precision),
+        flops_per_second=record.tokens_per_second * flops,
+        flops_per_byte=flops / size_bytes,
+        matrix_rate=rate,
+        bandwidth=bandwidth * _devices(record, device),
+    )
+
+
+def flops_per_token(record: TrialRecord) -> float | None:
+    """Return all FLOPs of a trial per token, recomputed ones included."""
+    if record.model_flops_per_token is None or record.recomputed_flops_per_token is None:
+        return None
+    return record.model_flops_per_token + record.recomputed_flops_per_token

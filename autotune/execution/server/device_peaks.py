@@ -1,0 +1,124 @@
+"""Measures what a device can do at most: its rate of matrix products, and its memory bandwidth.
+
+The two are the roofs of the roofline model (Williams, Waterman, Patterson 2009,
+https://doi.org/10.1145/1498765.1498785). They are measured with the same torch, threads and clocks
+as the trials, not taken from a data sheet, whose figures assume clocks that no device holds. Both
+are lower bounds: the best of several runs of one square product, and of one copy.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autotune.analysis.roofline import MatrixFormat, matrix_format
+from autotune.spec.config import Precision
+
+_FIRST_SIZE = 512
+_LARGEST_SIZE = 16384
+_ENOUGH_SECONDS = 0.01
+"""A product that takes longer is not tried at twice the size: it would take eight times as long."""
+_FEWEST_RUNS = 3
+_AGREE = 1.03
+"""How far apart two runs may be that were not disturbed."""
+_LONGEST_SECONDS = 1.0
+_COPIED_BYTES = {"cpu": 2**27, "cuda": 2**30}
+"""More than any cache holds."""
+_SHARE_OF_MEMORY = 1 / 16
+"""The most of the device's memory that is used."""
+
+
+def measure_peaks(
+    device: torch.device, precisions: Sequence[Precision], *, memory_bytes: int
+) -> dict[str, Any]:
+    """Returns {"matrix_flops_per_second": {format: rate}, "bandwidth_bytes_per_second": rate}.
+
+    The formats are those that products in `precisions` are computed in. What does not run on the
+    device is left out.
+    """
+    rates: dict[str, float] = {}
+    for precision in precisions:
+        kind = matrix_format(precision)
+        if kind in rates:
+            continue
+        try:
+            rates[kind] = _matrix_rate(kind, device, limit_bytes=memory_bytes * _SHARE_OF_MEMORY)
+        except (RuntimeError, NotImplementedError, TypeError):
+            continue  # such as fp8 on a GPU without it, whose trials fail as well
+    limit_bytes = memory_bytes * _SHARE_OF_MEMORY / 2
+    size_bytes = int(min(_COPIED_BYTES[device.type], limit_bytes))
+    return {
+        "matrix_flops_per_second": rates,
+        "bandwidth_bytes_per_second": _bandwidth(device, size_bytes),
+    }
+
+
+def _matrix_rate(kind: MatrixFormat, device: torch.device, *, limit_bytes: float) -> float:
+    """Returns the FLOPs per second of the fastest square product in a number format."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if kind == "tf32" else "highest")
+    try:
+        return _fastest(kind, device, limit_bytes=limit_bytes)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _fastest(kind: MatrixFormat, device: torch.device, *, limit_bytes: float) -> float:
+    """Returns the highest rate of growing sizes."""
+    best = 0.0
+    size = _FIRST_SIZE
+    while size <= _LARGEST_SIZE and 3 * 4 * size**2 <= limit_bytes:
+        seconds = _seconds(_product(kind, device, size), device)
+        best = max(best, 2 * size**3 / seconds)
+        if seconds > _ENOUGH_SECONDS:
+            break
+        size *= 2
+    return best
+
+
+def _product(kind: MatrixFormat, device: torch.device, size: int) -> Callable[[], Tensor]:
+    """Returns a function that multiplies two square matrices of this size."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, torch.float32)
+    first = torch.rand(size, size, device=device, dtype=dtype)
+    second = torch.rand(size, size, device=device, dtype=dtype)
+    if kind != "fp8":
+        return lambda: first @ second
+    # The second matrix has its columns in memory one after the other, which fp8 kernels require.
+    first_8, second_8 = (part.to(torch.float8_e4m3fn) for part in (first, second))
+    scale = torch.ones((), device=device)
+    return lambda: torch._scaled_mm(
+        first_8, second_8.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16
+    )
+
+
+def _bandwidth(device: torch.device, size_bytes: int) -> float:
+    """Returns the bytes per second, read and written, of a copy."""
+    source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    return 2 * size_bytes / _seconds(lambda: target.copy_(source), device)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the shortest of several runs, after one that is not timed.
+
+    Where other processes disturb them, it is run until the two shortest agree, or for a second.
+    """
+    run()
+    times: list[float] = []
+    began = time.perf_counter()
+    while time.perf_counter() - began < _LONGEST_SECONDS:
+        _synchronize(device)
+        before = time.perf_counter()
+        run()
+        _synchronize(device)
+        times.append(time.perf_counter() - before)
+        if len(times) >= _FEWEST_RUNS and sorted(times)[1] <= _AGREE * min(times):
+            break
+    return max(min(times), 1e-9)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

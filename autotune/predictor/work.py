@@ -1,0 +1,140 @@
+"""Counts what a training step computes and moves: floating-point operations, and bytes accessed.
+
+FLOPs are those of matrix products, convolutions and attention, a multiplication and an addition
+each; everything else is a small share of a transformer's. torch has the formulas
+(torch/utils/flop_counter.py). Attention is counted here, for all of its kernels alike: two products
+forward and four backward, without regard to a causal mask. So it is counted for the model FLOPs
+utilization of PaLM (https://arxiv.org/abs/2204.02311, appendix B). The fifth product of flash
+kernels, which compute the scores again, is not counted.
+
+Bytes accessed are those of the operands and results of each operator, and of the arguments of each
+kernel that inductor generates, as if nothing stayed in a cache between two of them. They are what
+XLA's cost analysis and inductor's metrics call by that name.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
+
+_aten = torch.ops.aten
+_GROUPED_PRODUCT = _aten._grouped_mm
+_ATTENTION = (
+    _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu,
+    _aten._scaled_dot_product_efficient_attention,
+    _aten._scaled_dot_product_cudnn_attention,
+    _aten._scaled_dot_product_fused_attention_overrideable,
+)
+"""Their first three arguments are query, key and value."""
+_ATTENTION_BACKWARD = (
+    _aten._scaled_dot_product_flash_attention_backward,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    _aten._scaled_dot_product_efficient_attention_backward,
+    _aten._scaled_dot_product_cudnn_attention_backward,
+    _aten._scaled_dot_product_fused_attention_overrideable_backward,
+)
+"""Their first argument is the gradient; query, key and value follow."""
+_TOUCHES_NOTHING = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty)
+_STEP = "step"
+
+
+@dataclass
+class Work:
+    """What one part of a training computes and moves."""
+
+    flops: int = 0
+    bytes_accessed: int = 0
+
+
+class WorkMeter:
+    """Adds up the work of each phase of a recorded step."""
+
+    def __init__(self) -> None:
+        self._work: dict[str, Work] = defaultdict(Work)
+
+    def clear(self) -> None:
+        self._work.clear()
+
+    def count(
+        self, phase: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        """Adds an operator. Views, and memory that is allocated and not written, cost nothing."""
+        packet = getattr(func, "overloadpacket", func)
+        if getattr(func, "is_view", False) or packet in _TOUCHES_NOTHING:
+            return
+        work = self._work[phase]
+        work.flops += flops_of(packet, args, kwargs, result)
+        work.bytes_accessed += bytes_of((args, kwargs, result))
+
+    def count_kernel(self, phase: str, args: object) -> None:
+        """Adds a kernel that inductor has generated, by its arguments."""
+        self._work[phase].bytes_accessed += bytes_of(args)
+
+    def per_token(
+        self, *, tokens_recorded: int, tokens_of_step: int, devices: int
+    ) -> tuple[float, float]:
+        """Returns FLOPs and bytes accessed per token of a training, of all devices together.
+
+        `tokens_recorded` are those of the forward and backward passes that were recorded. The
+        optimizer's step, whose FLOPs no formula of the model has, is shared by `tokens_of_step`.
+        """
+        passes = [work for phase, work in self._work.items() if phase != _STEP]
+        flops = sum(work.flops for work in passes) / tokens_recorded
+        size_bytes = sum(work.bytes_accessed for work in passes) / tokens_recorded
+        size_bytes += self._work[_STEP].bytes_accessed / tokens_of_step
+        return devices * flops, devices * size_bytes
+
+
+def flops_of(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Returns the floating-point operations of an operator; 0 for one without a formula."""
+    if packet in _ATTENTION:
+        return attention_flops(*args[:3])
+    if packet in _ATTENTION_BACKWARD:
+        return 2 * attention_flops(*args[1:4])
+    if packet is _GROUPED_PRODUCT:
+        return _grouped_flops(args[0], args[1])
+    formula = flop_registry.get(packet)
+    if formula is None:
+        return 0
+    return int(formula(*args, **kwargs, out_val=result))
+
+
+def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Returns the FLOPs of the two products of attention forward.
+
+    The tensors are [batch, heads, sequence, head size]; heads of keys may be fewer.
+    """
+    batch, heads, queries, size = query.shape
+    return 2 * batch * heads * queries * key.shape[-2] * (size + value.shape[-1])
+
+
+def _grouped_flops(first: Tensor, second: Tensor) -> int:
+    """Returns the FLOPs of [rows, k] by [groups, k, n], or of [m, rows] by [rows, n].
+
+    Each row is in one group.
+    """
+    return 2 * first.numel() * second.shape[-1]
+
+
+def bytes_of(values: object) -> int:
+    """Returns the bytes of all distinct tensors within `values`.
+
+    Of an expanded tensor only its memory counts. What is both read and written counts once.
+    """
+    sizes: dict[tuple[int, int, int], int] = {}
+    for tensor in _tensors_in(values):
+        storage = tensor.untyped_storage()
+        size = tensor.numel() * tensor.element_size()
+        key = (storage._cdata, int(tensor.storage_offset()), size)
+        sizes[key] = min(size, storage.nbytes())
+    return sum(sizes.values())
+
+
+def _tensors_in(values: object) -> Iterable[Tensor]:
+    return (value for value in tree_iter(values) if isinstance(value, Tensor))
