@@ -48,9 +48,9 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     """Further values of the Host header, such as a proxy's `tuning.example.org`."""
     keep_days: int | None = None
-    """Logs are removed after so many days; None: they stay."""
+    """Logs and profiles are removed after so many days; None: they stay."""
     quota_bytes: int | None = None
-    """The oldest logs are removed where all are together larger; None: without a limit."""
+    """The oldest logs and profiles are removed where all are together larger; None: no limit."""
     largest_body_bytes: int = LARGEST_BODY_BYTES
     longest_wait_seconds: float = LONGEST_WAIT_SECONDS
     """How long a client may take for its headers, for a body, and to take in what it is sent."""

@@ -200,6 +200,18 @@ def test_a_study_is_deleted_on_the_second_request_and_saved_to_a_file_before(cli
     assert client.delete(address).status_code == 404
 
 
+def test_the_profiles_of_a_study_are_deleted_with_it(client, study):
+    folder = client.app.state.service.work_folder / study
+    profile = folder / "profiles" / "trial-0"
+    profile.mkdir(parents=True)
+    (profile / "trace.json.gz").write_bytes(b"x")
+    address = f"/api/v1/studies/{study}"
+    first = client.delete(address).json()
+    assert "profiles" in first["detail"]
+    client.delete(address, params={"confirm": first["confirm"]})
+    assert not folder.exists()
+
+
 def test_a_study_is_not_called_like_a_folder_of_logs(client, study):
     answer = client.patch(f"/api/v1/studies/{study}", json={"name": "logs"})
     assert answer.status_code == 422

@@ -269,3 +269,64 @@ def test_the_oldest_logs_are_removed_beyond_the_quota(tmp_path):
         file.write_text("x" * 100)
         os.utime(file, (time.time() - age * 3600, time.time() - age * 3600))
     assert Retention(folder=tmp_path, quota_bytes=250).apply() == [files[0]]
+
+
+def make_old(path, *, days):
+    then = time.time() - days * 86_400
+    for one in (*path.rglob("*"), path):
+        os.utime(one, (then, then))
+
+
+def test_old_allocation_histories_are_removed(tmp_path):
+    snapshot = tmp_path / "s" / "snapshots" / "trial-0.pickle"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.write_bytes(b"x")
+    make_old(snapshot, days=7)
+    assert Retention(folder=tmp_path, keep_days=3).apply() == [snapshot]
+
+
+@pytest.fixture
+def profiles(tmp_path):
+    """The profiles of a study: one of a week ago, one of a day ago, and one of now."""
+    profiles = tmp_path / "s" / "profiles"
+    for number, days in ((1, 7), (2, 1), (3, 0)):
+        folder = profiles / f"trial-{number}"
+        (folder / "code").mkdir(parents=True)
+        (folder / "trace.json.gz").write_bytes(b"x" * 100)
+        (folder / "code" / "graph-0.py").write_bytes(b"x" * 50)
+        make_old(folder, days=days)
+    return profiles
+
+
+def test_an_old_profile_is_removed_as_a_whole(profiles, tmp_path):
+    assert Retention(folder=tmp_path, keep_days=3).apply() == [profiles / "trial-1"]
+    assert sorted(one.name for one in profiles.iterdir()) == ["trial-2", "trial-3"]
+
+
+def test_profiles_count_towards_the_quota_and_the_youngest_stays(profiles, tmp_path):
+    removed = Retention(folder=tmp_path, quota_bytes=1).apply()
+    assert removed == [profiles / "trial-1", profiles / "trial-2"]
+
+
+def test_profiles_of_a_study_that_is_searched_stay(profiles, tmp_path):
+    assert Retention(folder=tmp_path, quota_bytes=1).apply(active=["s"]) == []
+
+
+def test_what_a_killed_profile_has_left_is_removed(tmp_path):
+    left = tmp_path / "s" / "profiles" / ".trial-4-0123"
+    left.mkdir(parents=True)
+    (left / "trace.json.gz").write_bytes(b"x")
+    make_old(left, days=7)
+    assert Retention(folder=tmp_path, keep_days=3).apply() == [left]
+
+
+def test_a_link_in_place_of_a_profile_is_not_followed(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_bytes(b"x")
+    make_old(elsewhere, days=7)
+    work = tmp_path / "work"
+    (work / "s" / "profiles").mkdir(parents=True)
+    (work / "s" / "profiles" / "trial-1").symlink_to(elsewhere)
+    assert Retention(folder=work, keep_days=3).apply() == []
+    assert (elsewhere / "file").exists()

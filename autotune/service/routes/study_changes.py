@@ -106,7 +106,7 @@ def delete(
         raise Problem(
             409,
             f"study {name} has {finished} trials, which will be gone with its predictions, "
-            "confirmations and logs",
+            "confirmations, logs and profiles",
             hint=f"repeat the request with ?confirm={code}; the study is saved to a file before",
             kind="confirmation-needed",
             extra={
