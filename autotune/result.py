@@ -120,7 +120,9 @@ class Result(StudyResult):
         from autotune.reporting.report.page import page
 
         file = report_file(self.study, path)
-        report = contents.compute(self.view(), version=__version__, preferences=self.preferences)
+        report = contents.compute(
+            self.view(), version=__version__, preferences=self.preferences, page=file
+        )
         write_file(file, page(report))
         return file
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.profile_comparison import Difference, ProfileComparison
+from autotune.reporting.profile_files import CODE_USE, FILE_USES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.profile import Compilation, OperatorUse, Profile
 from autotune.units import format_percent, format_size
@@ -123,24 +124,18 @@ def _compilation_lines(compilation: Compilation) -> Iterator[str]:
         yield f"compiled again, {graph.name}: {graph.recompiled_because.splitlines()[0]}"
 
 
-_FILES: Mapping[str, str] = {
-    "trace.json.gz": "every operator over time; open it at ui.perfetto.dev",
-    "snapshot.pickle": "every allocation of a step; open it at pytorch.org/memory_viz",
-    "memory.html": "memory over a step by kind, without a viewer",
-    "profile.json": "what is printed here, and more operators",
-}
-
-
 def file_lines(profile: Profile) -> list[str]:
     """Return what each file of a profile is for; generated code is one line."""
     lines = []
     for file in profile.files:
-        use = _FILES.get(file.rpartition("/")[2])
-        if use is not None:
+        use, opened_by = FILE_USES.get(file.rpartition("/")[2], ("", ""))
+        if opened_by:
+            lines.append(f"{file}: {use}; open it at {opened_by}")
+        elif use:
             lines.append(f"{file}: {use}")
     generated = [file for file in profile.files if file.endswith(".py")]
     if generated:
-        lines.append(f"{generated[0]} ... ({len(generated)}): the code that inductor generated")
+        lines.append(f"{generated[0]} ... ({len(generated)}): {CODE_USE}")
     return lines
 
 

@@ -18,6 +18,15 @@ from autotune.errors import AutotuneError, InvalidInput, Stopped, StorageUnavail
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.figures import memory_timeline
 from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.profile_files import (
+    MEMORY_FILE,
+    PROFILE_FILE,
+    PROFILES,
+    Content,
+    is_profile_of,
+    profile_folder,
+    what_is_profiled,
+)
 from autotune.spec.profile import MOST_STEPS, Profile
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
@@ -29,10 +38,6 @@ from autotune.study.search import result_of
 from autotune.study.trusted_code import check_trusted
 from autotune.units import format_size, parse_size
 
-PROFILES = "profiles"
-"""Folder of a study's profiles in its work folder."""
-PROFILE_FILE = "profile.json"
-MEMORY_FILE = "memory.html"
 DEFAULT_QUOTA = "4GiB"
 NEEDED_BYTES = 256 * 1024**2
 """Free space that a profile begins with: a few steps take tens of megabytes."""
@@ -99,8 +104,11 @@ def profile_trial(
         definition.workload, study=definition.name, storage=shown_url, folder=study_folder
     )
     _check_was_trained(definition, record)
-    folder = request.out or study_folder / PROFILES / f"trial-{record.number}"
-    stored = None if request.fresh else read_profile(folder)
+    folder = request.out or profile_folder(study_folder, record.number)
+    profiled = what_is_profiled(
+        record, workload=definition.workload, device_name=definition.device.name
+    )
+    stored = None if request.fresh else read_profile(folder, profiled)
     if stored is not None and stored.steps == request.steps:
         note(f"This profile was taken before, and is in {folder}; --fresh takes another")
         return StoredProfile(study=definition.name, record=record, profile=stored, folder=folder)
@@ -205,11 +213,12 @@ def _write(
     folder: Path, profile: Profile, definition: StudyDefinition, record: TrialRecord
 ) -> None:
     """Write the profile as JSON, and the picture of its memory. Raises StorageUnavailable."""
+    profiled = what_is_profiled(
+        record, workload=definition.workload, device_name=definition.device.name
+    )
     content = {
         "study": definition.name,
-        "trial": record.number,
-        "config": record.config.to_dict(),
-        "device_name": definition.device.name,
+        **profiled,
         **profile.to_dict(),
     }
     figure = memory_timeline.compute_of_step(
@@ -255,11 +264,16 @@ def remove_over_quota(profiles: Path, *, quota_bytes: int, keep: Path) -> list[P
     return removed
 
 
-def read_profile(folder: Path) -> Profile | None:
-    """Return the profile in a folder; None where there is none, or one of another release."""
+def read_profile(folder: Path, profiled: Content) -> Profile | None:
+    """Return the profile in a folder; None where there is none, or one of another release.
+
+    One of another trial than `what_is_profiled` describes does not count either.
+    """
     try:
         stored = json.loads((folder / PROFILE_FILE).read_text())
+        if not is_profile_of(stored, profiled):
+            return None
         fields = {field.name for field in dataclasses.fields(Profile)}
         return Profile.from_dict({name: stored[name] for name in fields})
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -95,9 +95,11 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
     sections += [(figure.id, figure.short_title) for figure in others]
     if report.published:
         sections.append(("published", "Published table"))
+    sections.append(("trials", "All trials"))
+    if report.profiles:
+        sections.append(("profiles", "Profiles"))
     return [
         *sections,
-        ("trials", "All trials"),
         ("left-out", "Excluded"),
         ("study", "Study"),
         ("repeat", "Repeat"),
