@@ -1,8 +1,9 @@
 """The process of one search of the queue: `python -m autotune.service.search_process`.
 
-It reads its order as JSON from stdin, runs the same search as `autotune search`, and writes what
-happens to the database: a sign of life every two seconds, events, and how it ended. Nothing of it
-depends on the server that started it, which may be killed, replaced or on another machine later.
+It reads its order as JSON from stdin, runs the same search as `autotune search`, or takes the same
+profile as `autotune profile`, and writes what happens to the database: a sign of life every two
+seconds, events, and how it ended. Nothing of it depends on the server that started it, which may be
+killed, replaced or on another machine later.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +39,7 @@ from autotune.printable import printable
 from autotune.service.processes import this_process
 from autotune.service.submissions import TRIALS_BEFORE, SubmissionRules, request_of_submission
 from autotune.spec.queued_search import (
+    PROFILED_TRIAL,
     SEARCH_RENEWAL_SECONDS,
     QueuedSearch,
     SearchState,
@@ -50,10 +52,17 @@ from autotune.study.events import (
     ConfirmationTime,
     Confirming,
     Event,
+    Notice,
     StudyOpened,
     TrialBegan,
     TrialEnded,
     TrialPhase,
+)
+from autotune.study.profiling import (
+    ProfileRequest,
+    named_devices,
+    profile_at_end,
+    profile_trial,
 )
 from autotune.study.progress import Progress
 from autotune.study.request import SearchRequest
@@ -176,6 +185,13 @@ class _Narrator:
         self._began = time.monotonic()
         self._front: tuple[tuple[int, ...], int | None] = ((), None)
         self._step_at: dict[str, float] = {}
+        self._profiling = ""
+        """What is profiled, after the trials."""
+
+    def note_profile(self, sentence: str) -> None:
+        """Say what is profiled at the end of the search."""
+        self._profiling = sentence
+        self(Notice(message=sentence))
 
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
@@ -266,13 +282,15 @@ class _Narrator:
             }
             for place in (progress.places() or [progress.only_place])
         ]
+        if self._profiling:
+            places, left = [], None
         return {
-            "doing": "; ".join(progress.doing()),
+            "doing": self._profiling or "; ".join(progress.doing()),
             "places": places,
             "trials": len(progress.records),
             "trials_wanted": progress.wanted,
             "counts": progress.counts() if progress.opened else "",
-            "time_left": progress.time_left() if progress.opened else "",
+            "time_left": progress.time_left() if progress.opened and not self._profiling else "",
             "seconds_left": left,
             "best": progress.best() if progress.opened else "",
             "is_confirming": progress.is_confirming,
@@ -319,24 +337,9 @@ def _run(
         return bool(stops) or reporter.is_cancelled or reporter.is_lost
 
     try:
-        with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            used = _used_seconds(found)
-            rules = SubmissionRules.from_dict(order["rules"])
-            request = request_of_submission(
-                found.request,
-                rules,
-                study=found.study,
-                folder=folder,
-                trials_before=found.request.get(TRIALS_BEFORE, 0),
-            )
-            budget = (found.progress or {}).get("time_budget_seconds")
-            budget = budget or request.time_budget_seconds
-            request = _with_time_left(request, budget, used_seconds=used)
-            narrate = _Narrator(request, reporter, used_seconds=used, time_budget_seconds=budget)
-            result = search(
-                request, listener=narrate, should_stop=should_stop, make_executor=make_executor
-            )
+        if found.profiled_trial is not None:
+            return _profile(order, found, reporter, should_stop)
+        return _search(order, found, reporter, should_stop, make_executor)
     except Stopped:
         if reporter.is_cancelled:
             return _End(state="cancelled", exit_code=75)
@@ -359,6 +362,32 @@ def _run(
             hint="see the log of the search",
             exit_code=70,
         )
+
+
+def _search(
+    order: Mapping[str, Any],
+    found: QueuedSearch,
+    reporter: _Reporter,
+    should_stop: Callable[[], bool],
+    make_executor: Callable[..., LocalExecutor],
+) -> _End:
+    with TemporaryDirectory() as folder:
+        used = _used_seconds(found)
+        request = request_of_submission(
+            found.request,
+            SubmissionRules.from_dict(order["rules"]),
+            study=found.study,
+            folder=Path(folder),
+            trials_before=found.request.get(TRIALS_BEFORE, 0),
+        )
+        budget = (found.progress or {}).get("time_budget_seconds")
+        budget = budget or request.time_budget_seconds
+        request = _with_time_left(request, budget, used_seconds=used)
+        narrate = _Narrator(request, reporter, used_seconds=used, time_budget_seconds=budget)
+        result = search(
+            request, listener=narrate, should_stop=should_stop, make_executor=make_executor
+        )
+    profile_at_end(result, request, should_stop=should_stop, note=narrate.note_profile)
     if result.front:
         return _End(state="finished", exit_code=0)
     return _End(
@@ -367,6 +396,31 @@ def _run(
         hint="choose a larger cap, or another search space",
         exit_code=1,
     )
+
+
+def _profile(
+    order: Mapping[str, Any],
+    found: QueuedSearch,
+    reporter: _Reporter,
+    should_stop: Callable[[], bool],
+) -> _End:
+    rules = SubmissionRules.from_dict(order["rules"])
+    request = ProfileRequest(
+        study=found.study,
+        trial=found.request[PROFILED_TRIAL],
+        steps=found.request["steps"],
+        fresh=found.request["fresh"],
+        storage=rules.storage,
+        devices=named_devices(rules.devices),
+    )
+
+    def note(sentence: str) -> None:
+        print(printable(sentence), flush=True)
+        reporter.add("notice", {"message": sentence})
+        reporter.progress = {"doing": sentence}
+
+    profile_trial(request, should_stop=should_stop, note=note)
+    return _End(state="finished", exit_code=0)
 
 
 def _print_error(error: AutotuneError) -> None:

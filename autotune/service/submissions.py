@@ -61,7 +61,6 @@ DECIDED_BY_SERVER: Mapping[str, str] = {
     "workers": "give devices, a number",
     "database_wait": "the server decides how long it waits",
     "memory_snapshot": "a submission cannot have files written on the server; run the search there",
-    "profile": "a submission cannot have files written on the server; run autotune profile there",
 }
 """Settings of `autotune.search` that a submission cannot have, each with what to do instead."""
 
@@ -253,6 +252,11 @@ def request_of_submission(
         if name not in (*OF_THE_QUEUE, *PREFERENCES, SPACE_CONTENT, *WORKLOAD_FIELDS)
     }
     given |= {"storage": rules.storage, "ray": rules.ray, "name": study}
+    if rules.ray is not None and settings.get("profile") is not None:
+        raise NotAllowed(
+            "nothing can be profiled here: the trials of the server run on a Ray cluster",
+            hint="leave profile out",
+        )
     given["devices"] = _devices(settings.get("devices"), rules)
     given["space"] = _space(settings, folder)
     try:

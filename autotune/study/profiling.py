@@ -17,7 +17,6 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_tria
 from autotune.errors import AutotuneError, InvalidInput, Stopped, StorageUnavailable
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.figures import memory_timeline
-from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.profile_files import (
     MEMORY_FILE,
     PROFILE_FILE,
@@ -27,11 +26,14 @@ from autotune.reporting.profile_files import (
     profile_folder,
     what_is_profiled,
 )
+from autotune.spec.device_group import check_one_model
 from autotune.spec.profile import MOST_STEPS, Profile
-from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
+from autotune.study.devices import parse_devices
+from autotune.study.profilable import check_can_be_profiled
 from autotune.study.request import SearchRequest
 from autotune.study.resume import check_same_device, check_same_model, prepare_again
 from autotune.study.search import result_of
@@ -68,6 +70,8 @@ class ProfileRequest:
     """Whether to profile again where there is a profile of as many steps already."""
     storage: str = DEFAULT_STORAGE
     preferences: Preferences = DEFAULT_PREFERENCES
+    devices: tuple[str, ...] = ()
+    """Names of the devices to use the first of, or as many as a trial has; empty: the study's."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= MOST_STEPS:
@@ -103,7 +107,7 @@ def profile_trial(
     check_trusted(
         definition.workload, study=definition.name, storage=shown_url, folder=study_folder
     )
-    _check_was_trained(definition, record)
+    check_can_be_profiled(record, study=definition.name, workload=definition.workload)
     folder = request.out or profile_folder(study_folder, record.number)
     profiled = what_is_profiled(
         record, workload=definition.workload, device_name=definition.device.name
@@ -115,9 +119,7 @@ def profile_trial(
     _check_room(folder)
     note(f"Profiling trial {record.number} of {definition.name}")
     with LocalExecutor(work, should_stop=should_stop, note=note) as executor:
-        device, _ = executor.probe(definition.device.device, {})
-        check_same_device(definition, device)
-        executor.use_devices_from(device, count=definition.workload.devices_per_trial)
+        device = _use_devices(executor, definition, request.devices)
         check_same_model(definition, executor=executor)
         prepare_again(definition, executor=executor, folder=study_folder)
         unfinished = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
@@ -164,7 +166,12 @@ def profile_at_end(
         return
     numbers = result.front if request.profile == "front" else (result.pick.number,)
     for number in numbers:
-        wanted = ProfileRequest(study=result.study, trial=number, storage=request.storage)
+        wanted = ProfileRequest(
+            study=result.study,
+            trial=number,
+            storage=request.storage,
+            devices=named_devices(request.devices),
+        )
         try:
             profile_trial(wanted, should_stop=should_stop, note=note)
         except Stopped:
@@ -174,25 +181,36 @@ def profile_at_end(
     note(f"autotune profile {result.study} TRIAL shows the profiles")
 
 
-def _check_was_trained(definition: StudyDefinition, record: TrialRecord) -> None:
-    if definition.workload.script is not None:
-        raise InvalidInput(
-            f"study {definition.name!r} trains the script {definition.workload.script}, whose "
-            "steps cannot be profiled from outside",
-            hint="use torch.profiler in the script, with the settings of autotune show",
-        )
-    if record.config.engine == "deepspeed":
-        raise InvalidInput(
-            f"trial {record.number} is trained by DeepSpeed, which has a profiler of its own",
-            hint="see flops_profiler in DeepSpeed's documentation",
-        )
-    if record.peak_memory_bytes is None:
-        label = OUTCOME_LABELS[record.outcome] if record.is_finished else "it has not ended yet"
-        raise InvalidInput(
-            f"trial {record.number} of study {definition.name!r} cannot be profiled, because it "
-            f"never came to a steady step: {label}",
-            hint=f"choose one with a measured peak, see autotune show {definition.name}",
-        )
+def named_devices(devices: str | None) -> tuple[str, ...]:
+    """Return the names of devices in the text of --devices; none for a number and for all."""
+    wanted = None if devices is None else parse_devices(devices)
+    return wanted if isinstance(wanted, tuple) else ()
+
+
+def _use_devices(
+    executor: LocalExecutor, definition: StudyDefinition, names: tuple[str, ...]
+) -> DeviceInfo:
+    """Have the executor use the devices of a profile, and return the first of them.
+
+    Raises StudyMismatch for another model of device than the study's, and InvalidInput where a
+    trial has more devices than are named.
+    """
+    count = definition.workload.devices_per_trial
+    first = names[0] if names else definition.device.device
+    device, _ = executor.probe(first, {})
+    check_same_device(definition, device)
+    if names and device.type != "cpu":
+        if len(names) < count:
+            raise InvalidInput(
+                f"a trial of study {definition.name!r} uses {count} devices, and the profile may "
+                f"use {', '.join(names)}",
+                hint="profile it where it has as many devices",
+            )
+        others = tuple(executor.identify(name) for name in names[1:count])
+        check_one_model((device, *others))
+        executor.other_devices = others
+    executor.use_devices_from(device, count=count)
+    return device
 
 
 def _check_room(folder: Path) -> None:

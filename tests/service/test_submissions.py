@@ -162,7 +162,7 @@ HOSTILE = [
     {"devices": 500, "_rules": {"most_devices": 4}},
     {"ray": "ray://elsewhere:10001"},
     {"memory_snapshot": True},
-    {"profile": "front"},
+    {"profile": "front", "_rules": {"ray": "auto"}},
     {"trials": 1000, "_rules": {"most_trials": 100}},
     {"time_budget": "2h", "_rules": {"most_seconds": 3600.0}},
     {"time_budget": "none", "_rules": {"most_seconds": 3600.0}},
@@ -195,6 +195,10 @@ def test_what_reaches_beyond_a_submission_is_not_allowed(folders, body):
     assert raised.value.hint
 
 
+def test_a_submission_may_have_the_front_profiled_at_its_end(folders):
+    assert check(folders, {"profile": "front"}).request.profile == "front"
+
+
 def test_weights_that_are_pickled_are_not_allowed(folders):
     model = folders / "data" / "llama"
     model.mkdir()
@@ -225,6 +229,8 @@ for _ in range(30):
     DEEP = [DEEP]
 
 INVALID = [
+    {"profile": "everything"},
+    {"profile": True},
     {"trials": "5"},
     {"trials": 0},
     {"trials": 2**70},

@@ -13,9 +13,11 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import pytest
 
+import autotune
 import autotune.service.pages.assets as assets
 from autotune.storage.identity import find_work_folder
 from tests.building.listening_service import listening_service
+from tests.building.profiles import write_profile_of
 from tests.building.queued_searches import TOKEN
 from tests.building.service import STAND_IN, write_example
 
@@ -60,6 +62,11 @@ PLACES = (
     "/api/v1/studies/quick/figures/{}",
     "/api/v1/studies/quick/exports/{}",
     "/api/v1/studies/quick/exports/pytorch?version={}",
+    "/api/v1/studies/{}/profiles",
+    "/api/v1/studies/{}/trials/0/profile/profile.json",
+    "/api/v1/studies/quick/trials/{}/profile/profile.json",
+    "/api/v1/studies/quick/trials/0/profile/{}",
+    "/api/v1/studies/quick/trials/0/profile/code/{}",
     "/api/v1/searches/{}",
     "/api/v1/searches/{}/log",
     "/api/v1/searches?study={}",
@@ -133,6 +140,9 @@ def world(tmp_path_factory):
     (data / "inner" / "more.txt").write_text(text_of(5000))
     (code / "model.py").write_text("def make():\n    return None\n")
     write_example(storage)
+    profile = write_profile_of(autotune.show("quick", storage=storage), 0)
+    for folder in (profile, profile.parent):
+        (folder.parent / FILE).write_text(SECRET)
     settings = {"data_roots": (data,), "code_folders": (code,), "longest_wait_seconds": 5.0}
     with listening_service(storage, search_module=STAND_IN, **settings) as url:
         port = urlsplit(url).port

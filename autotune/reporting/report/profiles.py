@@ -1,9 +1,10 @@
 """The profiles of a study as links of its report, which lead to their files on this machine."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,10 @@ class FileLink:
     use: str
     opened_by: str
     """The page that opens it; empty where a browser does."""
+
+    @property
+    def viewer_address(self) -> str:
+        return f"https://{self.opened_by}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,40 +52,45 @@ def profile_links(view: StudyView, *, page: Path | None) -> tuple[ProfileLinks, 
     if page is None:
         return ()
     folder = page.absolute().parent
-    return tuple(_links(view, profile, folder) for profile in profiles_of(view.result))
+    return tuple(
+        links_of(
+            profile,
+            words=view.result.trial(profile.trial).config.describe(),
+            address_of=partial(_address, profile, folder),
+        )
+        for profile in profiles_of(view.result)
+    )
 
 
-def _links(view: StudyView, profile: TrialProfile, folder: Path) -> ProfileLinks:
+def links_of(
+    profile: TrialProfile, *, words: str, address_of: Callable[[ProfileFile], str]
+) -> ProfileLinks:
+    """Return the links to the files of a profile, each to what `address_of` returns."""
     taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
     steps = "1 step" if profile.steps == 1 else f"{profile.steps} steps"
     return ProfileLinks(
         trial=profile.trial,
-        words=view.result.trial(profile.trial).config.describe(),
+        words=words,
         about=f"{steps}, {taken:%Y-%m-%d %H:%M} UTC, {format_size(profile.size_bytes)}",
-        files=_file_links(profile, profile.main_files, folder),
-        code=_file_links(profile, profile.code_files, folder),
+        files=tuple(_link(file, address_of) for file in profile.main_files),
+        code=tuple(_link(file, address_of) for file in profile.code_files),
         code_size=format_size(sum(file.size_bytes for file in profile.code_files)),
     )
 
 
-def _file_links(
-    profile: TrialProfile, files: Sequence[ProfileFile], folder: Path
-) -> tuple[FileLink, ...]:
-    return tuple(
-        FileLink(
-            name=file.name,
-            address=_address(profile.folder / file.name, folder),
-            size=format_size(file.size_bytes),
-            use=file.use,
-            opened_by=file.opened_by,
-        )
-        for file in files
+def _link(file: ProfileFile, address_of: Callable[[ProfileFile], str]) -> FileLink:
+    return FileLink(
+        name=file.name,
+        address=address_of(file),
+        size=format_size(file.size_bytes),
+        use=file.use,
+        opened_by=file.opened_by,
     )
 
 
-def _address(file: Path, folder: Path) -> str:
+def _address(profile: TrialProfile, folder: Path, of_profile: ProfileFile) -> str:
     """Return the address of a file for a page in `folder`: relative, so that both can be moved."""
-    file = file.absolute()
+    file = (profile.folder / of_profile.name).absolute()
     try:
         relative = os.path.relpath(file.resolve(), folder.resolve())
     except ValueError:  # another drive

@@ -28,6 +28,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
 from autotune.service.pages.plan import plan_text
+from autotune.service.pages.profiles import profiles_of_study, profiles_of_trial
 from autotune.service.pages.reference import reference_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.trial_list import TrialQuery, trial_list
@@ -235,7 +236,7 @@ def search_page(request: Request, service: Service, number: SearchNumber) -> Res
     search = service.searches.get(number)
     has_study = service.store.has_study(search.study)
     if has_study and "log" not in request.query_params:
-        return RedirectResponse(f"/studies/{search.study}", 303)
+        return RedirectResponse(_page_of(search), 303)
     return render(
         request,
         "search.html",
@@ -255,8 +256,15 @@ def search_state_part(request: Request, service: Service, number: SearchNumber) 
     search = service.searches.get(number)
     answer = render(request, "parts/state.html", **_state(service, search))
     if "log" not in request.query_params and service.store.has_study(search.study):
-        answer.headers["HX-Redirect"] = f"/studies/{search.study}"
+        answer.headers["HX-Redirect"] = _page_of(search)
     return answer
+
+
+def _page_of(search: QueuedSearch) -> str:
+    """Return the address of what comes of a search, or of a profile."""
+    if search.profiled_trial is None:
+        return f"/studies/{search.study}"
+    return f"/studies/{search.study}/trials/{search.profiled_trial}#profiles"
 
 
 def _value_text(value: Any) -> str:
@@ -290,6 +298,7 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
         others=others[::-1],
         left_out=service.reader.part_in_thread(name, preferences, "left out", contexts.left_out),
         files=None,
+        profiles=profiles_of_study(service, _view(service, name, preferences).result),
         **_state(service, service.searches.latest_of_studies().get(name)),
         **_trials(request, service, name, preferences),
     )
@@ -299,6 +308,12 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
 def state_part(request: Request, service: Service, name: StudyName) -> Response:
     latest = service.searches.latest_of_studies().get(name)
     return render(request, "parts/state.html", **_state(service, latest))
+
+
+@router.get("/studies/{name}/parts/profiles")
+def profiles_part(request: Request, service: Service, name: StudyName) -> Response:
+    result = _view(service, name, _preferences(request)).result
+    return render(request, "parts/profiles.html", profiles=profiles_of_study(service, result))
 
 
 @router.get("/studies/{name}/parts/answer")
@@ -416,8 +431,18 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
         study_name=name,
         number=number,
         log=_log(service, name, number),
+        profiles=profiles_of_trial(service, result, number),
         files=_files(service, name, number, target) if target else None,
     )
+
+
+@router.get("/studies/{name}/trials/{number}/parts/profiles")
+def profile_part(
+    request: Request, service: Service, name: StudyName, number: TrialNumber
+) -> Response:
+    result = _view(service, name, Preferences()).result
+    shown = profiles_of_trial(service, result, number)
+    return render(request, "parts/profiles.html", profiles=shown)
 
 
 def _log(service: ServiceState, name: str, number: int) -> str | None:

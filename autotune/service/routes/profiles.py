@@ -1,0 +1,243 @@
+"""Profiles of trials: ask for one, list them, and download their files."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Path, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import FileResponse
+
+from autotune.analysis.pick import Preferences
+from autotune.reporting.profile_files import (
+    SNAPSHOT_FILE,
+    TRACE_FILE,
+    TrialProfile,
+    profile_of,
+    profiles_of,
+)
+from autotune.service.parameters import WITHOUT_NUL, StudyName, TrialNumber
+from autotune.service.problems import Problem, documented
+from autotune.service.profile_jobs import DEFAULT_STEPS, address_of, queue_profile
+from autotune.service.reading import HTML, REPORT_POLICY
+from autotune.service.routes.searches import Search
+from autotune.service.search_json import search_object
+from autotune.service.state import CallerOfRequest, Service, ServiceState
+from autotune.spec.profile import MOST_STEPS
+from autotune.spec.queued_search import MOST_PRIORITY
+from autotune.spec.result import StudyResult
+
+router = APIRouter(prefix="/studies/{name}", tags=["profiles"])
+
+_MEDIA_TYPES: Mapping[str, str] = {
+    ".html": HTML,
+    ".json": "application/json",
+    ".gz": "application/gzip",
+    ".py": "text/plain; charset=utf-8",
+}
+_ANY = "application/octet-stream"
+_SAVED = (TRACE_FILE, SNAPSHOT_FILE)
+"""Files that no browser shows."""
+
+
+class ProfileFileEntry(BaseModel):
+    """A file of a profile."""
+
+    name: str
+    bytes: int
+    use: str = Field(description="What it shows.")
+    opened_by: str = Field(description="The page that opens it; empty where a browser does.")
+    path: str = Field(description="Where this server has it.")
+
+
+class ProfileEntry(BaseModel):
+    """The profile of a trial: a run of its own, which no number of the trial is of."""
+
+    trial: int
+    steps: int = Field(description="How many steps were profiled.")
+    taken_at: str = Field(description="ISO 8601 in UTC.")
+    bytes: int = Field(description="Of all files.")
+    files: list[ProfileFileEntry]
+
+
+class Profiles(BaseModel):
+    """The profiles of a study that are on the server's machine."""
+
+    study: str
+    profiles: list[ProfileEntry]
+    bytes: int = Field(description="Of all profiles.")
+
+
+class WantedProfile(BaseModel):
+    """How a trial is to be profiled."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MOST_STEPS, strict=True)
+    fresh: bool = Field(
+        default=False,
+        strict=True,
+        description="Whether to profile again where there is a profile of as many steps already.",
+    )
+    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY, strict=True)
+    group: str = Field(default="", max_length=100, description="A group of devices; empty: any.")
+
+
+@router.get(
+    "/profiles",
+    response_model=Profiles,
+    summary="The profiles of a study",
+    responses=documented(404, 422),
+)
+def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
+    """Every trial that was profiled, with its files."""
+    found = profiles_of(_result(service, name))
+    return {
+        "study": name,
+        "profiles": [_entry(name, profile) for profile in found],
+        "bytes": sum(profile.size_bytes for profile in found),
+    }
+
+
+@router.get(
+    "/trials/{number}/profile",
+    response_model=ProfileEntry,
+    summary="The profile of a trial",
+    responses=documented(404, 422),
+)
+def show_profile(service: Service, name: StudyName, number: TrialNumber) -> Mapping[str, Any]:
+    """Its files, and where to download them."""
+    return _entry(name, _profile(service, name, number))
+
+
+@router.post(
+    "/trials/{number}/profile",
+    status_code=202,
+    response_model=Search,
+    summary="Profile a trial",
+    responses={
+        200: {"model": Search, "description": "A profile of this trial waits already."},
+        **documented(404, 409, 422, 503),
+    },
+)
+def ask_for_profile(
+    service: Service,
+    caller: CallerOfRequest,
+    name: StudyName,
+    number: TrialNumber,
+    response: Response,
+    wanted: Annotated[WantedProfile | None, Body()] = None,
+) -> Mapping[str, Any]:
+    """Puts a profile of the trial into the queue, where it waits for a group of devices.
+
+    Nothing else runs on that group meanwhile, and no number of the trial changes.
+    """
+    wanted = wanted or WantedProfile()
+    _check_trial(_result(service, name), number)
+    search, is_new = queue_profile(
+        service,
+        caller,
+        study=name,
+        trial=number,
+        steps=wanted.steps,
+        fresh=wanted.fresh,
+        priority=wanted.priority,
+        group=wanted.group,
+    )
+    if not is_new:
+        response.status_code = 200
+    response.headers["Location"] = f"/api/v1/searches/{search.id}"
+    return search_object(search, position=service.searches.positions().get(search.id))
+
+
+@router.get(
+    "/trials/{number}/profile/{file:path}",
+    response_class=FileResponse,
+    summary="A file of a profile",
+    responses={
+        200: {
+            "description": "The file. A page is shown in a sandbox.",
+            "content": {kind: {} for kind in sorted({*_MEDIA_TYPES.values(), _ANY, "text/plain"})},
+        },
+        **documented(404, 422),
+    },
+)
+def download(
+    service: Service,
+    name: StudyName,
+    number: TrialNumber,
+    file: Annotated[
+        str,
+        Path(
+            max_length=200,
+            pattern=WITHOUT_NUL,
+            description="The name of a file, as the profile has it.",
+            examples=[TRACE_FILE, "code/graph-0.py"],
+        ),
+    ],
+) -> FileResponse:
+    profile = _profile(service, name, number)
+    path = profile.file(file)
+    if path is None:
+        raise Problem(
+            404,
+            f"the profile of trial {number} of study {name!r} has no file {file!r:.80}",
+            hint=f"its files are {', '.join(one.name for one in profile.main_files)}",
+        )
+    media_type = _MEDIA_TYPES.get(path.suffix, _ANY)
+    headers = {"Cache-Control": "private, no-cache"}
+    if media_type == HTML:
+        headers["Content-Security-Policy"] = REPORT_POLICY
+    disposition = "attachment" if path.name in _SAVED or media_type == _ANY else "inline"
+    return FileResponse(
+        path,
+        media_type=media_type,
+        headers=headers,
+        filename=f"{name}-{number}-{file.replace('/', '-')}",
+        content_disposition_type=disposition,
+    )
+
+
+def _result(service: ServiceState, name: str) -> StudyResult:
+    return service.reader.view_in_thread(name, Preferences()).result
+
+
+def _check_trial(result: StudyResult, number: int) -> None:
+    """Raise Problem where the study has no such trial."""
+    if all(record.number != number for record in result.trials):
+        raise Problem(404, f"study {result.study!r} has no trial {number}")
+
+
+def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
+    """Return the profile of a trial. Raises UnknownStudy, and Problem where there is none."""
+    result = _result(service, name)
+    _check_trial(result, number)
+    profile = profile_of(result, number)
+    if profile is None:
+        raise Problem(
+            404,
+            f"there is no profile of trial {number} of study {name!r} on this machine",
+            hint="ask for one: POST to the same address",
+        )
+    return profile
+
+
+def _entry(study: str, profile: TrialProfile) -> dict[str, Any]:
+    """Return the JSON object of a profile."""
+    taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
+    return {
+        "trial": profile.trial,
+        "steps": profile.steps,
+        "taken_at": taken.isoformat(timespec="seconds"),
+        "bytes": profile.size_bytes,
+        "files": [
+            {
+                "name": file.name,
+                "bytes": file.size_bytes,
+                "use": file.use,
+                "opened_by": file.opened_by,
+                "path": address_of(study, profile.trial, file.name),
+            }
+            for file in profile.files
+        ],
+    }
