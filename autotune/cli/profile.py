@@ -11,6 +11,7 @@ from autotune import api
 from autotune.analysis.profile_comparison import compare_profiles
 from autotune.cli import completion, options
 from autotune.cli.lines import print_line
+from autotune.cli.server import ServerOption, check_one_place
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.printable import printable
@@ -20,7 +21,7 @@ from autotune.reporting.html_page import whole_page
 from autotune.reporting.output_file import write_file
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.result import JSON_SCHEMA
-from autotune.study.profiling import DEFAULT_QUOTA, StoredProfile
+from autotune.study.profiling import DEFAULT_QUOTA, ProfileRequest, StoredProfile
 
 COMPARISON_FILE = "profile-{first}-{second}.html"
 
@@ -64,7 +65,8 @@ def profile(
             "-o",
             rich_help_panel=RESULTS,
             metavar="FOLDER",
-            help="Folder for the files of one trial. [default: in the study's work folder]",
+            help="Folder for the files of one trial. [default: in the study's work folder; "
+            "with --server, studies/STUDY-profile-TRIAL]",
         ),
     ] = None,
     quota: Annotated[
@@ -76,6 +78,7 @@ def profile(
         ),
     ] = DEFAULT_QUOTA,
     storage: options.StorageOption = options.STORAGE,
+    server: ServerOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -83,7 +86,8 @@ def profile(
 
     Writes a trace that ui.perfetto.dev opens, a picture of the memory over a step, what
     torch.compile generated and, on CUDA, a snapshot for pytorch.org/memory_viz. No number of the
-    trial changes.
+    trial changes. With --server the trial waits there for its devices, and its files are written
+    here.
     """
     wanted: list[int | None] = [*(trials or ())] or [None]
     if compare and len(wanted) != 2:
@@ -101,19 +105,33 @@ def profile(
         if not quiet:
             print_line(printable(sentence), to_stderr=True, flush=True)
 
-    found = [
-        api.profile(
-            study,
-            number,
-            steps=steps,
-            out=out,
-            quota=quota,
-            fresh=fresh,
-            storage=storage,
-            note=note,
+    if server is not None:
+        check_one_place(server, storage)
+        if quota != DEFAULT_QUOTA:
+            raise InvalidInput(
+                "--quota is the server's to decide", hint="leave it out: see autotune serve --quota"
+            )
+        ProfileRequest(study=study, steps=steps, out=out)  # it checks these
+        # It imports httpx, 0.2 s.
+        from autotune.cli.remote_profile import profiles_on_server  # noqa: PLC0415
+
+        found = profiles_on_server(
+            server, study, wanted, steps=steps, fresh=fresh, out=out, quiet=quiet
         )
-        for number in wanted
-    ]
+    else:
+        found = [
+            api.profile(
+                study,
+                number,
+                steps=steps,
+                out=out,
+                quota=quota,
+                fresh=fresh,
+                storage=storage,
+                note=note,
+            )
+            for number in wanted
+        ]
     if as_json:
         print(json.dumps(_to_dict(found), indent=2, allow_nan=False))
         return

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -218,6 +219,28 @@ class Connection:
                 )
                 self.check(problem)
             yield response
+
+    def download(self, path: str, file: Path, *, size_bytes: int) -> None:
+        """Write an answer of a known size to a file. Raises AutotuneError and OSError."""
+        received_bytes = 0
+        headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
+        with (
+            file.open("wb") as written,
+            self.stream(
+                path, parameters={}, headers=headers, read_seconds=_ANSWER_SECONDS
+            ) as response,
+        ):
+            for piece in response.iter_raw():
+                received_bytes += len(piece)
+                if received_bytes > size_bytes:
+                    break
+                written.write(piece)
+        if received_bytes != size_bytes:
+            raise InvalidInput(
+                f"the file {file.name} of {self.url} was to have {format_size(size_bytes)}, and "
+                f"{format_size(received_bytes)} have arrived",
+                hint="run the same command again",
+            )
 
     def check(self, response: httpx.Response) -> None:
         """Raise the AutotuneError that an answer means, if it is not a success."""

@@ -35,6 +35,8 @@ class RemoteSearch:
     state: State
     study: str
     """Name of its study; empty before the search has one."""
+    profiled_trial: int | None = None
+    """The trial that is profiled, in place of a search; None for a search."""
     reason: str = ""
     """Why it failed, or was cancelled."""
     hint: str = ""

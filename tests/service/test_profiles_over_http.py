@@ -211,3 +211,14 @@ def test_the_page_of_a_profile_that_was_asked_for_leads_to_its_trial(client):
     answer = client.get(f"/searches/{number}", follow_redirects=False)
     assert answer.headers["location"] == "/studies/quick/trials/1#profiles"
     assert "Continue with more trials" not in client.get(f"/searches/{number}?log=1").text
+
+
+def test_the_page_of_a_trial_says_why_its_profile_was_not_taken(tmp_path):
+    storage = f"sqlite:///{tmp_path}/autotune.db"
+    write_study(storage, TRIALS, name="quick")
+    with running_service(storage, search_module="tests.building.profile_stand_in") as client:
+        number = client.post(f"{STUDY}/trials/2/profile", json={"steps": 13}).json()["id"]
+        assert wait_for_end(client, number)["state"] == "failed"
+        page = client.get("/studies/quick/trials/2").text
+        assert "A profile was not taken. No luck. Try 12." in page
+        assert "not taken" not in client.get("/studies/quick/trials/1").text

@@ -35,6 +35,13 @@ class ProfilesCard:
     """Why that trial cannot be profiled; empty where it can."""
 
     @property
+    def why_failed(self) -> str:
+        """Why that profile was not taken, and what to do."""
+        if self.failed is None:
+            return ""
+        return f"{sentence(self.failed.reason)} {sentence(self.failed.hint)}".strip()
+
+    @property
     def is_profiled(self) -> bool:
         """Whether there is a profile of the trial that the button profiles."""
         return any(links.trial == self.trial for links in self.profiles)
