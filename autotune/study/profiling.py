@@ -6,6 +6,7 @@ together have a quota; where a new one would exceed it, the oldest are removed f
 
 import dataclasses
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
-from autotune.study.devices import parse_devices
+from autotune.study.devices import parse_devices, sharing_of, threads_of
 from autotune.study.profilable import check_can_be_profiled
 from autotune.study.request import SearchRequest
 from autotune.study.resume import check_same_device, check_same_model, prepare_again
@@ -119,7 +120,7 @@ def profile_trial(
     _check_room(folder)
     note(f"Profiling trial {record.number} of {definition.name}")
     with LocalExecutor(work, should_stop=should_stop, note=note) as executor:
-        device = _use_devices(executor, definition, request.devices)
+        device = use_devices(executor, definition, request.devices)
         check_same_model(definition, executor=executor)
         prepare_again(definition, executor=executor, folder=study_folder)
         unfinished = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
@@ -187,7 +188,7 @@ def named_devices(devices: str | None) -> tuple[str, ...]:
     return wanted if isinstance(wanted, tuple) else ()
 
 
-def _use_devices(
+def use_devices(
     executor: LocalExecutor, definition: StudyDefinition, names: tuple[str, ...]
 ) -> DeviceInfo:
     """Have the executor use the devices of a profile, and return the first of them.
@@ -195,6 +196,8 @@ def _use_devices(
     Raises StudyMismatch for another model of device than the study's, and InvalidInput where a
     trial has more devices than are named.
     """
+    if definition.device.type == "cpu":
+        _use_cpus_of(executor, definition.device)
     count = definition.workload.devices_per_trial
     first = names[0] if names else definition.device.device
     device, _ = executor.probe(first, {})
@@ -211,6 +214,16 @@ def _use_devices(
         executor.other_devices = others
     executor.use_devices_from(device, count=count)
     return device
+
+
+def _use_cpus_of(executor: LocalExecutor, stored: DeviceInfo) -> None:
+    """Have the executor use as many CPUs as a trial of the study had, where each had a share."""
+    executor.sharing = sharing_of(stored)
+    threads = threads_of(stored)
+    if threads is None or not hasattr(os, "sched_getaffinity"):
+        return
+    if threads_of(executor.identify("cpu")) != threads:
+        executor.cpus = tuple(sorted(os.sched_getaffinity(0))[:threads])
 
 
 def _check_room(folder: Path) -> None:

@@ -96,3 +96,13 @@ def test_a_trial_is_profiled_and_compared_and_none_of_its_numbers_changes(tmp_pa
     assert "forward passes that run again" in ended.stdout
     assert (folder.parent / "profile-0-1.html").exists()
     assert run_here("show", "real", "--json", folder=tmp_path).stdout == before
+
+
+@pytest.mark.slow
+def test_a_trial_that_had_a_share_of_the_cpus_is_profiled_on_as_many(tmp_path):
+    (tmp_path / "space.toml").write_text(SPACE)
+    environment = {"OMP_NUM_THREADS": str(os.cpu_count())}
+    search = (*SEARCH, "--devices", str(os.cpu_count()))
+    assert run_here(*search, folder=tmp_path, **environment).returncode == 0
+    ended = run_here("profile", "real", "0", "--json", folder=tmp_path, **environment)
+    assert ended.returncode == 0, ended.stderr
