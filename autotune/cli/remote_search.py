@@ -230,6 +230,9 @@ def print_ended(
     Of a profile, say how to have its files.
     """
     raise_unless_finished(search, client)
+    if search.profiled_trial is not None and as_json:
+        print(json.dumps(search.answer, indent=2, allow_nan=False))
+        return
     if search.profiled_trial is not None:
         words = ["profile", search.study, str(search.profiled_trial)]
         print_line(f"Trial {search.profiled_trial} of {search.study} is profiled; its files:")

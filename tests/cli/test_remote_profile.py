@@ -192,3 +192,14 @@ def test_a_profile_that_is_larger_than_the_disk_is_not_begun(download_from, tmp_
     with pytest.raises(StorageUnavailable, match="left"):
         download_from([("profile.json", len(GOOD)), ("trace.json.gz", 2**60)], GOOD)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_profile_that_was_watched_ends_with_how_to_have_its_files(url, client, tmp_path):
+    number = str(client.profile("quick", 0, steps=5).id)
+    client.wait(int(number))
+    watch = ("watch", number, "--server", url, "--quiet")
+    ended = run_here(*watch, folder=tmp_path, AUTOTUNE_TOKEN=TOKEN)
+    assert ended.returncode == 0
+    assert f"autotune profile quick 0 --server {url}" in ended.stdout
+    ended = run_here(*watch, "--json", folder=tmp_path, AUTOTUNE_TOKEN=TOKEN)
+    assert json.loads(ended.stdout)["profiled_trial"] == 0
