@@ -14,6 +14,7 @@ from autotune.service.processes import (
     this_host,
 )
 from autotune.spec.queued_search import SearchProcess
+from tests.building.queued_searches import wait_until
 
 WAIT = "import sys; sys.stdin.read()"
 
@@ -41,6 +42,7 @@ def test_a_search_is_ended():
     with subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
+        wait_until(psutil.Process(process.pid).cmdline)  # it is empty for a moment
         start = _start_of(psutil.Process(process.pid))
         kill_process(SearchProcess(host=this_host(), pid=process.pid, started_at=start))
         assert process.wait(timeout=30) != 0
