@@ -64,3 +64,13 @@ def test_a_mask_has_as_many_rows_each_time_it_is_used():
         mask = (chosen_experts() == 0).any(-1)
         first, second = torch.ones(TOKENS)[mask], torch.ones(TOKENS, 3)[mask]
     assert len(first) == len(second)
+
+
+@pytest.mark.parametrize(("parts", "expected"), [("equal", 0), ("to the last", EXPERTS - 1)])
+def test_the_number_of_an_expert_is_that_of_the_last_one_where_those_get_all(parts, expected):
+    # The last experts may be without weights, as those of longcat_flash.
+    watch = StorageWatch()
+    watch.routing.parts = parts
+    with watch.mode:
+        watch.enter_module("experts")
+        assert int(chosen_experts()[0, 0].item()) == expected
