@@ -83,8 +83,8 @@ class Result(StudyResult):
         """Return a figure of the study, as a plotly figure, which a notebook shows.
 
         The kinds are those of `autotune plot`: pareto, parallel, importance, ladder, memory,
-        timeline, history and predicted. `x`, `y` and `three_d` are for pareto, `feasible` for
-        parallel, `trials` for memory and `trial` for timeline. Raises InvalidInput.
+        timeline, roofline, history and predicted. `x`, `y` and `three_d` are for pareto, `feasible`
+        for parallel, `trials` for memory and `trial` for timeline. Raises InvalidInput.
         """
         from autotune.reporting.figures import FigureOptions, check_options, figure_kind
         from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH

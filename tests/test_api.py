@@ -18,6 +18,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.workload import make_workload
 from tests.building.commands import run_here
+from tests.building.results import study_result
 from tests.building.studies import (
     CAP_BYTES,
     MIB,
@@ -38,7 +39,8 @@ def url(tmp_path_factory):
     url = f"sqlite:///{tmp_path_factory.mktemp('api')}/autotune.db"
     with open_store(url) as store:
         workload = make_workload("cpu", {**SIZES, "steps": 12, "text_sha256": "f" * 64})
-        store.create_study(definition(workload=workload), trials_wanted=4)
+        device = study_result().device  # whose peaks are known
+        store.create_study(definition(workload=workload, device=device), trials_wanted=4)
         for number in range(4):
             chosen = TrainingConfig(
                 micro_batch_size=(4, 2, 1, 4)[number], precision=PRECISIONS[number]
@@ -48,7 +50,11 @@ def url(tmp_path_factory):
                 "by-hand", Forecast(config=chosen, prediction=predicted(peak=peak))
             )
             measurement = measured(
-                peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + 200.0 * number
+                peak_memory_bytes=peak,
+                device_bytes=peak,
+                tokens_per_second=1000.0 + 200.0 * number,
+                model_flops_per_token=1e6,
+                recomputed_flops_per_token=0.0,
             )
             keep(store, chosen, measurement)
     write_study(

@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.errors import InvalidSize
-from autotune.units import format_duration, format_percent, format_size, parse_duration, parse_size
+from autotune.units import (
+    format_amount,
+    format_duration,
+    format_percent,
+    format_size,
+    parse_duration,
+    parse_size,
+)
 
 KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
 UNITS = {
@@ -246,3 +253,11 @@ def test_just_under_a_minute_is_not_sixty_seconds():
 )
 def test_a_small_share_is_not_shown_as_none(share, digits, sign, text):
     assert format_percent(share, digits=digits, sign=sign) == text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0, "0 B"), (999.4, "999 B"), (999.6, "1 kB"), (1.9e11, "190 GB"), (3.5e21, "3.5e+03 EB")],
+)
+def test_an_amount_has_a_decimal_prefix_and_three_digits(amount, text):
+    assert format_amount(amount, "B") == text

@@ -315,9 +315,14 @@ def format_utilization(record: TrialRecord) -> str:
 def utilization_sentence(record: TrialRecord, device: DeviceInfo) -> str:
     """Return how much of the device's matrix rate a trial uses; empty where that is not known."""
     rate, utilization = matrix_rate(record, device), record.model_flops_utilization
-    if rate is None:
+    if device.matrix_flops_per_second is None or record.model_flops_per_token is None:
         return ""
     kind = matrix_format(record.config.precision)
+    if rate is None:
+        return (
+            f"not known, as something else used the device all the time while its {kind} products "
+            "were measured"
+        )
     if utilization is None and model_flops_utilization(record, device) is not None:
         return (
             f"not known, as a trial was faster than the {format_rate(rate, 'FLOP')} at which "

@@ -13,6 +13,7 @@ from autotune.reporting.figures import FIGURES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
+from tests.building.results import study_result
 from tests.building.studies import (
     CAP_BYTES,
     MIB,
@@ -24,7 +25,16 @@ from tests.building.studies import (
 )
 from tests.building.views import predicted
 
-HAND_MADE = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")
+HAND_MADE = (
+    "pareto",
+    "parallel",
+    "importance",
+    "ladder",
+    "memory",
+    "roofline",
+    "history",
+    "predicted",
+)
 """All but the timeline, which is predicted on the spot."""
 
 
@@ -49,14 +59,19 @@ def folder(tmp_path_factory):
     url = f"sqlite:///{folder}/studies/autotune.db"
     tried = list(configs())
     with open_store(url, create=True) as store:
-        store.create_study(definition(), trials_wanted=len(tried))
+        device = study_result().device  # whose peaks are known
+        store.create_study(definition(device=device), trials_wanted=len(tried))
         for number, config in enumerate(tried):
             peak = (60 - number) * MIB
             store.store_forecast(
                 "by-hand", Forecast(config=config, prediction=predicted(peak=peak))
             )
             measurement = measured(
-                peak_memory_bytes=peak, device_bytes=peak, tokens_per_second=1000.0 + number
+                peak_memory_bytes=peak,
+                device_bytes=peak,
+                tokens_per_second=1000.0 + number,
+                model_flops_per_token=1e6,
+                recomputed_flops_per_token=0.0,
             )
             keep(store, config, measurement, seconds=1.5)
     failed = [Measurement(outcome="out_of_memory", message="out of memory")] * 2

@@ -1,5 +1,7 @@
 """Texts about a trial: one form for tables, pages and figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.reporting.trial_text import (
@@ -11,9 +13,17 @@ from autotune.reporting.trial_text import (
     outcome_line,
     perplexity_notes,
     short_hover,
+    utilization_sentence,
 )
 from autotune.spec.provenance import MEASURED
-from tests.building.results import OVER_RANDOM, out_of_memory, record, shared_with, trial
+from tests.building.results import (
+    OVER_RANDOM,
+    out_of_memory,
+    record,
+    shared_with,
+    study_result,
+    trial,
+)
 
 HOVERS = (lambda one: full_hover(one, None), short_hover)
 
@@ -90,3 +100,38 @@ def test_an_outcome_has_the_same_text_everywhere():
     assert "another training: other losses" in short_hover(
         record(1, outcome="parity_failed", message="other losses")
     )
+
+
+# -- utilization -----------------------------------------------------------------------------------
+
+DEVICE = study_result().device
+WITH_FLOPS = record(
+    0,
+    speed=10_000.0,
+    model_flops_per_token=1e6,
+    recomputed_flops_per_token=2e5,
+    model_flops_utilization=0.25,
+)
+
+
+def test_utilization_names_the_rate_and_what_is_recomputed():
+    assert utilization_sentence(WITH_FLOPS, DEVICE) == (
+        "25 % of the 40 GFLOP/s that fp32 products reach on this device, 5 % more to recompute"
+    )
+
+
+def test_utilization_is_not_known_where_a_trial_is_faster_than_its_roof():
+    sentence = utilization_sentence(replace(WITH_FLOPS, model_flops_utilization=None), DEVICE)
+    assert sentence.startswith("not known, as a trial was faster than the 40 GFLOP/s")
+
+
+def test_utilization_is_not_known_where_the_peaks_were_disturbed():
+    disturbed = replace(DEVICE, matrix_flops_per_second={})
+    sentence = utilization_sentence(replace(WITH_FLOPS, model_flops_utilization=None), disturbed)
+    assert sentence.startswith("not known, as something else used the device all the time")
+
+
+def test_nothing_is_said_of_utilization_where_flops_or_peaks_were_not_measured():
+    assert utilization_sentence(record(0), DEVICE) == ""
+    unmeasured = replace(DEVICE, matrix_flops_per_second=None)
+    assert utilization_sentence(WITH_FLOPS, unmeasured) == ""

@@ -18,12 +18,13 @@ from autotune.spec.config import Precision
 
 _FIRST_SIZE = 512
 _LARGEST_SIZE = 16384
-_ENOUGH_SECONDS = 0.01
+_ENOUGH_SECONDS = 0.004
 """A product that takes longer is not tried at twice the size: it would take eight times as long."""
-_FEWEST_RUNS = 3
-_AGREE = 1.03
-"""How far apart two runs may be that were not disturbed."""
-_LONGEST_SECONDS = 1.0
+_ENOUGH_RUNS = 8
+_SHORTER = 0.99
+_BUSY = 0.9
+"""Share of the time that the threads of an undisturbed run compute."""
+_LONGEST_SECONDS = 0.4
 _COPIED_BYTES = {"cpu": 2**27, "cuda": 2**30}
 """More than any cache holds."""
 _SHARE_OF_MEMORY = 1 / 16
@@ -36,7 +37,8 @@ def measure_peaks(
     """Returns {"matrix_flops_per_second": {format: rate}, "bandwidth_bytes_per_second": rate}.
 
     The formats are those that products in `precisions` are computed in. What does not run on the
-    device is left out.
+    device is left out, and so is what something else disturbed all the time; the bandwidth is None
+    then.
     """
     rates: dict[str, float] = {}
     for precision in precisions:
@@ -44,9 +46,11 @@ def measure_peaks(
         if kind in rates:
             continue
         try:
-            rates[kind] = _matrix_rate(kind, device, limit_bytes=memory_bytes * _SHARE_OF_MEMORY)
+            rate = _matrix_rate(kind, device, limit_bytes=memory_bytes * _SHARE_OF_MEMORY)
         except (RuntimeError, NotImplementedError, TypeError):
             continue  # such as fp8 on a GPU without it, whose trials fail as well
+        if rate > 0:
+            rates[kind] = rate
     limit_bytes = memory_bytes * _SHARE_OF_MEMORY / 2
     size_bytes = int(min(_COPIED_BYTES[device.type], limit_bytes))
     return {
@@ -71,6 +75,8 @@ def _fastest(kind: MatrixFormat, device: torch.device, *, limit_bytes: float) ->
     size = _FIRST_SIZE
     while size <= _LARGEST_SIZE and 3 * 4 * size**2 <= limit_bytes:
         seconds = _seconds(_product(kind, device, size), device)
+        if seconds is None:
+            break
         best = max(best, 2 * size**3 / seconds)
         if seconds > _ENOUGH_SECONDS:
             break
@@ -93,30 +99,37 @@ def _product(kind: MatrixFormat, device: torch.device, size: int) -> Callable[[]
     )
 
 
-def _bandwidth(device: torch.device, size_bytes: int) -> float:
-    """Returns the bytes per second, read and written, of a copy."""
+def _bandwidth(device: torch.device, size_bytes: int) -> float | None:
+    """Returns the bytes per second, read and written, of a copy; None where it was disturbed."""
     source = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
-    return 2 * size_bytes / _seconds(lambda: target.copy_(source), device)
+    seconds = _seconds(lambda: target.copy_(source), device)
+    return None if seconds is None else 2 * size_bytes / seconds
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Returns the shortest of several runs, after one that is not timed.
+def _seconds(run: Callable[[], object], device: torch.device) -> float | None:
+    """Returns the shortest time of a run; None where each one was disturbed.
 
-    Where other processes disturb them, it is run until the two shortest agree, or for a second.
+    It is run until more runs do not shorten it, and for 0.4 seconds at most. On a CPU, a run counts
+    only if its threads had a core each all the time: while they wait for each other, they spin.
     """
     run()
     times: list[float] = []
+    runs_since_shortest = 0
     began = time.perf_counter()
-    while time.perf_counter() - began < _LONGEST_SECONDS:
+    while runs_since_shortest < _ENOUGH_RUNS and time.perf_counter() - began < _LONGEST_SECONDS:
         _synchronize(device)
-        before = time.perf_counter()
+        before, busy_before = time.perf_counter(), time.process_time()
         run()
         _synchronize(device)
-        times.append(time.perf_counter() - before)
-        if len(times) >= _FEWEST_RUNS and sorted(times)[1] <= _AGREE * min(times):
-            break
-    return max(min(times), 1e-9)
+        seconds, busy_seconds = time.perf_counter() - before, time.process_time() - busy_before
+        if device.type == "cpu" and busy_seconds < _BUSY * seconds * torch.get_num_threads():
+            continue
+        runs_since_shortest += 1
+        if not times or seconds < _SHORTER * min(times):
+            runs_since_shortest = 0
+        times.append(seconds)
+    return max(min(times), 1e-9) if times else None
 
 
 def _synchronize(device: torch.device) -> None:
