@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "autotune"
 DOTTED = re.compile(r"\bautotune(?:\.[A-Za-z_]\w*)+")
@@ -28,9 +26,6 @@ WRITTEN_BY_EXPORTS = {
     "autotune_trainer.py",
 }
 """Names that docstrings use for a user's files or for files that an export writes."""
-EXCERPTS = ("quoted_source", "excerpt", "source")
-"""Functions of the exporters whose first argument names a module of the package; the others name
-its definitions."""
 
 
 def python_files(*folders: str) -> list[Path]:
@@ -124,78 +119,6 @@ def test_every_dotted_module_name_in_a_text_leads_to_a_module_or_a_name_in_it():
     assert len(names) > 500  # imports are among them
     missing = sorted({(name, place) for name, place in names if not leads_somewhere(name)})
     assert not missing, missing
-
-
-def text_arguments(call: ast.Call, path: Path) -> Iterator[list[str]]:
-    """Return the possible texts of each argument of `call`; names are resolved in module `path`."""
-    for argument in call.args:
-        match argument:
-            case ast.Constant(value=str() as text):
-                yield [text]
-            case ast.Name(id=name):
-                yield assigned_texts(name, tree_of(path))
-            case _:
-                yield []
-
-
-def assigned_texts(name: str, tree: ast.Module) -> list[str]:
-    """Return every text, also in a tuple, assigned to `name` in a module or where it comes from."""
-    found: list[str] = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.ImportFrom(module=str() as module, names=names) if name in [
-                one.name for one in names
-            ]:
-                source = module_file(module.split(".")[1:])
-                assert source is not None
-                found += assigned_texts(name, tree_of(source))
-            case ast.Assign(
-                targets=[ast.Name(id=one)], value=ast.Constant(value=str() as text)
-            ) if one == name:
-                found.append(text)
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                pairs = zip(targets, values, strict=True)
-                found += [
-                    str(value.value)
-                    for target, value in pairs
-                    if isinstance(target, ast.Name)
-                    and target.id == name
-                    and isinstance(value, ast.Constant)
-                ]
-    return found
-
-
-def excerpt_calls() -> list[tuple[Path, ast.Call]]:
-    return [
-        (path, node)
-        for path in python_files("autotune/exporters")
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in EXCERPTS
-    ]
-
-
-@pytest.mark.parametrize(
-    ("path", "call"),
-    [
-        pytest.param(*one, id=f"{one[0].parent.name}/{one[0].name}:{one[1].lineno}")
-        for one in excerpt_calls()
-    ],
-)
-def test_every_excerpt_names_a_module_and_definitions_that_are_in_it(path, call):
-    if path.name in ("pieces.py", "source.py"):
-        pytest.skip("the functions themselves hand a name on")
-    modules, *names = list(text_arguments(call, path))
-    assert modules, "the module's name is not to be found in the text of the file"
-    files = [module_file(module.split(".")) for module in modules]
-    assert None not in files, modules
-    everywhere = set.union(*(definitions(file) for file in files if file is not None))
-    assert [name for found in names for name in found if name not in everywhere] == []
-
-
-def test_there_are_excerpts_to_check():
-    assert len(excerpt_calls()) > 30
 
 
 def test_every_path_of_a_source_file_in_a_text_is_there():

@@ -3,7 +3,7 @@
 Imported only in the process of a trial, because it imports torch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, TextFacts, Tokens, read_token_of
+from autotune.data.token_file import TextFacts
+from autotune.shipped.labels import IGNORED_LABEL
+from autotune.shipped.token_encoding import NO_TOKEN, Tokens, read_token_of
 
 
 class Batch(NamedTuple):
@@ -76,17 +78,3 @@ def batch_of(
     starts = [index * sequence_length for index in indices]
     rows = [tokens[start : start + sequence_length + 1] for start in starts]
     return numpy.stack(rows).astype(numpy.int64)
-
-
-def training_order(
-    *, sequences: int, global_batch: int, seed: int
-) -> Iterator[NDArray[numpy.int64]]:
-    """Yield global batches of sequence indices without end.
-
-    Each epoch is shuffled anew; an incomplete last batch is dropped.
-    """
-    generator = numpy.random.default_rng(seed)
-    while True:
-        order = generator.permutation(sequences)
-        for start in range(0, sequences - global_batch + 1, global_batch):
-            yield order[start : start + global_batch]

@@ -9,17 +9,18 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from autotune.data.chat_template import (
+from autotune.data.rows import values
+from autotune.data.tokenizer import load_chat_template, load_tokenizer
+from autotune.errors import InvalidDataset, InvalidInput
+from autotune.shipped.chat_template import (
     ChatTemplate,
     InvalidConversation,
     conversation_of,
     labelled_tokens,
     tools_of,
 )
-from autotune.data.rows import values
-from autotune.data.token_file import Tokens
-from autotune.data.tokenizer import SubwordTokenizer, load_chat_template, load_tokenizer
-from autotune.errors import InvalidDataset, InvalidInput
+from autotune.shipped.subword_tokenizer import SubwordTokenizer
+from autotune.shipped.token_encoding import Tokens
 from autotune.spec.workload import SHAREGPT_COLUMN, Workload
 
 CHAT_COLUMNS = ("messages", SHAREGPT_COLUMN)

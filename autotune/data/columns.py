@@ -8,8 +8,9 @@ import numpy
 
 from autotune.data.chat import CHAT_COLUMNS, TOOLS, ChatColumn
 from autotune.data.rows import columns_of, values
-from autotune.data.token_file import IGNORED_LABEL, NO_TOKEN, Tokens, read_token_of
 from autotune.errors import InvalidDataset
+from autotune.shipped.labels import IGNORED_LABEL
+from autotune.shipped.token_encoding import NO_TOKEN, Tokens, read_token_of
 from autotune.spec.workload import Workload
 
 TOKENS, LABELS, MASK = "input_ids", "labels", "attention_mask"

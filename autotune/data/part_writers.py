@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from autotune.data.token_file import NO_TOKEN, TokenFile, Tokens
+from autotune.data.token_file import TokenFile
 from autotune.data.tokenizer import Tokenizer
+from autotune.shipped.token_encoding import NO_TOKEN, Tokens
 from autotune.spec.workload import Workload
 
 

@@ -11,31 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.data import hub, python_docs
+from autotune.data import hub
 from autotune.data.chat import ChatColumn
 from autotune.data.columns import TokenColumn, documents_of
 from autotune.data.rows import unreadable
 from autotune.data.text_files import TextFiles, check_files
 from autotune.errors import InvalidDataset
+from autotune.shipped import python_docs
+from autotune.shipped.dataset_files import ALL, READERS, dataset_files, files_named_by_split
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
-
-READERS = {
-    ".txt": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
-"""Name of the reader in `datasets`, by suffix of a local file."""
 
 _SAVED_SET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
 """Files that `save_to_disk` writes to the folder of a dataset, and of one with splits."""
 MOST_FILES = 100_000
-_ALL = "train"
-"""The split of all files if no file is named after a split."""
 
 Documents = Iterable[str] | TokenColumn | ChatColumn
 
@@ -89,7 +78,7 @@ def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], 
     path = expanded(workload.dataset)
     check_splits(workload)
     if workload.dataset == STANDARD_LIBRARY_TEXT:
-        return lambda _split: python_docs.documents()
+        return lambda _split: python_docs.standard_library_texts()
     if not path.exists():
         return lambda split: documents_of(hub.load_rows(workload, split=split), workload)
     if (path / _SAVED_SET).exists() or (path / _SAVED_SPLITS).exists():
@@ -151,7 +140,7 @@ def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDat
 
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     """Return the files to read by split; all are in one split unless their names tell splits."""
-    everything = _files_in(path) if path.is_dir() else [path]
+    everything = dataset_files(files_below(path)) if path.is_dir() else [path]
     if not everything or any(file.suffix.lower() not in READERS for file in everything):
         raise InvalidDataset(
             f"dataset {str(path)!r} has no file that autotune can read",
@@ -166,25 +155,15 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     if not any(file.stat().st_size for file in everything):
         raise InvalidDataset(f"dataset {str(path)!r} is empty", hint="name a file with text in it")
     if path.is_file():
-        return {_ALL: everything}
-    splits = _files_named_by_split(path, everything)
-    wants_splits = workload.held_out_split is not None or workload.dataset_split != _ALL
+        return {ALL: everything}
+    splits = files_named_by_split(path, everything)
+    wants_splits = workload.held_out_split is not None or workload.dataset_split != ALL
     # A single file called test.txt is no evidence of splits: they count if they cover every file.
     in_splits = {file for files in splits.values() for file in files}
-    is_laid_out = _ALL in splits and in_splits == set(everything)
+    is_laid_out = ALL in splits and in_splits == set(everything)
     if splits and (wants_splits or is_laid_out):
         return splits
-    return {_ALL: everything}
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return the readable files in alphabetical order, without dataset cards and the like."""
-    files = sorted(file for file in files_below(folder) if file.suffix.lower() in READERS)
-    if not files:
-        return []
-    from datasets.data_files import FILES_TO_IGNORE
-
-    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
+    return {ALL: everything}
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -212,26 +191,6 @@ def files_below(folder: Path) -> Iterator[Path]:
                     folders.append(entry.path)
                 elif is_plain_file(Path(entry.path)):
                     yield Path(entry.path)
-
-
-def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
-    from datasets.data_files import DataFilesDict, get_data_patterns
-
-    try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except FileNotFoundError:  # it finds no data files
-        return {}
-    readable = {str(file.resolve()): file for file in everything}
-    by_split = {
-        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
-        for split, names in found.items()
-    }
-    return {split: files for split, files in by_split.items() if files}
-
-
-def _resolved(name: str) -> str:
-    return str(Path(name).resolve())
 
 
 def _read_files(

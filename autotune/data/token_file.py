@@ -13,20 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
-Tokens = NDArray[numpy.integer]
+from autotune.shipped.token_encoding import Tokens
 
-NO_TOKEN = -1
-"""Padding: the pad token as input, and no label."""
-IGNORED_LABEL = -100
-"""The label that cross entropy ignores by default, in torch and in transformers."""
 FACTS_FILE = "text.json"
-
-
-def read_token_of(encoded: Any) -> Any:
-    """Encode a token of padded text that is not a label, or decode it: the inverse is the same."""
-    return NO_TOKEN - 1 - encoded
 
 
 @dataclass(frozen=True, kw_only=True)

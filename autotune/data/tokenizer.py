@@ -3,41 +3,30 @@
 All but the first use the `tokenizers` library: https://huggingface.co/docs/tokenizers
 """
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from autotune.data import hub
-from autotune.data.chat_template import ChatTemplate, chat_template_of
-from autotune.data.token_file import Tokens
 from autotune.errors import InvalidInput
+from autotune.shipped.byte_tokenizer import ByteTokenizer
+from autotune.shipped.chat_template import ChatTemplate, chat_template_of
+from autotune.shipped.subword_tokenizer import SubwordTokenizer
+from autotune.shipped.token_encoding import Tokens
 from autotune.spec.user_files import LARGEST_TOKENIZER_BYTES, read_file, read_json
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
-from autotune.spec.workload import BYTE_VOCABULARY, Workload
+from autotune.spec.workload import Workload
 
 FILE_NAME = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-END_OF_TEXT = "<|endoftext|>"
-PADDING = "<|pad|>"
 
 _LARGEST_SETTINGS_BYTES = 16 * 2**20
 """Gemma 3 describes its 6,414 special tokens in 1.2 MB."""
 _LARGEST_TEMPLATE_BYTES = 2**20
-_LONG_WORD = re.compile(r"\w{256,}")
-"""Removed before a BPE is trained: it learns nothing from such words, but stores each of them."""
-_NAMES = {
-    "bos": ("<|begin_of_text|>", "<s>", "<bos>", END_OF_TEXT),
-    "eos": (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>"),
-    "pad": (PADDING, "<pad>", "[PAD]", "<|finetune_right_pad_id|>"),
-}
-"""Usual names of the token of each role, used without a tokenizer_config.json."""
 
 
 class Tokenizer(Protocol):
@@ -55,50 +44,6 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
         """Return, for each UTF-8 text, its first `longest` tokens and the number of their bytes."""
-
-
-class ByteTokenizer:
-    """Each byte is a token; a blank line separates passages."""
-
-    vocab_size = BYTE_VOCABULARY
-    beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
-    separator: Tokens = numpy.frombuffer(b"\n\n", dtype=numpy.uint8)
-    separator_bytes = len(separator)
-    pad_token = 0
-
-    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
-        arrays = [numpy.frombuffer(text, dtype=numpy.uint8)[:longest] for text in texts]
-        return [(array, len(array)) for array in arrays]
-
-
-class SubwordTokenizer:
-    """A tokenizer of the `tokenizers` library."""
-
-    separator_bytes = 0
-
-    def __init__(self, tokenizer: Any, *, settings: dict[str, Any] | None = None) -> None:
-        self._tokenizer = tokenizer
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        roles = {role: _token_of(role, tokenizer, settings or {}) for role in _NAMES}
-        self.beginning = _array([] if roles["bos"] is None else [roles["bos"]])
-        self.separator = _array([] if roles["eos"] is None else [roles["eos"]])
-        self.pad_token = roles["pad"] or 0
-
-    def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
-        # numpy arrays, because lists of Python integers take ten times the memory of the text.
-        decoded = [text.decode() for text in texts]
-        encodings = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
-        return [
-            (_array(encoding.ids[:longest]), _bytes_of(text, encoding, longest))
-            for text, encoding in zip(decoded, encodings, strict=True)
-        ]
-
-    def encode_with_offsets(self, text: str) -> tuple[Tokens, list[tuple[int, int]]]:
-        """Return the tokens of a text, and from which to which character each goes."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return _array(encoding.ids), encoding.offsets
 
 
 class LoadedTokenizer(SubwordTokenizer):
@@ -123,50 +68,6 @@ class LoadedTokenizer(SubwordTokenizer):
             f"tokenizer {self._source!r} has no tokens for a text",
             hint="use the tokenizer.json of the model, whole and unchanged",
         )
-
-
-def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
-    """Return how many bytes of `text` its first `longest` tokens represent."""
-    if longest is None or len(encoding.ids) <= longest:
-        return len(text.encode())
-    end = encoding.offsets[longest - 1][1] if longest else 0
-    return len(text[:end].encode())
-
-
-def _array(tokens: list[int]) -> Tokens:
-    return numpy.array(tokens, dtype=numpy.uint32)
-
-
-def _token_of(role: str, tokenizer: Any, settings: dict[str, Any]) -> int | None:
-    """Return the token of a role, by its name in `settings` or else by its usual names."""
-    names: list[Any] = list(_NAMES[role])
-    if f"{role}_token" in settings:
-        setting = settings[f"{role}_token"]
-        names = [setting.get("content") if isinstance(setting, dict) else setting]
-    for name in names:
-        token: int | None = tokenizer.token_to_id(name) if isinstance(name, str) else None
-        if token is not None:
-            return token
-    return None
-
-
-def train_bpe(texts: Iterable[bytes], *, vocab_size: int, file: Path) -> SubwordTokenizer:
-    """Train a byte-level BPE of at most `vocab_size` tokens and store it in `file`.
-
-    Equal texts give equal tokenizers.
-    """
-    tokenizer: Any = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT, PADDING],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator((_LONG_WORD.sub("", text.decode()) for text in texts), trainer)
-    tokenizer.save(str(file))
-    return SubwordTokenizer(tokenizer)
 
 
 def load_tokenizer(workload: Workload) -> Tokenizer:

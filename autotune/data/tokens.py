@@ -19,37 +19,21 @@ from autotune.data.columns import TokenColumn
 from autotune.data.part_writers import PartWriter, part_writer
 from autotune.data.sources import Documents, Parts
 from autotune.data.token_file import TextFacts
-from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer, train_bpe
+from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
 from autotune.errors import InvalidDataset
+from autotune.shipped.bpe import train_bpe
+from autotune.shipped.text_parts import (
+    HELD_OUT,
+    TRAIN,
+    TRAINED_ON_BYTES_PER_TOKEN,
+    assigned,
+    beginnings,
+    passages,
+    up_to,
+)
 from autotune.spec.workload import Workload
 
-PASSAGE_CHARACTERS = 4096
-HELD_OUT_ONE_IN = 10
-CHARACTERS_PER_TOKEN = 64
-"""Upper bound for every tokenizer; characters beyond it cannot be part of a padded sample."""
-TRAINED_ON_BYTES_PER_TOKEN = 8
-"""Bytes of streamed text that a BPE is trained on, per token that the steps need."""
 _ENCODED_AT_ONCE_BYTES = 2**20
-
-TRAIN, HELD_OUT = False, True
-
-
-def passages(documents: Iterable[str]) -> Iterator[bytes]:
-    """Yield each document as UTF-8, in passages of at most 4,096 characters."""
-    for document in documents:
-        for start in range(0, len(document), PASSAGE_CHARACTERS):
-            yield document[start : start + PASSAGE_CHARACTERS].encode("utf-8", errors="replace")
-
-
-def beginnings(documents: Iterable[str], *, sequence_length: int) -> Iterator[bytes]:
-    """Yield as much of each document as a sample could contain, as UTF-8."""
-    for document in documents:
-        yield document[: CHARACTERS_PER_TOKEN * sequence_length].encode("utf-8", errors="replace")
-
-
-def is_held_out(passage: bytes) -> bool:
-    """Whether a passage is held out, decided by its hash."""
-    return int.from_bytes(hashlib.sha256(passage).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
@@ -99,7 +83,7 @@ def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
     dtype = numpy.min_scalar_type(workload.vocab_size - 1)
     is_chat = isinstance(parts.train, ChatColumn)
     writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None, is_chat=is_chat)
-    samples = _assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
+    samples = assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
     for part, tokens in samples:
         if not is_chat and workload.packing == "packed" and (tokens < 0).any():
             raise InvalidDataset(
@@ -127,26 +111,9 @@ def _units(parts: Parts, workload: Workload) -> Units:
 
     def units(is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, bytes]]:
         held_out = None if parts.held_out is None else cut(parts.held_out)
-        return _assigned(cut(parts.train), held_out, is_full=is_full)
+        return assigned(cut(parts.train), held_out, is_full=is_full)
 
     return units
-
-
-def _assigned(
-    train: Iterable[Any], held_out: Iterable[Any] | None, *, is_full: Callable[[bool], bool]
-) -> Iterator[Any]:
-    """Yield (is held out, unit) for every unit until the parts are full."""
-    if held_out is None:
-        for unit in train:
-            if is_full(TRAIN) and is_full(HELD_OUT):
-                return
-            yield is_held_out(unit if isinstance(unit, bytes) else unit.tobytes()), unit
-        return
-    for part, units in ((TRAIN, train), (HELD_OUT, held_out)):
-        for unit in units:
-            if is_full(part):
-                break
-            yield part, unit
 
 
 def _batches(units: Iterable[tuple[bool, bytes]]) -> Iterator[list[tuple[bool, bytes]]]:
@@ -170,17 +137,8 @@ def _tokenizer(units: Units, workload: Workload, *, folder: Path) -> Tokenizer:
     )
     if workload.streaming:
         tokens = workload.steps * workload.tokens_per_step
-        texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * tokens, texts)
+        texts = up_to(TRAINED_ON_BYTES_PER_TOKEN * tokens, texts)
     return train_bpe(texts, vocab_size=workload.vocab_size, file=folder / FILE_NAME)
-
-
-def _up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield texts until their total size reaches `size_bytes`."""
-    for text in texts:
-        yield text
-        size_bytes -= len(text)
-        if size_bytes <= 0:
-            return
 
 
 # -- the two parts on disk -------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.bundle import shipped_files
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target, Unsupported
@@ -23,7 +24,6 @@ from autotune.exporters.script_lines import (
     optimizer_line,
     write_schedule,
 )
-from autotune.exporters.shipped import shipped_files
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 

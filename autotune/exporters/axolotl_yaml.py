@@ -418,7 +418,7 @@ _SAVED_OPERATORS = [
     "aten::_grouped_mm",
     "aten::_scaled_mm",
 ]
-"""Operators whose results `selective` saves (`autotune/techniques/checkpointing.py`), as axolotl
+"""Operators whose results `selective` saves (`autotune/shipped/selective.py`), as axolotl
 names them."""
 
 

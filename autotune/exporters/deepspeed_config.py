@@ -10,6 +10,7 @@ import json
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.bundle import shipped_files
 from autotune.exporters.devices import Closest, fit_deepspeed, zero_settings
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import Recipe
@@ -22,7 +23,6 @@ from autotune.exporters.script_lines import (
     optimizer_line,
     write_schedule,
 )
-from autotune.exporters.shipped import shipped_files
 from autotune.spec.config import TrainingConfig
 
 FILE = "ds_config.json"

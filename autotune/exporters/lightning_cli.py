@@ -7,6 +7,7 @@ lightning 2.6.
 """
 
 from autotune.exporters.adapters import left_to_script
+from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.deepspeed_config import client_settings
 from autotune.exporters.devices import (
     Closest,
@@ -22,7 +23,6 @@ from autotune.exporters.script_lines import (
     optimizer_arguments,
     optimizer_class,
 )
-from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
 

@@ -5,8 +5,8 @@ refusals quote them.
 """
 
 from autotune.exporters.adapters import loading_arguments
+from autotune.exporters.bundle import BLOCKS
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
-from autotune.exporters.shipped import BLOCKS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 

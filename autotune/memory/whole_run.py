@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.memory.cpu import peak_of
 from autotune.memory.cuda import CudaMeter
 from autotune.memory.meter import MemoryMeter, MemoryReading
+from autotune.shipped.cpu_peak import peak_of
 
 _STEADY = "autotune steady steps"
 

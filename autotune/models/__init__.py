@@ -10,6 +10,8 @@ from torch import nn
 
 from autotune.models import deep_one, gpt, hugging_face, user_model
 from autotune.models.parts import ModelParts
+from autotune.shipped.deep_one import initialize as initialize_deep_one
+from autotune.shipped.gpt import initialize as initialize_gpt
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 
@@ -24,9 +26,9 @@ class ModelFamily:
 
 
 MODELS: Mapping[str, ModelFamily] = {
-    "gpt": ModelFamily(build=gpt.build, find_parts=gpt.find_parts, initialize=gpt.initialize),
+    "gpt": ModelFamily(build=gpt.build, find_parts=gpt.find_parts, initialize=initialize_gpt),
     "deep-one": ModelFamily(
-        build=deep_one.build, find_parts=deep_one.find_parts, initialize=deep_one.initialize
+        build=deep_one.build, find_parts=deep_one.find_parts, initialize=initialize_deep_one
     ),
 }
 

@@ -1,56 +1,25 @@
 """Causal language models of Hugging Face transformers, from a config.json.
 
 `transformers_network.py` builds the network. The parts of a model are found by structure
-(`structure.py`). transformers is an optional dependency and is imported only when a model is built:
-https://huggingface.co/docs/transformers
+(`autotune/shipped/blocks.py`). transformers is an optional dependency and is imported only when a
+model is built: https://huggingface.co/docs/transformers
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from autotune.errors import InvalidInput
-from autotune.models.parts import ModelParts, TokenLoss, next_token_loss
-from autotune.models.structure import find_blocks
+from autotune.models.parts import ModelParts
+from autotune.shipped.blocks import find_blocks
+from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.spec.workload import Workload
 
 _PROBED_TOKENS = 4
 _NOISE = 1e-4
 """Largest difference that counts as rounding, relative to the standard deviation of the logits. It
 occurs with mixtures of experts, whose matrix products depend on the other tokens."""
-
-
-class HuggingFaceModel(nn.Module):
-    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network: Any = network
-        self.token_loss: TokenLoss | None = None
-        """If set, computes the loss from the last hidden states and the head; otherwise the loss is
-        computed from the logits."""
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        if self.token_loss is None:
-            return next_token_loss(self.logits(tokens), labels)
-        return self.token_loss(self.hidden(tokens), self.network.get_output_embeddings(), labels)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits, [batch, sequence, vocabulary]."""
-        logits: Tensor = self._run(self.network, tokens).logits
-        return logits
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Return the last hidden states, [batch, sequence, width]."""
-        hidden: Tensor = self._run(self.network.base_model, tokens)[0]
-        return hidden
-
-    def _run(self, network: Any, tokens: Tensor) -> Any:
-        # A mask of ones says that nothing is padding; without it transformers would look for
-        # several sequences packed into one.
-        return network(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
 
 
 def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingFaceModel:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput
 from autotune.models import hugging_face
+from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.spec.model_file import WEIGHT_FILES, no_weights, weight_files
 from autotune.spec.user_code import sha256_of
 from autotune.spec.weight_files import check_weight_files
 from autotune.spec.workload import Workload
 
 
-def read_pretrained(workload: Workload) -> hugging_face.HuggingFaceModel:
+def read_pretrained(workload: Workload) -> HuggingFaceModel:
     """Return the model with its trained weights in float32. Raises InvalidInput."""
     return hugging_face.build(workload, weights_folder=_folder(workload))
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface
 
 from autotune.errors import InvalidInput
 from autotune.models.config_class import describe_error, make_config
+from autotune.shipped.hugging_face_mask import causal_mask
 from autotune.spec.model_file import with_layers
 from autotune.spec.workload import Workload
 
@@ -29,7 +29,7 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> Any:
 
     Raises InvalidInput if transformers cannot build it.
     """
-    AttentionMaskInterface.register("sdpa", _causal_mask)
+    AttentionMaskInterface.register("sdpa", causal_mask)
     try:
         return _network(workload, weights_folder, attention="sdpa")
     except ValueError as error:
@@ -109,32 +109,3 @@ def _build_error(workload: Workload, error: Exception) -> InvalidInput:
         f"transformers cannot build model {workload.model}: {describe_error(error)}",
         hint="change its config.json, or use another model",
     )
-
-
-def _causal_mask(
-    *,
-    q_length: int,
-    kv_length: int,
-    local_size: int | None = None,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    **options: Any,
-) -> Tensor | None:
-    """Return transformers' mask for sdpa, or None if the causal flag of the kernel is enough.
-
-    `attention_mask` is always ones here. `local_size` is the window of local attention.
-    """
-    if (
-        allow_is_causal_skip
-        and q_length == kv_length
-        and (local_size is None or kv_length < local_size)
-    ):
-        return None
-    mask: Tensor | None = sdpa_mask(
-        q_length=q_length,
-        kv_length=kv_length,
-        local_size=local_size,
-        allow_is_causal_skip=False,
-        **options,
-    )
-    return mask

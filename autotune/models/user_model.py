@@ -2,7 +2,8 @@
 
 The function returns a `torch.nn.Module`. It is called with those of layers, width, heads,
 vocab_size and sequence_length that it takes, and with feed_forward_width if that is set. The module
-is used in the first of two ways that works (`signature.py` finds out in one forward pass):
+is used in the first of two ways that works. `autotune/shipped/signature.py` finds out which, in one
+forward pass:
 
     forward(tokens)          -> logits [batch, sequence, vocabulary]
     forward(tokens, labels)  -> mean loss, a scalar; labels[i] is the token after tokens[i]
@@ -16,7 +17,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,8 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
-from autotune.models.parts import IGNORED_LABEL, ModelParts, TokenLoss, next_token_loss
-from autotune.models.signature import Usage, entry_of, probe_signature
+from autotune.models.parts import ModelParts
+from autotune.shipped.labels import IGNORED_LABEL
+from autotune.shipped.signature import Expectation, UnusableModule, entry_of
+from autotune.shipped.user_model import UserModel, user_model
 from autotune.spec.user_code import (
     FunctionReference,
     changed_since,
@@ -37,62 +39,6 @@ from autotune.spec.user_code import (
 from autotune.spec.workload import Workload
 
 _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "sequence_length")
-
-
-class UserModel(nn.Module):
-    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
-
-    def __init__(self, network: nn.Module, usage: Usage) -> None:
-        super().__init__()
-        self.network = network
-        self.usage = usage
-        self.token_loss: TokenLoss | None = None
-        """If set, computes the loss from the input of the head; otherwise the network does."""
-        if usage.head_name is not None:
-            self.head.__class__ = PassableLinear
-
-    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        if self.token_loss is not None:
-            return self.token_loss(self.hidden(tokens), self.head, labels)
-        if self.usage.loss_entry is None:
-            return next_token_loss(self._run(tokens, None, self.usage.logits_entry), labels)
-        return self._summed_loss(tokens, labels)
-
-    @property
-    def head(self) -> Any:
-        """The linear layer that computes the logits."""
-        assert self.usage.head_name is not None
-        return self.network.get_submodule(self.usage.head_name)
-
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Return the input of the head, [batch, sequence, width]."""
-        # Zeros are valid labels for any vocabulary; the loss they give is not used.
-        labels = torch.zeros_like(tokens) if self.usage.takes_labels else None
-        self.head.is_passed = True
-        try:
-            return self._run(tokens, labels, self.usage.logits_entry)
-        finally:
-            self.head.is_passed = False
-
-    def _summed_loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        is_valid = labels != IGNORED_LABEL
-        network_labels = torch.where(is_valid, labels, self.usage.ignored_label)
-        mean = self._run(tokens, network_labels, self.usage.loss_entry).float()
-        count = is_valid.sum()
-        return torch.where(count > 0, mean * count, 0.0)  # the mean of no labels is NaN
-
-    def _run(self, tokens: Tensor, labels: Tensor | None, entry: Any) -> Tensor:
-        output: Tensor = entry_of(self.usage.call(self.network, tokens, labels), entry)
-        return output
-
-
-class PassableLinear(nn.Linear):
-    """A head that returns its input unchanged while `is_passed` is set."""
-
-    is_passed = False
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input if self.is_passed else super().forward(input)
 
 
 def build(workload: Workload) -> UserModel:
@@ -109,29 +55,24 @@ def build(workload: Workload) -> UserModel:
         try:
             network = _make(function, reference, sizes)
             if not any(tensor.is_meta for tensor in _plain_tensors(network)):
-                return _user_model(network, workload)
+                return _wrapped(network, workload)
         except Exception:  # user code that needs values may raise anything
             pass
     with torch.device("cpu"):
         network = _make(function, reference, sizes)
-        return _user_model(network, workload)
+        return _wrapped(network, workload)
 
 
-@torch.no_grad()
-def _user_model(network: nn.Module, workload: Workload) -> UserModel:
-    """Return the wrapped network, without a head if it fails when the head returns its input.
-
-    A network that relies on the width of its logits fails.
-    """
-    usage = probe_signature(network, workload)
-    model = UserModel(network, usage)
-    if usage.head_name is not None:
-        device = model.head.weight.device
-        try:
-            model.hidden(torch.zeros(1, workload.sequence_length, dtype=torch.int64, device=device))
-        except Exception:
-            model.usage = replace(usage, head_name=None)
-    return model
+def _wrapped(network: nn.Module, workload: Workload) -> UserModel:
+    expected = Expectation(
+        name=workload.model,
+        vocab_size=workload.vocab_size,
+        sequence_length=workload.sequence_length,
+    )
+    try:
+        return user_model(network, expected)
+    except UnusableModule as error:
+        raise InvalidInput(str(error), hint=error.hint) from error.__cause__
 
 
 def _plain_tensors(network: nn.Module) -> Iterator[Tensor]:

@@ -22,8 +22,9 @@ from autotune.predictor.attention import OPERATORS, attention, bytes_during
 from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.gpu import Gpu
+from autotune.shipped import activation_offload
 from autotune.spec.config import Attention, Offload
-from autotune.techniques import activation_offload, offload
+from autotune.techniques import offload
 from autotune.units import format_size
 
 

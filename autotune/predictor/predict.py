@@ -48,7 +48,6 @@ from autotune.data.batches import Batch
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
-from autotune.models.parts import held_tensors, tensors_behind
 from autotune.predictor import cuda
 from autotune.predictor.accuracy import error_of
 from autotune.predictor.caching_allocator import count_pieces, round_up
@@ -66,11 +65,13 @@ from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.predictor.routing import Parts
+from autotune.shipped.checkpointing import Checkpointed
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
-from autotune.techniques.checkpointing import Checkpointed
 from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.techniques.pinned_memory import bytes_to_host
 from autotune.techniques.sharding import make_mesh

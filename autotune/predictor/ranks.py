@@ -17,6 +17,7 @@ from torch.distributed import _compute_bucket_assignment_by_size  # type: ignore
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from autotune.shipped import replication
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
 from autotune.techniques import Training, sharding
 
@@ -34,7 +35,10 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
         "GradientBuckets": PredictedBuckets,
     }
     try:
-        with patch.multiple(sharding, **replaced):
+        with (
+            patch.multiple(sharding, **replaced),
+            patch.object(replication, "DistributedDataParallel", PredictedReplica),
+        ):
             yield
     finally:
         torch.distributed.destroy_process_group()
@@ -164,7 +168,7 @@ class PredictedReplica(nn.Module):
 
 
 class PredictedBuckets:
-    """Stands for `sharding.GradientBuckets`."""
+    """Stands for `replication.GradientBuckets`."""
 
     def __init__(self, module: PredictedReplica, *, reduced_in: str) -> None:
         self.buffers = module.buffers_of_buckets

@@ -23,9 +23,9 @@ import psutil
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.data.hub import is_local_name
-from autotune.data.sources import READERS
 from autotune.errors import InvalidInput, InvalidSpace, NotAllowed, StorageUnavailable, suggestion
 from autotune.execution.compile_cache import CACHE
+from autotune.shipped.dataset_files import READERS
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config

@@ -8,13 +8,13 @@ What a particular device cannot do is not decided here: a probe finds it
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
+from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 
 Precision = Literal[
     "fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"
@@ -386,10 +386,6 @@ def reverted(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -
         for field in DEPENDENT_FIELDS.get(technique, ()):
             changes[field] = getattr(_DEFAULT_CONFIG, field)
     return dataclasses.replace(config, **changes)
-
-
-FP8_MULTIPLE = 16
-"""Both dimensions of every matrix in an fp8 product must be multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -887,12 +883,3 @@ def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
         micro_batch_size=at.default_of("micro_batch_size"),
         sharding=at.default_of("sharding"),
     )
-
-
-def segment_bounds(layers: int) -> list[int]:
-    """Return where `sqrt` cuts the blocks: segment i has those from bounds[i] to bounds[i + 1].
-
-    It makes round(sqrt(layers)) segments of nearly equal length.
-    """
-    segments = round(math.sqrt(layers))
-    return [round(index * layers / segments) for index in range(segments + 1)]

@@ -43,9 +43,9 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from autotune.exporters.deepspeed_config import client_settings, engine_settings
 from autotune.exporters.recipe import Recipe
 from autotune.models.parts import ModelParts
+from autotune.shipped.gloo import released
 from autotune.spec.config import Engine, TrainingConfig
 from autotune.spec.workload import Workload
-from autotune.techniques.gloo import released
 from autotune.techniques.optimizer_fusion import UpdateRule, state_of
 from autotune.techniques.sharding import DataParallel
 

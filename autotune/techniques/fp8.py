@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from autotune.models.parts import ModelParts
-from autotune.spec.config import FP8_MULTIPLE, Precision
+from autotune.shipped.fp8 import convert
+from autotune.spec.config import Precision
 
 
 def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = False) -> None:
@@ -24,25 +25,6 @@ def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = F
     if precision == "fp8":
         for block in parts.blocks:
             convert(block, emulate=emulate)
-
-
-def convert(module: nn.Module, *, emulate: bool = False) -> nn.Module:
-    """Makes the suitable linear layers of `module` use fp8; parameters stay the same objects."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    converted: nn.Module = convert_to_float8_training(
-        module,
-        config=Float8LinearConfig(emulate=emulate),
-        module_filter_fn=lambda layer, _name: can_be_fp8(layer),
-    )
-    return converted
-
-
-def can_be_fp8(layer: nn.Module) -> bool:
-    """Returns whether it is a linear layer with sides that are multiples of FP8_MULTIPLE."""
-    if not isinstance(layer, nn.Linear):
-        return False
-    return layer.in_features % FP8_MULTIPLE == 0 and layer.out_features % FP8_MULTIPLE == 0
 
 
 def torchao_is_missing() -> str | None:

@@ -14,7 +14,7 @@ import torch.distributed
 from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 
-from autotune.techniques.gloo import GlooAllGather, add_up, add_up_in_place
+from autotune.shipped.gloo import GlooAllGather, add_up, add_up_in_place
 
 
 @cache

@@ -31,8 +31,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from autotune.shipped.adafactor_fixed_rate import AdafactorFixedRate
 from autotune.spec.config import Optimizer, OptimizerFusion
-from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 from autotune.techniques.extras import bitsandbytes
 
 SGD_MOMENTUM = 0.9

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from autotune.build_tools import why_no_compilation
-from autotune.models.parts import tensors_behind
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.step_in_backward import step_in_backward
+from autotune.shipped.stochastic_rounding import StochasticallyRounded
 from autotune.spec.config import Optimizer, OptimizerFusion
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer import make_optimizer
-from autotune.techniques.step_in_backward import step_in_backward
-from autotune.techniques.stochastic_rounding import StochasticallyRounded
 from autotune.techniques.tensor_parallel import TensorParallel
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from autotune.memory.host import HostMemoryExceeded, available_bytes, when_it_was_left
 from autotune.memory.meter import resident_bytes
-from autotune.models.parts import tensors_behind
+from autotune.shipped import activation_offload
+from autotune.shipped.activation_offload import OnHost
+from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.result import PINNED_ON_HOST, STATE_ON_HOST
-from autotune.techniques import activation_offload
-from autotune.techniques.activation_offload import OnHost, pinned_bytes
+from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.offload import SMALLEST_ELEMENTS
 from autotune.units import format_size
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
-from autotune.spec.config import DEPENDENT_FIELDS, FP8_MULTIPLE, TrainingConfig
+from autotune.shipped.fp8 import can_be_fp8
+from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
 from autotune.techniques import attention, tensor_parallel
 from autotune.techniques.adapter import missing_layers
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
-from autotune.techniques.fp8 import can_be_fp8
 
 _EXAMINED_TOKENS = 8
 """Tokens in a forward pass that examines the model."""

@@ -29,8 +29,7 @@ import torch
 import torch._dynamo.config
 import torch.distributed
 from torch import Tensor, nn
-from torch.distributed import GradBucket, HashStore  # type: ignore[attr-defined]
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -46,8 +45,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
-from autotune.spec.config import SHARDED_WEIGHTS, GradientReduction, TrainingConfig
-from autotune.techniques.gloo import use_gloo
+from autotune.shipped.gloo import use_gloo
+from autotune.shipped.replication import GradientBuckets, replicate
+from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
 from autotune.techniques.optimizer_fusion import UpdateRule
 from autotune.techniques.pinned_memory import check_host_memory
 from autotune.techniques.tensor_parallel import TensorParallel
@@ -137,39 +137,6 @@ class DataParallel:
         """Have forward passes be those of a training again."""
         if isinstance(self.module, FSDPModule):
             self.module.set_reshard_after_forward(self.reshards_after_forward)
-
-
-class GradientBuckets:
-    """Adds up the gradients of all devices, a bucket at a time, and knows the buckets' memory.
-
-    The gradients are views of the buckets of DistributedDataParallel.
-    """
-
-    def __init__(self, module: DistributedDataParallel, *, reduced_in: GradientReduction) -> None:
-        self.buffers: list[Tensor] = []
-        """The buckets of the latest backward pass."""
-        is_complete = True
-        add_up = default_hooks.allreduce_hook
-        if reduced_in == "bf16":
-            add_up = default_hooks.bf16_compress_hook
-
-        def hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-            nonlocal is_complete
-            if is_complete:  # the buckets are built anew after the first step
-                self.buffers.clear()
-            self.buffers.append(bucket.buffer())
-            is_complete = bucket.is_last()
-            return add_up(group, bucket)
-
-        module.register_comm_hook(module.process_group, hook)
-
-        def forget_first_buckets(*_: object) -> None:
-            # Those of the second step are allocated when it begins: all would be there twice.
-            if self.buffers:
-                self.buffers.clear()
-                handle.remove()
-
-        handle = module.register_forward_pre_hook(forget_first_buckets)
 
 
 class ShardedWeights(Placement):
@@ -305,7 +272,7 @@ def shard(
         _divide(parts, config, mesh=mesh, placement=placement)
         module, buckets = parts.model, None
     else:
-        module = _replicate(parts.model, mesh=mesh, device=device)
+        module = replicate(parts.model, mesh=mesh, device=device)
         buckets = GradientBuckets(module, reduced_in=config.gradient_reduction)
     return DataParallel(
         module=module,
@@ -321,21 +288,6 @@ def shard(
 
 def _reshards_after_forward(config: TrainingConfig) -> bool:
     return config.sharding != "zero2"
-
-
-def _replicate(
-    model: nn.Module, *, mesh: DeviceMesh, device: torch.device
-) -> DistributedDataParallel:
-    # Otherwise torch would cut each compiled graph where a bucket ends, and save other activations.
-    torch._dynamo.config.optimize_ddp = False
-    return DistributedDataParallel(
-        model,
-        device_ids=[device] if device.type == "cuda" else None,
-        broadcast_buffers=False,
-        init_sync=False,  # all have loaded the same weights
-        process_group=mesh.get_group(),
-        gradient_as_bucket_view=True,
-    )
 
 
 def _divide(

@@ -37,12 +37,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from autotune.errors import IllegalConfiguration
-from autotune.models.deep_one import DeepOne
-from autotune.models.gpt import GPT
-from autotune.models.hugging_face import HuggingFaceModel
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
-from autotune.techniques.gloo import add_up, gather
+from autotune.shipped.deep_one import DeepOne
+from autotune.shipped.gloo import add_up, gather
+from autotune.shipped.gpt import GPT
+from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.techniques.gloo_compiled import use_gloo_in_compiled_code
 
 Style = Literal[

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autotune.errors import IllegalConfiguration
+from autotune.shipped.step_in_backward import SteppedInBackward, step_in_backward
 from autotune.spec.config import OptimizerFusion
-from autotune.techniques.step_in_backward import SteppedInBackward, step_in_backward
 
 _FLAGS = {"foreach": "foreach", "kernel": "fused"}
 

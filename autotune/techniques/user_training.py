@@ -16,9 +16,10 @@ from torch.utils._pytree import tree_map
 
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
-from autotune.models.structure import find_blocks
+from autotune.shipped.activation_offload import offloaded
+from autotune.shipped.blocks import find_blocks
 from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
-from autotune.techniques import activation_offload, attention, memory_budget, precision, wrap_blocks
+from autotune.techniques import attention, memory_budget, precision, wrap_blocks
 from autotune.techniques.requirements import check_parts, missing_parts
 from autotune.techniques.user_optimizer import with_fusion
 
@@ -166,7 +167,7 @@ def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
 
     def around(inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            with activation_offload.offloaded(place, model=model):
+            with offloaded(model):
                 return inner(*args, **kwargs)
 
         return call

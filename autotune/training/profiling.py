@@ -29,7 +29,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.history import Change, changes_of_profile, distinct, read_changes
 from autotune.memory.recording import Block, Recording
-from autotune.models.parts import held_tensors, tensors_behind
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.tensors import held_tensors
 from autotune.spec.prediction import Category
 from autotune.spec.profile import Compilation, CompiledGraph, OperatorUse, Profile
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched

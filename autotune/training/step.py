@@ -5,17 +5,17 @@ predictor runs this same code on fake tensors.
 """
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from autotune.data.batches import Batch
 from autotune.memory.meter import PhaseMarker
+from autotune.shipped.activation_offload import offloaded
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import Training
-from autotune.techniques.activation_offload import offloaded
 from autotune.techniques.precision import autocast
 
 
@@ -99,7 +99,9 @@ class TrainingStep:
         return loss
 
     def _offload_activations(self) -> AbstractContextManager[object]:
-        return offloaded(self._config.activation_offload, model=self.training.parts.model)
+        if self._config.activation_offload == "none":
+            return nullcontext()
+        return offloaded(self.training.parts.model)
 
     def learning_rate(self, step: int) -> float:
         """Returns the rate of a step: linear warm-up, then constant or a cosine down to a tenth."""

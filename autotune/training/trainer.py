@@ -19,14 +19,16 @@ import torch._inductor.config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.data.batches import Batch, TokenSequences, training_order
+from autotune.data.batches import Batch, TokenSequences
 from autotune.data.token_file import TextFacts
 from autotune.memory.attribution import bytes_by_category, find_peak
 from autotune.memory.communication import Communication, communication_on_cuda
 from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, PhaseMarker, resident_bytes
-from autotune.models.parts import held_tensors, tensors_behind
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.tensors import held_tensors
+from autotune.shipped.training_order import training_order
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PARITY_STEPS, ParityTrace

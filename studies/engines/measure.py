@@ -23,8 +23,9 @@ import torch
 from autotune.data.batches import Batch
 from autotune.execution.server.ranks import Rank, run_on_ranks
 from autotune.memory.cpu import CpuMeter
-from autotune.models.parts import held_tensors, tensors_behind
 from autotune.models.weights import draw_weights
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
 from autotune.techniques import Training, apply_techniques, deepspeed_engine

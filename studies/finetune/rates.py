@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 import autotune
-from autotune.data import python_docs
+from autotune.shipped import python_docs
 from autotune.spec.learning_rates import ADAPTER_FACTOR, FINE_TUNING
 
 MULTIPLES = (1.0, 3.0, 10.0, 30.0, 100.0)
@@ -91,7 +91,7 @@ def pretrain(folder: Path) -> None:
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    text = "\n".join(python_docs.documents()).encode()
+    text = "\n".join(python_docs.standard_library_texts()).encode()
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

@@ -25,8 +25,8 @@ for _name in ("AllGather", "ReduceScatter"):  # autotune imports them; torch 2.8
     if not hasattr(fsdp_api, _name):
         setattr(fsdp_api, _name, type(_name, (), {}))
 
-from autotune.models import deep_one  # noqa: E402
 from autotune.predictor.predict import PredictionRequest, predict  # noqa: E402
+from autotune.shipped import deep_one  # noqa: E402
 from autotune.spec.search_space import bind_space  # noqa: E402
 from autotune.spec.space_file import load_space  # noqa: E402
 from autotune.spec.workload import make_workload  # noqa: E402

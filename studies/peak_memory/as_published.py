@@ -25,15 +25,15 @@ from torch import Tensor, nn
 
 import autotune.predictor.predict
 from autotune.memory.recording import Recording
-from autotune.models import deep_one
-from autotune.models.parts import IGNORED_LABEL
 from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.predict import PredictionRequest, predict
+from autotune.shipped import adafactor_fixed_rate as adafactor
+from autotune.shipped import deep_one
+from autotune.shipped.labels import IGNORED_LABEL
 from autotune.spec.prediction import Prediction
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
-from autotune.techniques import adafactor_fixed_rate as adafactor
 from studies.compressed import write_json
 
 GIB = 1024**3

@@ -6,7 +6,7 @@ autotune search --space peak_memory --scale tiny --no-confirm \
 
 from torch import Tensor, nn
 
-from autotune.models.deep_one import DeepOne, default_feed_forward_width, relative_positions
+from autotune.shipped.deep_one import DeepOne, default_feed_forward_width, relative_positions
 
 DROPOUT = 0.1
 

@@ -18,7 +18,7 @@ import datasets
 
 import autotune
 from autotune.cli.tables import make_console, print_result
-from autotune.data import python_docs
+from autotune.shipped import python_docs
 from studies.compressed import write_json
 
 HERE = Path(__file__).parent
@@ -48,7 +48,9 @@ def main() -> None:
     console = make_console()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.parquet"
-        datasets.Dataset.from_dict({"text": python_docs.documents()}).to_parquet(str(text))
+        datasets.Dataset.from_dict({"text": python_docs.standard_library_texts()}).to_parquet(
+            str(text)
+        )
         for name, workload in SEARCHES.items():
             if options.only not in (None, name):
                 continue

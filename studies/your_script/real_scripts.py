@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.data import python_docs
+from autotune.shipped import python_docs
 
 HERE = Path(__file__).resolve().parent
 SPACE = HERE / "real_scripts.toml"
@@ -81,7 +81,7 @@ class RealScript:
 
 def prepare_nano_gpt(repository: Path, _given: Path) -> None:
     data = repository / "data" / "shakespeare_char"
-    text = "\n".join(python_docs.documents()).encode("ascii", "ignore").decode()
+    text = "\n".join(python_docs.standard_library_texts()).encode("ascii", "ignore").decode()
     (data / "input.txt").write_text(text[:400_000])
     run([sys.executable, str(data / "prepare.py")], folder=repository)
 
@@ -312,7 +312,7 @@ def make_given(folder: Path) -> None:
     )
 
     folder.mkdir(exist_ok=True)
-    documents = python_docs.documents()
+    documents = python_docs.standard_library_texts()
     lines = [line for document in documents for line in document.splitlines() if line.strip()]
     (folder / "text.txt").write_text("\n".join(lines[:6000]))
     instructions = [

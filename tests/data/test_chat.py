@@ -7,16 +7,17 @@ import pytest
 from tokenizers import Tokenizer
 
 from autotune.data.batches import TokenSequences
-from autotune.data.chat_template import (
+from autotune.data.sources import read_documents
+from autotune.data.token_file import TextFacts
+from autotune.data.tokens import write_tokens
+from autotune.errors import InvalidDataset, InvalidInput
+from autotune.shipped.chat_template import (
     ChatTemplate,
     InvalidConversation,
     chat_template_of,
     conversation_of,
 )
-from autotune.data.sources import read_documents
-from autotune.data.token_file import IGNORED_LABEL, TextFacts
-from autotune.data.tokens import write_tokens
-from autotune.errors import InvalidDataset, InvalidInput
+from autotune.shipped.labels import IGNORED_LABEL
 from autotune.spec.workload import make_workload
 from tests.building import chat
 

@@ -8,10 +8,10 @@ import torch
 
 from autotune.data.batches import TokenSequences
 from autotune.data.sources import Parts
-from autotune.data.tokenizer import train_bpe
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
-from autotune.models.parts import IGNORED_LABEL
+from autotune.shipped.bpe import train_bpe
+from autotune.shipped.labels import IGNORED_LABEL
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload

@@ -8,9 +8,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from autotune.data import python_docs
-from autotune.data.sources import READERS, read_documents
+from autotune.data.sources import read_documents
 from autotune.errors import InvalidDataset
+from autotune.shipped import python_docs
+from autotune.shipped.dataset_files import READERS
 from autotune.spec.workload import make_workload
 
 TEXTS = ["first, with a comma", "second\n\nin two paragraphs", "third: ünï¢ödé"]
@@ -61,7 +62,7 @@ def error_for(read):
 
 
 def test_the_default_is_the_python_documentation(read):
-    assert read("python-docs") == python_docs.documents()
+    assert read("python-docs") == python_docs.standard_library_texts()
 
 
 @pytest.mark.parametrize(

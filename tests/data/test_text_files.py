@@ -7,8 +7,8 @@ import pytest
 from autotune.data import text_files
 from autotune.data.sources import read_documents
 from autotune.data.text_files import PIECE_CHARACTERS, TextFiles
-from autotune.data.tokens import PASSAGE_CHARACTERS, passages
 from autotune.errors import InvalidDataset
+from autotune.shipped.text_parts import PASSAGE_CHARACTERS, passages
 from autotune.spec.workload import make_workload
 
 MEBIBYTE = 2**20

@@ -7,9 +7,12 @@ import pytest
 
 from autotune.data.sources import Parts
 from autotune.data.token_file import TextFacts
-from autotune.data.tokenizer import END_OF_TEXT, PADDING, ByteTokenizer, load_tokenizer, train_bpe
+from autotune.data.tokenizer import load_tokenizer
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidInput
+from autotune.shipped.bpe import train_bpe
+from autotune.shipped.byte_tokenizer import ByteTokenizer
+from autotune.shipped.subword_tokenizer import END_OF_TEXT, PADDING
 from autotune.spec.workload import make_workload
 
 SETTINGS = {"sequence_length": 32, "global_batch": 4, "evaluation_sequences": 4}

@@ -6,17 +6,14 @@ from itertools import islice
 import numpy
 import pytest
 
-from autotune.data import python_docs
-from autotune.data.batches import batch_of, sequences_in, training_order
+from autotune.data.batches import batch_of, sequences_in
 from autotune.data.columns import documents_of
 from autotune.data.sources import Parts
-from autotune.data.tokens import (
-    PASSAGE_CHARACTERS,
-    is_held_out,
-    passages,
-    write_tokens,
-)
+from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
+from autotune.shipped import python_docs
+from autotune.shipped.text_parts import PASSAGE_CHARACTERS, is_held_out, passages
+from autotune.shipped.training_order import training_order
 from autotune.spec.workload import BYTE_VOCABULARY, make_workload
 
 DOCUMENTS = [f"document {number}: " + "word " * (number % 50) for number in range(500)]
@@ -213,13 +210,13 @@ def test_another_seed_gives_another_order():
 
 
 def test_the_default_text_is_the_same_at_every_reading():
-    assert python_docs.documents() == python_docs.documents()
+    assert python_docs.standard_library_texts() == python_docs.standard_library_texts()
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_the_default_text_is_long_enough_for_the_default_workload(device_type, tmp_path):
     workload = make_workload(device_type)
-    write_tokens(Parts(train=python_docs.documents()), workload, folder=tmp_path)
+    write_tokens(Parts(train=python_docs.standard_library_texts()), workload, folder=tmp_path)
     sequences = sequences_in(
         numpy.load(tmp_path / "train.npy"), sequence_length=workload.sequence_length
     )
@@ -227,6 +224,6 @@ def test_the_default_text_is_long_enough_for_the_default_workload(device_type, t
 
 
 def test_the_default_text_holds_language_topics_and_module_docstrings():
-    text = "\n".join(python_docs.documents())
+    text = "\n".join(python_docs.standard_library_texts())
     assert 'The "if" statement is used for conditional execution' in text
     assert "JSON (JavaScript Object Notation)" in text

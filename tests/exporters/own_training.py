@@ -2,7 +2,8 @@
 
 import torch
 
-from autotune.models.gpt import build, initialize
+from autotune.models.gpt import build
+from autotune.shipped.gpt import initialize
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 from autotune.techniques.precision import autocast, gradient_scaler, weights_dtype
 from autotune.training.step import TrainingStep

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.exporters import TARGETS
 from autotune.exporters.accelerate_config import FILE
-from autotune.exporters.shipped.autotune_blocks import prepare_blocks
+from autotune.shipped.autotune_blocks import prepare_blocks
 from autotune.spec.config import TrainingConfig
 from tests.exporters.own_training import small_model
 from tests.exporters.recipes import recipe
@@ -93,7 +93,7 @@ def run(tmp_path_factory):
 
 
 def launched(export, folder):
-    from autotune.exporters.shipped import BLOCKS, shipped_text
+    from autotune.exporters.bundle import BLOCKS, shipped_text
 
     (folder / BLOCKS).write_text(shipped_text(BLOCKS))
     lines = {entry.setting: entry.why.partition("write ")[2] for entry in export.unsupported}

@@ -13,8 +13,10 @@ from trl import SFTTrainer, get_peft_config
 from autotune.execution.server.prepared import prepare
 from autotune.exporters import TARGETS, adapters
 from autotune.memory.cpu import CpuMeter
-from autotune.models.hugging_face import HuggingFaceModel, find_parts
-from autotune.models.parts import held_tensors, tensors_behind
+from autotune.models.hugging_face import find_parts
+from autotune.shipped.hugging_face import HuggingFaceModel
+from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.spec.training_request import TrainingRequest

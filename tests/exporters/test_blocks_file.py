@@ -6,24 +6,21 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from autotune.exporters.shipped.autotune_blocks import (
-    SAVED_OPERATORS,
-    find_blocks,
-    prepare_blocks,
-    shard_blocks,
-)
-from autotune.exporters.source import excerpt
+from autotune.exporters.bundle import BLOCKS, shipped_text
 from autotune.memory.cpu import CpuMeter
 from autotune.models.gpt import build, find_parts
-from autotune.models.structure import find_blocks as find_own
+from autotune.shipped.blocks import find_blocks as find_own
 from autotune.spec.config import CHOICES
 from autotune.spec.workload import make_workload
 from autotune.techniques import checkpointing as technique
 from tests.exporters.readers.pytorch_script import fake_ranks
+from tests.exporters.texts import imported
 from tests.techniques.operators import OperatorCount
 
 CHECKPOINTING = CHOICES["checkpointing"]
 LAYERS = 6
+FILE = imported(shipped_text(BLOCKS))
+find_blocks, prepare_blocks, shard_blocks = FILE.find_blocks, FILE.prepare_blocks, FILE.shard_blocks
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +61,6 @@ def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
     assert all(torch.equal(one, other) for one, other in zip(gradients, own_gradients, strict=True))
     assert peak == pytest.approx(own_peak, rel=0.001)
     assert (peak < 0.95 * plain_peak) == (granularity != "none")
-
-
-def test_selective_saves_the_outputs_that_a_trial_saves():
-    assert SAVED_OPERATORS == technique._KEPT_OPERATORS
-
-
-def test_segments_are_cut_by_the_function_of_a_trial():
-    """The file is shipped whole and imports nothing of autotune, so it has the same text."""
-    assert excerpt("exporters.shipped.autotune_blocks", "segment_bounds") == excerpt(
-        "spec.config", "segment_bounds"
-    )
 
 
 @pytest.mark.parametrize("granularity", [one for one in CHECKPOINTING if one != "sqrt"])
@@ -118,8 +104,8 @@ def test_products_of_blocks_are_converted_to_fp8_and_the_head_is_not(model):
 def test_blocks_are_found_where_trials_find_them(model):
     owner = torch.nn.Module()
     owner.network = copy.deepcopy(model)
-    assert find_blocks(owner) == "network.blocks"
-    assert owner.get_submodule(find_blocks(owner)) is find_own(owner).blocks
+    assert find_blocks(owner).blocks is owner.network.blocks
+    assert find_own(owner).blocks is owner.network.blocks
 
 
 class Base(torch.nn.Module):
@@ -148,10 +134,10 @@ def test_modules_of_several_classes_are_blocks_if_they_share_a_base(modules, are
     owner.layers = torch.nn.ModuleList(modules)
     assert (find_own(owner) is not None) == are_blocks
     if are_blocks:
-        assert find_blocks(owner) == "layers"
+        prepare_blocks(owner)
     else:
         with pytest.raises(ValueError, match="has no list of blocks"):
-            find_blocks(owner)
+            prepare_blocks(owner)
 
 
 def test_a_model_without_blocks_is_rejected_with_a_hint():

@@ -7,9 +7,9 @@ import yaml
 
 from autotune.exporters import TARGETS
 from autotune.exporters.torchtitan.files import chunks
+from autotune.shipped.chunked_loss import tokens_in_a_chunk
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
-from autotune.techniques.loss import tokens_in_a_chunk
 from tests.exporters.readers import READERS
 from tests.exporters.readers.torchtitan import read
 from tests.exporters.recipes import recipe

@@ -10,7 +10,7 @@ import torch
 
 from autotune.exporters import TARGETS
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
-from autotune.techniques.adafactor_fixed_rate import WEIGHT_DECAY
+from autotune.shipped.adafactor_fixed_rate import WEIGHT_DECAY
 from autotune.techniques.optimizer import make_optimizer
 from tests.exporters.readers import READERS
 from tests.exporters.recipes import (

@@ -10,7 +10,7 @@ import torch
 from autotune.execution.server.prepared import prepare
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter
-from autotune.models.parts import tensors_behind
+from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload

@@ -8,8 +8,8 @@ import transformers.modeling_utils
 
 from autotune.exporters import launch
 from autotune.exporters.transformers import write
+from autotune.shipped.adafactor_fixed_rate import AdafactorFixedRate
 from autotune.spec.config import TrainingConfig
-from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
 from tests.exporters.readers.hugging_face import (
     autocast_by_arguments,
     checkpointing_of,

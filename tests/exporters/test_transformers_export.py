@@ -8,7 +8,6 @@ import pytest
 import torch
 import transformers.modeling_utils
 
-from autotune.exporters.source import excerpt
 from autotune.exporters.transformers import write
 from autotune.exporters.transformers.training_script import FILE as SCRIPT
 from autotune.spec.config import TrainingConfig
@@ -246,11 +245,6 @@ def test_compiled_blocks_are_one_graph_and_plainly_causal(tmp_path):
 
 
 # -- as a user -------------------------------------------------------------------------------------
-
-
-def test_an_excerpt_of_what_a_module_lacks_is_an_error():
-    with pytest.raises(AssertionError, match="does not define"):
-        excerpt("techniques.loss", "no_such_function")
 
 
 @pytest.mark.slow

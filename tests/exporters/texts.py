@@ -1,6 +1,8 @@
 """Small data sets of every kind, as settings of a workload."""
 
 import json
+import sys
+import types
 
 from tests.building import chat
 
@@ -99,3 +101,10 @@ _KINDS = {
     "padded tokens": lambda where: _tokens(where, packing="padded"),
 }
 KINDS = tuple(_KINDS)
+
+
+def imported(text, *, name="exported"):
+    """Return the module of a text, as Python would import it from a file."""
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, f"{name}.py", "exec"), module.__dict__)
+    return module

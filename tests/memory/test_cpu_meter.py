@@ -6,7 +6,7 @@ from torch import nn
 
 from autotune.memory.cpu import CpuMeter
 from autotune.memory.meter import resident_bytes
-from autotune.models.parts import held_tensors
+from autotune.shipped.tensors import held_tensors
 
 MIB = 2**20
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.models import build_model, deep_one
+from autotune.shipped import deep_one as layers
 from autotune.spec.workload import make_workload
 
 FULL_SIZE = {
@@ -22,7 +23,7 @@ FULL_SIZE = {
 def model(workload):
     torch.manual_seed(0)
     model = deep_one.build(dataclasses.replace(workload, model="deep-one"))
-    deep_one.initialize(model)
+    layers.initialize(model)
     return model
 
 
@@ -34,11 +35,11 @@ def test_the_full_size_has_the_parameters_of_the_table():
 
 @pytest.mark.parametrize(("width", "inner"), [(2048, 5400), (1024, 2704), (128, 336), (2, 8)])
 def test_the_inner_size_is_in_proportion_to_the_table(width, inner):
-    assert deep_one.default_feed_forward_width(width) == inner
+    assert layers.default_feed_forward_width(width) == inner
 
 
 def test_slopes_start_between_a_half_and_a_256th_and_are_zero_in_the_upper_half():
-    slopes = deep_one.initial_slopes(16)
+    slopes = layers.initial_slopes(16)
     assert slopes[0] == 0.5
     assert slopes[7].item() == pytest.approx(2 ** -(1 + 7 * 7 / 15))
     assert slopes[8:].tolist() == [0.0] * 8
@@ -101,10 +102,10 @@ def test_initial_matrices_have_the_bounds_of_xavier(model):
 def test_the_embedding_starts_at_one_over_the_root_of_the_width_and_padding_at_zero(model):
     weight = model.embedding.weight
     assert weight.std().item() == pytest.approx(32**-0.5, rel=0.05)
-    assert (weight == 0).all(dim=1).nonzero().flatten().tolist() == [deep_one.PADDING_TOKEN]
+    assert (weight == 0).all(dim=1).nonzero().flatten().tolist() == [layers.PADDING_TOKEN]
 
 
 def test_a_block_ends_in_a_norm(model):
-    offsets, causal = deep_one.relative_positions(5, device=torch.device("cpu"))
+    offsets, causal = layers.relative_positions(5, device=torch.device("cpu"))
     out = model.blocks[0](100 * torch.randn(1, 5, 32), offsets, causal)
     assert out.square().mean(dim=-1).flatten().tolist() == pytest.approx([1.0] * 5, rel=1e-3)

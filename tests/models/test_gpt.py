@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.models import build_model
-from autotune.models.gpt import rotary_table, rotate
+from autotune.shipped.gpt import rotary_table, rotate
 from autotune.spec.workload import make_workload
 
 

@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.models import build_model
-from autotune.models.hugging_face import HuggingFaceModel, find_parts
+from autotune.models.hugging_face import find_parts
 from autotune.models.weights import Placement, draw_weights, load_model
+from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments

@@ -9,8 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.errors import InvalidInput, StudyMismatch
 from autotune.models import build_model
-from autotune.models.parts import next_token_loss
 from autotune.models.weights import Placement, draw_weights, load_model
+from autotune.shipped.token_loss import next_token_loss
 from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.requirements import missing_parts

@@ -8,6 +8,7 @@ from torch import nn
 from autotune.errors import PredictionImpossible
 from autotune.models import MODELS, gpt
 from autotune.predictor.predict import PredictionRequest, predict
+from autotune.shipped.gpt import Attention
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name, sizes_of
 from autotune.spec.prediction import Prediction
@@ -225,7 +226,7 @@ def test_attention_that_the_specified_backend_does_not_support_is_rejected(
 class BiasedAttention(nn.Module):
     """Attention with a trainable additive bias, replacing that of a block."""
 
-    def __init__(self, attention: gpt.Attention) -> None:
+    def __init__(self, attention: Attention) -> None:
         super().__init__()
         self.attention = attention
         self.slope = nn.Parameter(torch.zeros(attention.heads, 1, 1))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.memory.attribution import find_peak
-from autotune.memory.cpu import peak_of
 from autotune.predictor.fake_mode import StorageWatch
+from autotune.shipped.cpu_peak import peak_of
 
 SIZE, ROWS = 64, 16
 USES = 4

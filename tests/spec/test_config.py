@@ -5,6 +5,7 @@ import re
 import pytest
 
 from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.shipped.segments import segment_bounds
 from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,
@@ -17,7 +18,6 @@ from autotune.spec.config import (
     configuration_of,
     reverted,
     rule_violations,
-    segment_bounds,
 )
 
 GLOBAL_BATCH = 8

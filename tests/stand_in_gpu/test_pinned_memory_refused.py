@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.execution.server.failures import measurement_of_exception
-from autotune.techniques.activation_offload import to_host
+from autotune.shipped.activation_offload import to_host
 
 pytestmark = pytest.mark.gpu
 

@@ -4,18 +4,19 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.shipped import activation_offload as shipped
+from autotune.shipped.activation_offload import offloaded, to_device, to_host
 from autotune.spec.config import TrainingConfig
 from autotune.techniques import activation_offload
-from autotune.techniques.activation_offload import offloaded, to_device, to_host
 
 
 @pytest.fixture
 def moved(monkeypatch):
     """Tensors copied to the host, from a few hundred bytes on so that small models have some."""
     seen = []
-    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 512)
+    monkeypatch.setattr(shipped, "SMALLEST_BYTES", 512)
     monkeypatch.setattr(
-        activation_offload, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1]
+        shipped, "to_host", lambda tensor: (seen.append(tensor), to_host(tensor))[1]
     )
     return seen
 
@@ -46,7 +47,7 @@ def test_offloading_works_with_compiled_code(scope, moved, losses_of):
 
 def test_parameters_and_their_views_are_not_moved(moved):
     model = nn.Linear(64, 64)
-    with offloaded("cpu", model=model):
+    with offloaded(model):
         loss = model(torch.randn(32, 64, requires_grad=True)).square().sum()
     loss.backward()
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
@@ -55,7 +56,7 @@ def test_parameters_and_their_views_are_not_moved(moved):
 
 
 def test_small_tensors_are_not_moved(moved):
-    with offloaded("cpu", model=nn.Identity()):
+    with offloaded(nn.Identity()):
         torch.randn(8, requires_grad=True).square().sum().backward()
     assert not moved
 

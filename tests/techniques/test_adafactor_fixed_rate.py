@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.techniques.adafactor_fixed_rate import AdafactorFixedRate
+from autotune.shipped.adafactor_fixed_rate import AdafactorFixedRate
 
 RATE, WEIGHT_DECAY = 2e-2, 0.01
 

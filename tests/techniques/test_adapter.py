@@ -7,9 +7,10 @@ from torch import nn
 from autotune.data.batches import Batch
 from autotune.errors import IllegalConfiguration
 from autotune.memory.device_meter import make_meter
-from autotune.models.parts import ModelParts, tensors_behind
+from autotune.models.parts import ModelParts
 from autotune.models.weights import draw_weights
 from autotune.predictor.predict import PredictionRequest, predict
+from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import TOLERANCES
 from autotune.spec.workload import make_workload

@@ -6,8 +6,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from autotune.models.parts import IGNORED_LABEL, full_token_loss
-from autotune.techniques.loss import chunked_token_loss, tokens_in_a_chunk
+from autotune.shipped.chunked_loss import chunked_token_loss, tokens_in_a_chunk
+from autotune.shipped.labels import IGNORED_LABEL
+from autotune.shipped.token_loss import full_token_loss
 
 WIDTH, VOCABULARY = 16, 96
 

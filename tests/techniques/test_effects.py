@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from autotune.shipped.checkpointing import Checkpointed
 from autotune.techniques import checkpointing
 from autotune.techniques.precision import unavailable
 from tests.techniques.operators import operators_in_a_step
@@ -60,7 +61,7 @@ def test_sqrt_makes_about_sqrt_of_layers_segments(make_trainer):
 def test_attributes_of_a_block_are_found_through_its_checkpoint_wrapper():
     block = torch.nn.Linear(2, 2)
     block.kind = "sliding"
-    checkpointed = checkpointing.Checkpointed(block)
+    checkpointed = Checkpointed(block)
     assert (checkpointed.kind, checkpointed.weight) == ("sliding", block.weight)
     assert not hasattr(checkpointed, "no_such_attribute")
 

@@ -12,7 +12,8 @@ import torch
 
 from autotune.execution.server.prepared import prepare
 from autotune.models import build_model
-from autotune.models.parts import tensors_behind
+from autotune.shipped import activation_offload
+from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import (
     CHOICES,
     OF_SEVERAL_DEVICES,
@@ -21,7 +22,7 @@ from autotune.spec.config import (
     rule_violations,
 )
 from autotune.spec.training_request import TrainingRequest
-from autotune.techniques import activation_offload, find_unavailable
+from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training.trainer import Trainer
 from tests.techniques.families import FAMILIES, GLOBAL_BATCH, LAYERS, RUN, workload_of

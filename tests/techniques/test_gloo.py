@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from autotune.techniques import gloo
+from autotune.shipped import gloo
 from tests.building.gloo_ranks import on_ranks
 
 

@@ -8,9 +8,10 @@ import torch
 
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.memory.host import HostMemoryExceeded
+from autotune.shipped import activation_offload
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
-from autotune.techniques import activation_offload, pinned_memory
+from autotune.techniques import pinned_memory
 from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.pinned_memory import PinnedMemoryBudget
 from autotune.training.trainer import train

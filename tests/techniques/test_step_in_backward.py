@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from autotune.errors import IllegalConfiguration
-from autotune.techniques.step_in_backward import step_in_backward
-from autotune.techniques.stochastic_rounding import StochasticallyRounded
+from autotune.shipped.step_in_backward import step_in_backward
+from autotune.shipped.stochastic_rounding import StochasticallyRounded
 from autotune.techniques.user_optimizer import with_fusion
 
 

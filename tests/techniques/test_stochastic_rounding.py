@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.shipped.stochastic_rounding import StochasticallyRounded, round_to_bf16
 from autotune.techniques.optimizer import make_optimizer
-from autotune.techniques.stochastic_rounding import StochasticallyRounded, round_to_bf16
 
 BETWEEN_BF16 = 2**-7
 """Distance of 1.0 to the next larger bf16."""

@@ -86,7 +86,8 @@ def train(config, workload, weights_file):
 
 
 def resident(training):
-    from autotune.models.parts import held_tensors, tensors_behind
+    from autotune.shipped.quantized import tensors_behind
+    from autotune.shipped.tensors import held_tensors
 
     model = training.parts.model
     weights = [part for weight in model.parameters() for part in tensors_behind(weight)]
@@ -300,7 +301,7 @@ def held_while_loading(rank, folder):
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 
-    from autotune.memory.cpu import peak_of
+    from autotune.shipped.cpu_peak import peak_of
     from autotune.techniques import apply_techniques
     from autotune.techniques.sharding import make_mesh
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.shipped.fp8 import can_be_fp8, convert
 from autotune.techniques import find_unavailable, fp8
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 
@@ -89,7 +90,7 @@ def test_without_torchao_both_are_excluded_with_what_to_install():
     ids=str,
 )
 def test_only_matrices_of_multiples_of_16_are_multiplied_in_fp8(layer, fits):
-    assert fp8.can_be_fp8(layer) == fits
+    assert can_be_fp8(layer) == fits
 
 
 def test_a_product_in_fp8_is_within_its_precision():
@@ -97,7 +98,7 @@ def test_a_product_in_fp8_is_within_its_precision():
     layer, x = nn.Sequential(nn.Linear(64, 64, bias=False)), torch.randn(32, 64)
     exact = layer(x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        product = fp8.convert(layer, emulate=True)(x).float()
+        product = convert(layer, emulate=True)(x).float()
     error = (product - exact).norm() / exact.norm()
     assert 0.005 < error < 0.06  # a mantissa of 3 bits rounds each factor by up to 6 %
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from autotune.shipped.step_in_backward import step_in_backward
 from autotune.spec.config import CHOICES, LegalityContext, rule_violations
 from autotune.spec.parity import PARITY_STEPS
-from autotune.techniques.step_in_backward import step_in_backward
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
 
 

@@ -88,7 +88,7 @@ def test_labels_are_the_tokens_that_follow(make_trainer):
 def test_perplexity_is_that_of_the_held_out_text(request_for, prepared):
     import numpy
 
-    from autotune.models.parts import next_token_loss
+    from autotune.shipped.token_loss import next_token_loss
 
     request = request_for()
     trainer = Trainer(request)

@@ -1,17 +1,11 @@
 """Batches in an exported script, with the passages, tokens, held-out part and order of a study."""
 
-from autotune.exporters.pytorch.documents import document_pieces
-from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
+from autotune.exporters.bundle import Part, code, shipped
+from autotune.exporters.pytorch.documents import document_parts
 from autotune.spec.workload import Workload
 
-_ANY = "from typing import Any"
-_NUMPY = "import numpy"
-_CALLABLE = "from collections.abc import Callable"
-_ITERABLE = "from collections.abc import Iterable"
-_ITERATOR = "from collections.abc import Iterator"
 
-
-def data_pieces(workload: Workload) -> list[Piece]:
+def data_parts(workload: Workload) -> list[Part]:
     """Return the definition of `read_text(folder, text)`.
 
     It returns the training and the held-out part, each of which makes batches.
@@ -24,45 +18,37 @@ def data_pieces(workload: Workload) -> list[Piece]:
     else:
         batches = _PADDED + _ROWS_OF_TOKENS
     return [
-        *document_pieces(workload),
+        *document_parts(workload),
         _units(workload),
-        *_tokenizer(workload),
-        piece(_LIMIT[workload.streaming], _CALLABLE),
-        piece(batches, _NUMPY, _ANY, "import torch", "from torch import Tensor"),
-        piece(_READ_TEXT, _NUMPY, "import json", "from pathlib import Path"),
-        quoted_source(
-            "data.batches",
-            "training_order",
-            imports=(
-                _NUMPY,
-                "from numpy.typing import NDArray",
-                "from collections.abc import Iterator",
-            ),
-        ),
+        _tokenizer(workload),
+        code(_LIMIT[workload.streaming]),
+        code(batches),
+        code(_READ_TEXT),
+        shipped("training_order"),
     ]
 
 
 # -- units -----------------------------------------------------------------------------------------
 
 
-def _units(workload: Workload) -> Piece:
+def _units(workload: Workload) -> Part:
     """Return the definition of `units_of`.
 
     A unit belongs to one part as a whole: a passage, a document, or a sample of tokens.
     """
     if workload.packing == "packed":
-        names = ("PASSAGE_CHARACTERS", "passages")
+        function = "passages"
         cut = "passages([document])"
     else:
-        names = ("CHARACTERS_PER_TOKEN", "beginnings")
+        function = "beginnings"
         cut = "beginnings([document], sequence_length=SEQUENCE_LENGTH)"
-    source = quoted_source("data.tokens", *names, "HELD_OUT_ONE_IN", "is_held_out", "_assigned")
     held_out = "None"
     if workload.held_out_split is not None:
         held_out = f"_cut(documents(name, split={workload.held_out_split!r}))"
     text = f'''
-TRAIN, HELD_OUT = False, True
-
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from autotune.shipped.text_parts import HELD_OUT, TRAIN, assigned, {function}
 
 def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
     """Yields (is held out, unit) until both parts are full.
@@ -71,7 +57,7 @@ def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool,
     """
     train = _cut(documents(name, split={workload.dataset_split!r}))
     held_out = {held_out}
-    return _assigned(train, held_out, is_full=is_full)
+    return assigned(train, held_out, is_full=is_full)
 
 
 def _cut(documents: Iterable[Any]) -> Iterator[Any]:
@@ -81,92 +67,37 @@ def _cut(documents: Iterable[Any]) -> Iterator[Any]:
         else:
             yield document
 '''
-    imports = ("import hashlib", _ANY, _CALLABLE, _ITERABLE, _ITERATOR)
-    return piece(source.text + "\n\n\n" + text.strip("\n"), *imports)
+    return code(text)
 
 
 # -- tokens ----------------------------------------------------------------------------------------
 
-_SUBWORDS = (
-    "END_OF_TEXT",
-    "PADDING",
-    "_NAMES",
-    "SubwordTokenizer",
-    "_bytes_of",
-    "_array",
-    "_token_of",
-)
 
-
-def _tokenizer(workload: Workload) -> list[Piece]:
-    pieces = [
-        quoted_source(
-            "data.token_file", "Tokens", imports=(_NUMPY, "from numpy.typing import NDArray")
-        )
-    ]
+def _tokenizer(workload: Workload) -> Part:
+    """Return the definition of `make_tokenizer(text)`."""
     if workload.tokenizer == "bytes":
-        vocabulary = quoted_source("spec.workload", "BYTE_VOCABULARY")
-        return [
-            *pieces,
-            vocabulary,
-            quoted_source(
-                "data.tokenizer", "ByteTokenizer", imports=("from collections.abc import Sequence",)
-            ),
-            piece(_BYTES),
-        ]
-    trained = ("_LONG_WORD", "train_bpe") if workload.tokenizer == "bpe" else ()
-    imports = (
-        _ANY,
-        _NUMPY,
-        "from collections.abc import Iterable, Sequence",
-        "from pathlib import Path",
-        "import re",
-        "import tokenizers",
-        "from tokenizers import decoders, models, pre_tokenizers, trainers",
-    )
-    pieces.append(
-        quoted_source(
-            "data.tokenizer", *_SUBWORDS, *trained, imports=imports if trained else imports[:-3]
-        )
-    )
-    if trained:
-        return [*pieces, *_trained_bpe(workload)]
-    return [*pieces, _from_file(workload)]
-
-
-def _trained_bpe(workload: Workload) -> list[Piece]:
-    if not workload.streaming:
-        text = _BPE.format(vocab_size=workload.vocab_size, limit="")
-        return [piece(text, "from pathlib import Path")]
-    limit = _BPE_LIMIT.format(tokens="STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH")
-    text = _BPE.format(vocab_size=workload.vocab_size, limit=limit)
-    return [
-        quoted_source(
-            "data.tokens", "TRAINED_ON_BYTES_PER_TOKEN", "_up_to", imports=(_ITERABLE, _ITERATOR)
-        ),
-        piece(text, "from pathlib import Path"),
-    ]
-
-
-def _from_file(workload: Workload) -> Piece:
-    template = ""
-    if workload.chat_column is not None:
-        template = _CHAT_TEMPLATE.format(name=repr(workload.tokenizer))
-    return piece(
-        _FROM_FILE.format(name=repr(workload.tokenizer)) + template,
-        "import json",
-        "from huggingface_hub import hf_hub_download",
-        "from huggingface_hub.errors import EntryNotFoundError",
-        "from pathlib import Path",
-        "from tokenizers import Tokenizer",
-    )
+        return code(_BYTES)
+    if workload.tokenizer != "bpe":
+        template = ""
+        if workload.chat_column is not None:
+            template = _CHAT_TEMPLATE
+        return code(_FROM_FILE.format(name=repr(workload.tokenizer)) + template)
+    limit = ""
+    if workload.streaming:
+        limit = _BPE_LIMIT.format(tokens="STEPS * GLOBAL_BATCH * SEQUENCE_LENGTH")
+    return code(_BPE.format(vocab_size=workload.vocab_size, limit=limit))
 
 
 _BYTES = """
+from autotune.shipped.byte_tokenizer import ByteTokenizer
+
 def make_tokenizer(text: str) -> ByteTokenizer:
     return ByteTokenizer()
 """
 _BPE = '''
+from pathlib import Path
+from autotune.shipped.bpe import train_bpe
+
 def make_tokenizer(text: str) -> SubwordTokenizer:
     """Trains a tokenizer on the training part and stores it in tokenizer.json next to this file."""
     units = units_of(text, lambda part: part == HELD_OUT)
@@ -174,8 +105,16 @@ def make_tokenizer(text: str) -> SubwordTokenizer:
 {limit}    file = Path(__file__).with_name("tokenizer.json")
     return train_bpe(texts, vocab_size={vocab_size}, file=file)
 '''
-_BPE_LIMIT = "    texts = _up_to(TRAINED_ON_BYTES_PER_TOKEN * {tokens}, texts)\n"
+_BPE_LIMIT = "    texts = up_to(TRAINED_ON_BYTES_PER_TOKEN * {tokens}, texts)\n"
 _FROM_FILE = '''
+import json
+from pathlib import Path
+from typing import Any
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError
+from tokenizers import Tokenizer
+from autotune.shipped.subword_tokenizer import SubwordTokenizer
+
 def tokenizer_file() -> Path:
     """Returns a tokenizer.json, local or from the hub, next to its settings if it has any."""
     path = Path({name}).expanduser()
@@ -212,11 +151,15 @@ def make_chat_template() -> ChatTemplate:
 
 _LIMIT = {
     False: '''
+from collections.abc import Callable
+
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
     """Returns False: the whole text is read."""
     return False
 ''',
     True: '''
+from collections.abc import Callable
+
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
     """Whether a part has all the text that STEPS or the held-out sequences use.
 
@@ -227,6 +170,10 @@ def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
 }
 
 _READ_TEXT = '''
+import json
+from pathlib import Path
+import numpy
+
 def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
     """Returns the training and the held-out part.
 
@@ -246,6 +193,11 @@ def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
 '''
 
 _PACKED = '''
+from typing import Any
+import numpy
+import torch
+from torch import Tensor
+
 def tokens_of(text: str) -> tuple[list[Any], int]:
     """Returns both parts and the padding token.
 
@@ -290,6 +242,11 @@ class Sequences:
 '''
 
 _PADDED = '''
+from typing import Any
+import numpy
+import torch
+from torch import Tensor
+
 def tokens_of(text: str) -> tuple[list[Any], int]:
     """Returns both parts and the padding token.
 
@@ -320,6 +277,11 @@ def tokens_of(text: str) -> tuple[list[Any], int]:
 '''
 
 _CHAT_TOKENS = '''
+from typing import Any
+import numpy
+import torch
+from torch import Tensor
+
 def tokens_of(text: str) -> tuple[list[Any], int]:
     """Returns both parts and the padding token.
 

@@ -4,96 +4,22 @@ The order of operations is that of `autotune/techniques/sharding.py`. A script f
 nothing of this.
 """
 
+from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.devices import divides_weights, is_resharded
-from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.source import defined_names
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 
-_TORCH = ("import torch", "from torch import Tensor, nn")
-_ANY = "from typing import Any"
 
-
-def device_pieces(recipe: Recipe) -> list[Piece]:
-    """Return the definitions of `Rank`, `join` and `Training.distribute`; none for one device."""
+def device_parts(recipe: Recipe) -> list[Part]:
+    """Return the definitions of the ranks and of what they share out; none for one device."""
     if recipe.devices == 1:
         return []
-    imports = (
-        *_TORCH,
-        _ANY,
-        "import os",
-        "import torch.distributed",
-        "from collections.abc import Iterator",
-        "from contextlib import AbstractContextManager, contextmanager, nullcontext",
-        "from dataclasses import dataclass",
-        "from datetime import timedelta",
-        "from torch.nn.parallel import DistributedDataParallel",
-    )
-    names = ["Rank", "join", "without_reduction"]
-    ranks = quoted_source("exporters.shipped.ranks", *names, imports=imports)
-    if divides_weights(recipe.config):
-        return [ranks, *_sharded(recipe)]
-    return [ranks, *_replicated()]
-
-
-def _sharded(recipe: Recipe) -> list[Piece]:
-    shard = quoted_source(
-        "exporters.shipped.autotune_blocks",
-        "fully_shard_blocks",
-        imports=(
-            *_TORCH,
-            "from torch.distributed.device_mesh import init_device_mesh",
-            "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
-        ),
-    )
-    if recipe.device_type != "cpu":
-        return [shard]
-    gloo = quoted_source(
-        "techniques.gloo",
-        *defined_names("techniques.gloo"),
-        imports=(
-            *_TORCH,
-            _ANY,
-            "import time",
-            "import torch.distributed",
-            "from collections.abc import Sequence",
-            "from torch.distributed.fsdp import FSDPModule",
-            "from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter",
-        ),
-    )
-    return [shard, gloo]
-
-
-def _replicated() -> list[Piece]:
-    quoted = quoted_source(
-        "techniques.sharding",
-        *("GradientBuckets", "_replicate"),
-        imports=(
-            *_TORCH,
-            _ANY,
-            "import torch._dynamo.config",
-            "import torch.distributed",
-            "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks",
-            "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
-            "from torch.nn.parallel import DistributedDataParallel",
-        ),
-    )
-    text = quoted.text
-    for old, new in _UNQUOTED.items():
-        assert old in text, f"the definitions of techniques.sharding do not contain {old!r}"
-        text = text.replace(old, new)
-    return [Piece(text, quoted.imports)]
-
-
-_UNQUOTED = {
-    "reduced_in: GradientReduction": "reduced_in: str",
-    # torch compares annotations with its classes, and those of the script are not evaluated.
-    "def hook(group: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:": (
-        "def hook(group, bucket):"
-    ),
-}
-"""What a script has otherwise than the definitions that it quotes."""
+    if not divides_weights(recipe.config):
+        return [shipped("ranks", "replication")]
+    if recipe.device_type == "cpu":
+        return [shipped("ranks", "fsdp", "gloo")]
+    return [shipped("ranks", "fsdp")]
 
 
 def distribute_lines(recipe: Recipe) -> str:
@@ -132,7 +58,7 @@ _REPLICATE = """\
         apply_techniques(self.model)
         mesh = init_device_mesh(DEVICE, (rank.size,), mesh_dim_names=("shards",))
         device = torch.device(DEVICE)
-        self.module: Any = _replicate(self.model, mesh=mesh, device=device)
+        self.module: Any = replicate(self.model, mesh=mesh, device=device)
         self.buckets = GradientBuckets(self.module, reduced_in=REDUCED_IN)"""
 
 _SHARD = """\
@@ -161,16 +87,20 @@ _GLOO = """\
 """
 
 
-def divide_state_piece(optimizer: str) -> Piece:
+def divide_state_part(optimizer: str) -> Part:
     """Return the definition of `divide_state(parameters)`, the first stage of ZeRO.
 
     `optimizer` is the expression that makes one for `parameters`.
     """
-    text = _DIVIDE_STATE.replace("OPTIMIZER", optimizer)
-    return piece(text, *_TORCH, _ANY, "from torch.distributed.optim import ZeroRedundancyOptimizer")
+    return code(_DIVIDE_STATE.replace("OPTIMIZER", optimizer))
 
 
 _DIVIDE_STATE = '''
+from typing import Any
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
 def divide_state(parameters: list[nn.Parameter]) -> ZeroRedundancyOptimizer:
     """Returns an optimizer whose parameters are divided among the ranks.
 

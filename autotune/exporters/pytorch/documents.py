@@ -4,100 +4,42 @@ Which files belong to a split, and which columns have the text, depends on the d
 decides it by the same rules as a study.
 """
 
-from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
+from autotune.exporters.bundle import Part, code
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
-_ANY = "from typing import Any"
-_ITERABLE = "from collections.abc import Iterable"
-_ITERATOR = "from collections.abc import Iterator"
-_PATH = "from pathlib import Path"
 
-
-def document_pieces(workload: Workload) -> list[Piece]:
+def document_parts(workload: Workload) -> list[Part]:
     """Return the definition of `documents(name, split=...)`.
 
     It yields texts, or the tokens of a data set that is tokenized.
     """
-    is_default = workload.dataset == STANDARD_LIBRARY_TEXT
     wants_splits = workload.held_out_split is not None or workload.dataset_split != "train"
-    python_docs = ""
-    if is_default:
-        python_docs = f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return python_docs()\n"
+    import_docs = python_docs = ""
+    if workload.dataset == STANDARD_LIBRARY_TEXT:
+        import_docs = "from autotune.shipped.python_docs import standard_library_texts\n"
+        python_docs = (
+            f"    if name == {STANDARD_LIBRARY_TEXT!r}:\n        return standard_library_texts()\n"
+        )
     text = _DOCUMENTS.format(
+        import_docs=import_docs,
         python_docs=python_docs,
         config=workload.dataset_config,
         streaming=workload.streaming,
         wants_splits=wants_splits,
         column=workload.text_column,
     )
-    files = ("READERS", "_ALL", "_files_in", "_files_named_by_split", "_resolved")
-    return [
-        *([_python_docs()] if is_default else []),
-        quoted_source("data.sources", *files, imports=(_PATH,)),
-        piece(text, "import glob", _PATH, _ANY, _ITERABLE, _ITERATOR),
-        *_row_pieces(workload),
-    ]
-
-
-CHAT_DEFINITIONS = (
-    "ROLES",
-    "ROLES_OF_SHAREGPT",
-    "_GENERATION",
-    "MARK_ANSWERS",
-    "_PROBE",
-    "Message",
-    "InvalidConversation",
-    "conversation_of",
-    "_message_of",
-    "_text_of",
-    "tools_of",
-    "ChatTemplate",
-    "_common_length",
-    "_check_learned",
-    "chat_template_of",
-    "labelled_tokens",
-)
-"""Definitions of `data.chat_template` that a script needs to find the answers in conversations."""
-
-
-def _row_pieces(workload: Workload) -> list[Piece]:
-    """Return the definition of `texts_of_rows(rows)`."""
     if workload.chat_column is None:
-        return [piece(_ROWS, "import numpy", _ANY, _ITERATOR)]
-    imports = (
-        "import json",
-        "import re",
-        "from collections.abc import Mapping, Sequence",
-        "from dataclasses import dataclass",
-        "import numpy",
-        _ANY,
-    )
-    return [
-        quoted_source("data.token_file", "read_token_of", "NO_TOKEN", imports=(_ANY,)),
-        quoted_source("data.chat_template", *CHAT_DEFINITIONS, imports=imports),
-        piece(_CHAT_ROWS.format(column=workload.chat_column), _ANY, _ITERATOR),
-    ]
-
-
-def _python_docs() -> Piece:
-    names = (
-        "_NOT_DOCUMENTATION",
-        "_BEFORE_DOCSTRING",
-        "documents",
-        "_module_docstrings",
-        "_docstring",
-    )
-    imports = (
-        "import ast",
-        "import sysconfig",
-        "import tokenize",
-        "from pydoc_data.topics import topics",
-    )
-    standard = quoted_source("data.python_docs", *names, imports=(*imports, _PATH, _ITERATOR))
-    return Piece(standard.text.replace("def documents()", "def python_docs()"), standard.imports)
+        return [code(text), code(_ROWS)]
+    return [code(text), code(_CHAT_ROWS.format(column=workload.chat_column))]
 
 
 _DOCUMENTS = '''
+import glob
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from autotune.shipped.dataset_files import ALL, READERS, dataset_files, files_named_by_split
+{import_docs}
 DATASET_CONFIG: str | None = {config!r}
 TEXT_COLUMN: str | None = {column!r}
 STREAMING = {streaming}
@@ -128,15 +70,15 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 
 def _read_files(path: Path, *, split: str) -> Iterable[Any]:
-    all_files = [path] if path.is_file() else _files_in(path)
+    all_files = [path] if path.is_file() else dataset_files(files_below(path))
     kinds = {{READERS.get(file.suffix.lower()) for file in all_files}}
     if len(kinds) != 1 or kinds == {{None}}:
         known = ", ".join(READERS)
         raise SystemExit(f"{{path}} must contain files of one kind, one of: {{known}}")
-    splits = {{}} if path.is_file() else _files_named_by_split(path, all_files)
+    splits = {{}} if path.is_file() else files_named_by_split(path, all_files)
     in_splits = {{file for files in splits.values() for file in files}}
-    is_laid_out = _ALL in splits and in_splits == set(all_files)
-    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {{_ALL: all_files}}
+    is_laid_out = ALL in splits and in_splits == set(all_files)
+    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {{ALL: all_files}}
     [kind] = kinds
     if kind == "text":
         if split not in files:
@@ -153,6 +95,11 @@ def _read_files(path: Path, *, split: str) -> Iterable[Any]:
 '''
 
 _ROWS = '''
+from collections.abc import Iterator
+from typing import Any
+import numpy
+from autotune.shipped.labels import IGNORED_LABEL
+
 def texts_of_rows(rows: Any) -> Iterator[Any]:
     """Yields the texts of TEXT_COLUMN; without it the tokens or the texts that the rows have.
 
@@ -201,6 +148,10 @@ def _samples(rows: Any, columns: list[str]) -> Iterator[Any]:
 '''
 
 _CHAT_ROWS = '''
+from collections.abc import Iterator
+from typing import Any
+from autotune.shipped.chat_template import conversation_of, labelled_tokens, tools_of
+
 CHAT_COLUMN = {column!r}
 
 

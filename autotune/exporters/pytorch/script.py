@@ -9,12 +9,12 @@ import textwrap
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import base_dtype, is_quantized
+from autotune.exporters.bundle import Part, banner, code, joined, shipped
 from autotune.exporters.devices import divides_weights
-from autotune.exporters.pytorch.data import data_pieces
-from autotune.exporters.pytorch.devices import device_pieces, distribute_lines
-from autotune.exporters.pytorch.models import loss_piece, model_pieces
-from autotune.exporters.pytorch.pieces import Piece, banner, join_pieces, piece, quoted_source
-from autotune.exporters.pytorch.techniques import autocast_dtype, technique_pieces
+from autotune.exporters.pytorch.data import data_parts
+from autotune.exporters.pytorch.devices import device_parts, distribute_lines
+from autotune.exporters.pytorch.models import model_parts
+from autotune.exporters.pytorch.techniques import autocast_dtype, technique_parts
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
 from autotune.spec.config import TrainingConfig
 from autotune.units import format_size
@@ -31,25 +31,25 @@ def start(recipe: Recipe) -> str:
 
 def script(recipe: Recipe) -> str:
     """Return the text of the script."""
-    pieces = [
+    parts = [
         _settings(recipe),
         banner("techniques"),
-        *technique_pieces(recipe),
-        *([banner("devices"), *device_pieces(recipe)] if recipe.devices > 1 else []),
+        *technique_parts(recipe),
+        *([banner("devices"), *device_parts(recipe)] if recipe.devices > 1 else []),
         banner("training"),
         _training(recipe),
         _learning_rate(recipe),
         banner("model"),
-        *model_pieces(recipe),
-        loss_piece(),
+        *model_parts(recipe),
+        shipped("token_loss"),
         banner("text"),
-        *data_pieces(recipe.workload),
+        *data_parts(recipe.workload),
         banner("peak memory"),
-        *_peak_memory_pieces(recipe),
+        _peak_memory(recipe),
         banner("program"),
         _main(recipe),
     ]
-    return _header(recipe) + join_pieces(pieces)
+    return _header(recipe) + joined(parts)
 
 
 def _header(recipe: Recipe) -> str:
@@ -95,7 +95,7 @@ folder, or a name on the hub. `--steps 2000 --save model.pt` trains longer and s
 With another number of processes each has another part of the global batch, which stays the same."""
 
 
-def _settings(recipe: Recipe) -> Piece:
+def _settings(recipe: Recipe) -> Part:
     config, workload = recipe.config, recipe.workload
     process_settings = launch.with_torch(config)
     imports = ["import torch"]
@@ -119,7 +119,7 @@ WEIGHTS_DTYPE = torch.{base_dtype(config)}
 \"\"\"Measured in the trial.\"\"\"
 TRIAL = {f"{recipe.origin}, on {recipe.device_type}"!r}
 """
-    return piece("\n".join([*process_settings, constants.strip("\n")]), *imports)
+    return code("\n".join([*imports, *process_settings, constants.strip("\n")]))
 
 
 def _promise(recipe: Recipe) -> str:
@@ -128,8 +128,8 @@ def _promise(recipe: Recipe) -> str:
     return f"PEAK_MEMORY_BYTES_BY_RANK: tuple[int, ...] = {recipe.peak_memory_bytes_by_rank}"
 
 
-def _learning_rate(recipe: Recipe) -> Piece:
-    imports = ["import torch"]
+def _learning_rate(recipe: Recipe) -> Part:
+    imports = "import torch"
     if recipe.workload.schedule == "constant":
         about = "a constant rate"
         after_warmup = "    return LEARNING_RATE"
@@ -140,9 +140,11 @@ def _learning_rate(recipe: Recipe) -> Piece:
     decay_steps = max(1, steps - LEARNING_RATE_WARMUP_STEPS)
     progress = (step - LEARNING_RATE_WARMUP_STEPS) / decay_steps
     return LEARNING_RATE * ({SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * progress)))"""
-        imports.append("import math")
-    return piece(
+        imports += "\nimport math"
+    return code(
         f'''
+{imports}
+
 def learning_rate(step: int, *, steps: int) -> float:
     """Returns the rate at `step`, counted from 0: a linear warm-up, then {about}."""
     if step < LEARNING_RATE_WARMUP_STEPS:
@@ -156,32 +158,39 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-''',
-        *imports,
+'''
     )
 
 
-def _training(recipe: Recipe) -> Piece:
+def _training(recipe: Recipe) -> Part:
     config = recipe.config
     contexts = []
     dtype = autocast_dtype(config)
     if dtype is not None:
         contexts.append(f"torch.autocast(DEVICE, dtype={dtype})")
     if config.activation_offload == "cpu":
-        contexts.append('offloaded("cpu", model=model)')
+        contexts.append("offloaded(model)")
     call = "loss: Tensor = model(tokens, labels)"
     forward = f"    with {', '.join(contexts)}:\n        {call}" if contexts else f"    {call}"
     text = _on_ranks(recipe) if recipe.devices > 1 else _on_one_device(config)
-    return piece(
-        text.replace("FORWARD", forward)
+    imports = _TRAINING_IMPORTS
+    if recipe.devices > 1 and not divides_weights(config):
+        imports += "from torch.distributed.device_mesh import init_device_mesh\n"
+    return code(
+        imports
+        + text.replace("FORWARD", forward)
         .replace("SUMMED_LOSS", _SUMMED_LOSS.strip("\n"))
         .replace("PREPARE", "move_to_device" if config.adapter == "none" else "adapt")
-        .replace("FOR_EACH", _for_each_weight(config)),
-        "import numpy",
-        "import torch",
-        "from torch import Tensor, nn",
-        "from typing import Any",
+        .replace("FOR_EACH", _for_each_weight(config))
     )
+
+
+_TRAINING_IMPORTS = """
+from typing import Any
+import numpy
+import torch
+from torch import Tensor, nn
+"""
 
 
 def _for_each_weight(config: TrainingConfig) -> str:
@@ -375,43 +384,20 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
 '''
 
 
-def _peak_memory_pieces(recipe: Recipe) -> list[Piece]:
+def _peak_memory(recipe: Recipe) -> Part:
     """Return what counts the peak of a step as trials do, on a CPU from the allocator's events."""
     config = recipe.config
-    meter = quoted_source(
-        "memory.cpu",
-        "_PHASE_PREFIX",
-        "_reallocate",
-        "_storages_of",
-        "peak_of",
-        "_size_changes",
-        imports=(
-            "from collections.abc import Iterable, Iterator",
-            "from torch import Tensor, UntypedStorage",
-            "from torch.profiler import profile",
-            "from typing import Any",
-            "import torch",
-        ),
-    )
-    names = ["held_tensors"]
     weights = "*training.model.parameters()"
+    imports = ""
     if is_quantized(config):
-        names.append("tensors_behind")
+        imports = "from autotune.shipped.quantized import tensors_behind\n"
         weights = "*(part for one in training.model.parameters() for part in tensors_behind(one))"
-    held = quoted_source(
-        "models.parts",
-        *names,
-        imports=("from torch import nn", "from torch.utils._pytree import tree_leaves"),
-    )
-    own = piece(
-        _PEAK_MEMORY.replace("WEIGHTS", weights)
+    return code(
+        imports
+        + _PEAK_MEMORY.replace("WEIGHTS", weights)
         .replace("OPTIMIZER", _owner_of_state(config))
-        .replace("BUCKETS", _buckets(recipe)),
-        "from collections.abc import Iterator",
-        "from contextlib import contextmanager",
-        "from torch.profiler import ProfilerActivity, profile, record_function",
+        .replace("BUCKETS", _buckets(recipe))
     )
-    return [own, held, meter]
 
 
 def _owner_of_state(config: TrainingConfig) -> str:
@@ -428,6 +414,14 @@ def _buckets(recipe: Recipe) -> str:
 
 
 _PEAK_MEMORY = '''
+from collections.abc import Iterator
+from contextlib import contextmanager
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+from autotune.shipped.cpu_peak import peak_of, reallocate
+from autotune.shipped.tensors import held_tensors
+
 class PeakMemory:
     """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
 
@@ -441,7 +435,7 @@ class PeakMemory:
             yield
             return
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
-            resident_bytes = _reallocate(resident_tensors(training))
+            resident_bytes = reallocate(resident_tensors(training))
             with record_function("measured step"):
                 yield
         self.bytes, _ = peak_of(recording, within="measured step", alive_bytes=resident_bytes)
@@ -464,8 +458,7 @@ def resident_tensors(training: Training) -> list[Tensor]:
 '''
 
 
-def _main(recipe: Recipe) -> Piece:
-    imports = ["import argparse", "import math", "import time", "import torch"]
+def _main(recipe: Recipe) -> Part:
     if recipe.devices == 1:
         parts = _ON_ONE_DEVICE
     else:
@@ -478,10 +471,15 @@ def _main(recipe: Recipe) -> Piece:
     text = _MAIN
     for name, of_part in parts.items():
         text = text.replace(name, of_part)
-    return piece(text, *imports)
+    return code(text)
 
 
 _MAIN = """
+import argparse
+import math
+import time
+import torch
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

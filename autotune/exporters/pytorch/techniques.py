@@ -10,17 +10,13 @@ from autotune.exporters.adapters import (
     torchao_class,
     trained_dtype,
 )
-from autotune.exporters.pytorch.devices import divide_state_piece
-from autotune.exporters.pytorch.pieces import Piece, piece, quoted_source
+from autotune.exporters.bundle import Part, code, shipped
+from autotune.exporters.pytorch.devices import divide_state_part
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import optimizer_flags
-from autotune.exporters.source import STEP_IN_BACKWARD, STOCHASTIC_ROUNDING, spaced
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 
-_TORCH = ("import torch", "from torch import Tensor, nn")
-_ANY = "from typing import Any"
-_CALLABLE = "from collections.abc import Callable, Iterable"
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 _EVERY = {"every-2": 2, "every-4": 4}
 
@@ -30,13 +26,13 @@ def autocast_dtype(config: TrainingConfig) -> str | None:
     return _AUTOCAST.get(config.precision)
 
 
-def technique_pieces(recipe: Recipe) -> list[Piece]:
+def technique_parts(recipe: Recipe) -> list[Part]:
     """Return the definitions of `apply_techniques(model)` and `Updater(parameters)`."""
     config = recipe.config
-    return [_application(recipe), *_adapters(config), *_definitions(config), *_optimizer(recipe)]
+    return [_application(recipe), *_adapters(config), *_optimizer(recipe)]
 
 
-def _adapters(config: TrainingConfig) -> list[Piece]:
+def _adapters(config: TrainingConfig) -> list[Part]:
     """Return the definition of `adapt(model)`, which freezes a model and adds adapters to it."""
     if config.adapter == "none":
         return []
@@ -60,6 +56,12 @@ def _adapters(config: TrainingConfig) -> list[Piece]:
     ]
     body = "\n".join(f"    {line}" for line in lines)
     text = f'''
+from typing import Any
+import torch
+from autotune.shipped.adapter_weights import draw_adapters
+from autotune.shipped.adapters import add_adapters, linear_layers
+from autotune.shipped.blocks import find_blocks
+
 ADAPTER_DTYPE = torch.{trained_dtype(config)}
 ADAPTER_SETTINGS: dict[str, Any] = {{
     "r": {config.adapter_rank},
@@ -73,39 +75,20 @@ def adapt(model: Any) -> None:
     """Moves the model to the device, freezes it and adds the adapters, which are trained."""
 {body}
 '''
-    names = ["linear_layers", "is_transposed", "add_adapters", "draw_adapters"]
-    imports = (
-        *_TORCH,
-        _ANY,
-        "from collections.abc import Iterable",
-        "from peft import LoraConfig, inject_adapter_in_model",
-        "import math",
-        "import zlib",
-    )
-    pieces = [piece(text, _ANY, "import torch"), *_quantization(config)]
-    return [*pieces, quoted_source("exporters.shipped.adapters", *names, imports=imports)]
-
-
-def _quantization(config: TrainingConfig) -> list[Piece]:
-    """Return the definition of `quantize(model, layers)`, if the configuration needs it."""
-    if not is_quantized(config):
-        return []
-    is_quantized_weight = quoted_source(
-        "exporters.shipped.adapters", "is_quantized", imports=("from torch import Tensor",)
-    )
+    parts = [code(text)]
     if config.base_weights == "nf4":
-        quantize = piece(_IN_4_BITS, *_TORCH, "from bitsandbytes.nn import Linear4bit, Params4bit")
-    else:
-        name = torchao_class(config)
-        quantize = piece(
-            _BY_TORCHAO.replace("CONFIG", name),
-            *_TORCH,
-            f"from torchao.quantization import {name}, quantize_",
-        )
-    return [quantize, is_quantized_weight]
+        parts.append(code(_IN_4_BITS))
+    elif is_quantized(config):
+        parts.append(code(_BY_TORCHAO.replace("CONFIG", torchao_class(config))))
+    return parts
 
 
 _BY_TORCHAO = '''
+import torch
+from torch import nn
+from torchao.quantization import CONFIG, quantize_
+from autotune.shipped.quantized import is_quantized
+
 @torch.no_grad()
 def quantize(model: nn.Module, layers: list[str]) -> None:
     """Stores the weights of these layers in 8 bits, one after the other on the device."""
@@ -117,6 +100,12 @@ def quantize(model: nn.Module, layers: list[str]) -> None:
 '''
 
 _IN_4_BITS = '''
+from typing import Any
+import torch
+from bitsandbytes.nn import Linear4bit, Params4bit
+from torch import nn
+from autotune.shipped.quantized import is_quantized
+
 @torch.no_grad()
 def quantize(model: nn.Module, layers: list[str]) -> None:
     """Stores the weights of these layers in 4 bits, one after the other on the device."""
@@ -136,85 +125,47 @@ def quantize(model: nn.Module, layers: list[str]) -> None:
 '''
 
 
-def _definitions(config: TrainingConfig) -> list[Piece]:
-    pieces = []
-    if config.loss == "chunked":
-        names = (
-            "LEAST_CHUNKS",
-            "LEAST_TOKENS",
-            "_chunked",
-            "chunked_token_loss",
-            "tokens_in_a_chunk",
-        )
-        checkpoint = (*_TORCH, "from torch.utils.checkpoint import checkpoint")
-        pieces.append(quoted_source("techniques.loss", *names, imports=checkpoint))
-    if config.precision == "fp8":
-        pieces.append(_fp8())
-    if config.checkpointing != "none":
-        pieces.append(_checkpointing(config))
-    if config.activation_offload == "cpu":
-        parts = ("SMALLEST_BYTES", "OnHost", "offloaded", "_unpack", "to_host", "to_device")
-        imports = (
-            *_TORCH,
-            _ANY,
-            "from contextlib import AbstractContextManager, nullcontext",
-            "from dataclasses import dataclass",
-            "from torch.autograd.graph import saved_tensors_hooks",
-        )
-        offload = quoted_source("techniques.activation_offload", *parts, imports=imports)
-        pieces.append(
-            Piece(offload.text.replace("place: ActivationOffload", "place: str"), offload.imports)
-        )
-    return pieces
+def technique_modules(config: TrainingConfig) -> list[str]:
+    """Return the modules of `autotune.shipped` with the techniques inside the model and the update.
 
-
-def _fp8() -> Piece:
-    fp8 = quoted_source("techniques.fp8", "convert", "can_be_fp8", imports=_TORCH)
-    lazy = "    from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n\n"
-    imports = fp8.imports | {
-        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
+    Checkpointing is not among them: it is another for transformers' Trainer.
+    """
+    needed = {
+        "chunked_loss": config.loss == "chunked",
+        "fp8": config.precision == "fp8",
+        "activation_offload": config.activation_offload == "cpu",
+        "adafactor_fixed_rate": config.optimizer == "adafactor-fixed-rate",
+        "stochastic_rounding": config.precision == "bf16-stochastic",
+        "step_in_backward": config.optimizer_fusion == "backward",
     }
-    multiple = quoted_source("spec.config", "FP8_MULTIPLE")
-    return Piece(f"{multiple.text}\n\n\n{fp8.text.replace(lazy, '')}", imports)
+    return [module for module, is_needed in needed.items() if is_needed]
 
 
-def _checkpointing(config: TrainingConfig) -> Piece:
-    names = ["Checkpointed"]
-    imports = {*_TORCH, _ANY, "from collections.abc import Callable"}
-    checkpoint = {"checkpoint"}
-    if config.checkpointing == "selective":
-        names += ["_aten", "_KEPT_OPERATORS", "_selective_contexts", "_keep_matrix_products"]
-        checkpoint |= {"CheckpointPolicy", "create_selective_checkpoint_contexts"}
-    if config.checkpointing == "sqrt":
-        names.append("Segment")
-        imports |= {"import itertools", "import math"}
-    imports.add(f"from torch.utils.checkpoint import {', '.join(sorted(checkpoint))}")
-    checkpointing = quoted_source("techniques.checkpointing", *names, imports=imports)
-    if config.checkpointing != "sqrt":
-        return checkpointing
-    bounds = quoted_source("spec.config", "segment_bounds")
-    return Piece(spaced([checkpointing.text, bounds.text]), checkpointing.imports)
+def _checkpointing_modules(config: TrainingConfig) -> list[str]:
+    if config.checkpointing == "none":
+        return []
+    more = {"selective": ["selective"], "sqrt": ["segments"]}
+    return ["checkpointing", *more.get(config.checkpointing, [])]
 
 
-def _application(recipe: Recipe) -> Piece:
+def _application(recipe: Recipe) -> Part:
     config = recipe.config
-    lines = [
-        *_loss_lines(config),
-        *_block_lines(config, is_ours=recipe.workload.model in MODEL_NAMES),
-    ]
+    is_ours = recipe.workload.model in MODEL_NAMES
+    lines = [*_loss_lines(config), *_block_lines(config, is_ours=is_ours)]
     if config.compile == "model":
         lines.append("model.compile(dynamic=False)  # last: the graph contains all of the above")
     if not lines:
         lines.append("# This configuration has no technique inside the model.")
     body = "\n".join(f"    {line}" for line in lines)
-    return piece(
-        f'''
+    imports = "import itertools\n" if config.checkpointing == "sqrt" else ""
+    text = f'''
+{imports}from typing import Any
+
 def apply_techniques(model: Any) -> None:
     """Applies the techniques inside the model, in the order in which they work together."""
 {body}
-''',
-        _ANY,
-    )
+'''
+    return code(text)
 
 
 def _loss_lines(config: TrainingConfig) -> list[str]:
@@ -244,7 +195,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
         ]
     elif kind == "selective":
         lines.append(
-            "blocks = [Checkpointed(block, context_fn=_selective_contexts) for block in blocks]"
+            "blocks = [Checkpointed(block, context_fn=selective_contexts) for block in blocks]"
         )
     elif kind == "block":
         lines.append("blocks = [Checkpointed(block) for block in blocks]")
@@ -273,12 +224,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
             lines.append("model.blocks = nn.ModuleList(blocks)")
         return lines
     if replaces_blocks:
-        lines += [
-            "container = type(found.blocks)",
-            "is_list = isinstance(found.blocks, nn.ModuleList)",
-            "replaced = container(blocks) if is_list else container(*blocks)",
-            "setattr(found.owner, found.name, replaced)",
-        ]
+        lines.append("found.replace(blocks)")
     return [
         "found = find_blocks(model)",
         'assert found is not None, "the model has no list of blocks of one class"',
@@ -290,48 +236,18 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
 # -- the update ------------------------------------------------------------------------------------
 
 
-def _optimizer(recipe: Recipe) -> list[Piece]:
+def _optimizer(recipe: Recipe) -> list[Part]:
     config = recipe.config
-    pieces = []
-    if config.optimizer == "adafactor-fixed-rate":
-        pieces.append(_fixed_rate())
-    if config.precision == "bf16-stochastic":
-        imports = (*_TORCH, _ANY, _CALLABLE, "from torch._subclasses.fake_tensor import FakeTensor")
-        pieces.append(
-            quoted_source("techniques.stochastic_rounding", *STOCHASTIC_ROUNDING, imports=imports)
-        )
-    if config.optimizer_fusion == "backward":
-        imports = (
-            *_TORCH,
-            _ANY,
-            "from collections import OrderedDict",
-            "from collections.abc import Callable",
-        )
-        pieces.append(
-            quoted_source("techniques.step_in_backward", *STEP_IN_BACKWARD, imports=imports)
-        )
-    pieces.append(_make_optimizer(recipe))
+    parts = [
+        shipped(*technique_modules(config), *_checkpointing_modules(config)),
+        _make_optimizer(recipe),
+    ]
     if config.sharding == "zero1":
-        pieces.append(divide_state_piece(_optimizer_of(config)))
-    return [*pieces, _update(recipe)]
+        parts.append(divide_state_part(_optimizer_of(config)))
+    return [*parts, _update(recipe)]
 
 
-def _fixed_rate() -> Piece:
-    names = (
-        "WEIGHT_DECAY",
-        "DECAY_RATE",
-        "LARGEST_BETA2",
-        "CLIP_THRESHOLD",
-        "SQUARE_EPS",
-        "AdafactorFixedRate",
-    )
-    functions = ("_update", "_initial_state", "_inverse_root", "_blend")
-    return quoted_source(
-        "techniques.adafactor_fixed_rate", *names, *functions, imports=(*_TORCH, _ANY, _CALLABLE)
-    )
-
-
-def _make_optimizer(recipe: Recipe) -> Piece:
+def _make_optimizer(recipe: Recipe) -> Part:
     config = recipe.config
     settings: dict[str, object] = {"lr": "LEARNING_RATE"}
     if config.optimizer != "adafactor-fixed-rate":
@@ -339,12 +255,10 @@ def _make_optimizer(recipe: Recipe) -> Piece:
     settings |= optimizer_flags(config)
     name = _CLASSES[config.optimizer]
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
-    imports = [_IMPORTS[config.optimizer]] if config.optimizer in _IMPORTS else []
-    return piece(
+    return code(
+        f"{_IMPORTS.get(config.optimizer, '')}\nimport torch\nfrom torch import nn\n\n"
         "def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
-        f"    return {name}(\n        parameters,\n{arguments}    )",
-        *_TORCH,
-        *imports,
+        f"    return {name}(\n        parameters,\n{arguments}    )"
     )
 
 
@@ -371,19 +285,21 @@ def _optimizer_of(config: TrainingConfig) -> str:
     return "make_optimizer(parameters)"
 
 
-def _update(recipe: Recipe) -> Piece:
+def _update(recipe: Recipe) -> Part:
     optimizer = _optimizer_of(recipe.config)
     if recipe.config.sharding == "zero1":
         optimizer = "divide_state(parameters)"
     if recipe.config.optimizer_fusion == "backward":
-        return piece(_IN_BACKWARD.replace("OPTIMIZER", optimizer), *_TORCH)
+        return code(_IN_BACKWARD.replace("OPTIMIZER", optimizer))
     scales = recipe.config.precision == "fp16-mixed"
     clipping = recipe.workload.gradient_clipping
-    return piece(_after_backward(optimizer, scales=scales, clipping=clipping), *_TORCH)
+    return code(_after_backward(optimizer, scales=scales, clipping=clipping))
 
 
 _ROUNDING = "make_optimizer, learning_rate=LEARNING_RATE, seed=SEED"
 _IN_BACKWARD = '''
+from torch import Tensor, nn
+
 class Updater:
     """Updates each parameter during the backward pass, as soon as its gradient is complete."""
 
@@ -420,9 +336,12 @@ def _after_backward(optimizer: str, *, scales: bool, clipping: float | None) -> 
     else:
         update.append("self.optimizer.step()")
     update.append("self.optimizer.zero_grad(set_to_none=True)")
+    imports = "import torch\n" if scales else ""
+    imports += "from torch import Tensor, nn\n"
     init_body = "\n".join(f"        {line}" for line in attributes)
     step_body = "\n".join(f"        {line}" for line in update)
     return f'''
+{imports}
 class Updater:
     """Updates all parameters once the gradients of a global batch are complete."""
 

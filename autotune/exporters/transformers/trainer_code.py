@@ -1,10 +1,9 @@
 """Writes `autotune_trainer.py`: a Trainer that does what the trial did, in a file without autotune.
 
-The file consists of definitions from the code of the trials and from `inside_trainer.py`, as far as
-the configuration uses them.
+The file consists of modules of `autotune.shipped`, as far as the configuration uses them, and of
+definitions for the configuration.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,48 +15,13 @@ from autotune.exporters.adapters import (
     torchao_class,
     trained_dtype,
 )
-from autotune.exporters.pytorch.documents import CHAT_DEFINITIONS
+from autotune.exporters.bundle import Part, code, joined, shipped
+from autotune.exporters.pytorch.techniques import technique_modules
 from autotune.exporters.recipe import Recipe, in_docstring
-from autotune.exporters.source import excerpt
-from autotune.exporters.transformers.trainer_definitions import (
-    HERE,
-    definitions,
-    needs_blocks,
-    needs_causal_flag,
-)
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 
 FILE = "autotune_trainer.py"
-
-_IMPORTS = """\
-from __future__ import annotations
-
-import functools
-import itertools
-import json
-import math
-import os
-import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Literal
-
-{before_torch}import numpy
-import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
-from peft import LoraConfig, inject_adapter_in_model
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint
-from torch.utils.checkpoint import create_selective_checkpoint_contexts
-from transformers import BitsAndBytesConfig, TorchAoConfig, Trainer, TrainingArguments
-from transformers.modeling_outputs import CausalLMOutputWithPast
-"""
 
 
 def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> str:
@@ -67,21 +31,50 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
     """
     config = recipe.config
     by_keys = "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
-    before_torch = "".join(f"{line}\n" for line in launch.before_torch(config))
-    imports = _IMPORTS.format(before_torch=f"{before_torch}\n" if before_torch else "")
-    body = "\n\n\n".join(
-        [
-            *definitions(recipe, by_keys=by_keys, version=version),
-            *([_sequences(recipe)] if recipe.workload.script is None else []),
-            _arguments(config),
-            _prepare_model(config, by_keys=by_keys, version=version),
-            _make_optimizer(recipe),
-            _trainer(recipe),
-        ]
-    )
-    process = _process(config)
-    imports = _without_unused_imports(imports, f"{before_torch}{process}{body}")
-    return f"{_docstring(recipe)}\n\n{imports}{process}{_constants(recipe, keys)}\n\n{body}\n"
+    parts = [
+        _settings(recipe, keys),
+        shipped(*_modules(config, by_keys=by_keys, version=version)),
+        *([_sequences(recipe.workload)] if recipe.workload.script is None else []),
+        _arguments(config),
+        _prepare_model(config, by_keys=by_keys, version=version),
+        _make_optimizer(recipe),
+        _trainer(recipe),
+    ]
+    before_torch = "\n".join(launch.before_torch(config))
+    environment = f"import os\n\n{before_torch}\n\n" if before_torch else ""
+    future = "from __future__ import annotations"
+    return f"{_docstring(recipe)}\n\n{future}\n\n{environment}{joined(parts)}"
+
+
+def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str]:
+    """Return the modules of `autotune.shipped` that the file needs.
+
+    `by_keys`: the keys of TrainingArguments do the checkpointing.
+    """
+    in_code = "none" if by_keys else config.checkpointing
+    needed = {
+        "trainer.weights": not is_quantized(config),
+        "blocks": _needs_blocks(config, by_keys=by_keys) or config.adapter != "none",
+        "adapters": config.adapter != "none",
+        "trainer.loss": config.loss == "chunked",
+        "trainer.segments": in_code == "sqrt",
+        "trainer.checkpointing": in_code not in ("none", "sqrt"),
+        "selective": in_code == "selective",
+        "trainer.causal_flag": _needs_causal_flag(config, version),
+        "trainer.schedule": True,
+    }
+    modules = [module for module, is_needed in needed.items() if is_needed]
+    return [*technique_modules(config), *modules]
+
+
+def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
+    checkpoints_in_code = config.checkpointing != "none" and not by_keys
+    return checkpoints_in_code or config.compile == "block" or config.precision == "fp8"
+
+
+def _needs_causal_flag(config: TrainingConfig, version: str) -> bool:
+    """Return whether `keep_causal_flag` is needed; 4.57 makes masks by another interface."""
+    return config.compile != "none" and version != "4.57"
 
 
 def _docstring(recipe: Recipe) -> str:
@@ -127,50 +120,23 @@ another number of them the global batch is another one."""
 is N times as large, unless gradient_accumulation_steps is divided by N."""
 
 
-def _without_unused_imports(imports: str, body: str) -> str:
-    lines = (_used_import(line, body) for line in imports.splitlines())
-    return "\n".join(line for line in lines if line is not None) + "\n"
-
-
-def _used_import(line: str, body: str) -> str | None:
-    """Return the import with the names that `body` uses; None if it uses none."""
-    match line.replace(",", " ").split():
-        case ["from", module, "import", *names] if module != "__future__":
-            used = [name for name in names if re.search(rf"\b{name}\b", body)]
-            return f"from {module} import {', '.join(used)}" if used else None
-        case ["import", "os"]:
-            return line if "os." in body else None
-        case ["import", _, "as", name] | [
-            "import",
-            "functools" | "itertools" | "json" | "math" | "numpy" | "re" as name,
-        ]:
-            return line if re.search(rf"\b{name}\.", body) else None
-    return line
-
-
-def _process(config: TrainingConfig) -> str:
-    """Return the settings of the process as text; empty if there are none."""
-    lines = launch.with_torch(config)
-    if not lines:
-        return ""
-    imports = ["import torch._functorch.config", ""] if config.memory_budget != 1.0 else []
-    return "\n".join(["", *imports, "# Settings of the process.", *lines, ""])
-
-
-def _constants(recipe: Recipe, keys: Mapping[str, Any]) -> str:
-    settings = "\n".join(
-        f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items()
-    )
-    length = ""
+def _settings(recipe: Recipe, keys: Mapping[str, Any]) -> Part:
+    """Return the settings of the process and the constants."""
+    config = recipe.config
+    lines = ["import torch"]
+    if config.memory_budget != 1.0:
+        lines.append("import torch._functorch.config")
+    process = launch.with_torch(config)
+    if process:
+        lines += ["# Settings of the process.", *process, ""]
     if recipe.workload.script is None:
-        length = f"\nSEQUENCE_LENGTH = {recipe.workload.sequence_length}"
-    return f"""{length}
-WEIGHTS_DTYPE = torch.{base_dtype(recipe.config)}{_adapter_constants(recipe.config)}
-SCHEDULE = {_literal(recipe.workload.schedule)}
-SETTINGS = {{
-{settings}
-}}
-"""
+        lines.append(f"SEQUENCE_LENGTH = {recipe.workload.sequence_length}")
+    lines.append(f"WEIGHTS_DTYPE = torch.{base_dtype(config)}{_adapter_constants(config)}")
+    lines.append(f"SCHEDULE = {_literal(recipe.workload.schedule)}")
+    lines.append("SETTINGS = {")
+    lines += [f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items()]
+    lines.append("}")
+    return code("\n".join(lines))
 
 
 def _adapter_constants(config: TrainingConfig) -> str:
@@ -195,42 +161,44 @@ def _literal(value: Any) -> str:
 # -- definitions written for this configuration ----------------------------------------------------
 
 
-def _sequences(recipe: Recipe) -> str:
-    if recipe.workload.chat_column is not None:
-        return _sequences_of_conversations(recipe.workload)
-    kind = f"{recipe.workload.packing}_sequences"
-    return f'''{excerpt(HERE, kind)}
+def _sequences(workload: Workload) -> Part:
+    if workload.chat_column is not None:
+        kind = f"{workload.packing}_conversations"
+        return code(f'''
+from collections.abc import Iterable
+from typing import Any
+from autotune.shipped.trainer.conversations import answered_conversations, {kind}
 
+def sequences(rows: Iterable[Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Returns a training set for Trainer: the answers in `rows` are learned, nothing else."""
+    conversations = answered_conversations(rows, tokenizer, {workload.chat_column!r})
+    return {kind}(conversations, SEQUENCE_LENGTH)''')
+    kind = f"{workload.packing}_sequences"
+    return code(f'''
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from autotune.shipped.trainer.{workload.packing} import {kind}
 
 def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[dict[str, Any]]:
     """Returns a training set for Trainer; `encode` returns the tokens of a text."""
-    return {kind}(texts, encode, SEQUENCE_LENGTH)'''
+    return {kind}(texts, encode, SEQUENCE_LENGTH)''')
 
 
-def _sequences_of_conversations(workload: Workload) -> str:
-    kind = f"{workload.packing}_conversations"
-    parts = [
-        excerpt("data.token_file", "Tokens", "NO_TOKEN", "read_token_of"),
-        excerpt("data.chat_template", *CHAT_DEFINITIONS),
-        excerpt(HERE, "answered_conversations", kind, "_learned_sample"),
-        f'''def sequences(rows: Iterable[Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """Returns a training set for Trainer: the answers in `rows` are learned, nothing else."""
-    conversations = answered_conversations(rows, tokenizer, {workload.chat_column!r})
-    return {kind}(conversations, SEQUENCE_LENGTH)''',
-    ]
-    return "\n\n\n".join(parts)
+def _arguments(config: TrainingConfig) -> Part:
+    functions = "`from_pretrained` and `from_config`"
+    imports = "from typing import Any\nfrom transformers import TrainingArguments"
+    if is_quantized(config):
+        functions = "`from_pretrained`"
+        name = "BitsAndBytesConfig" if config.base_weights == "nf4" else "TorchAoConfig"
+        imports += f"\nfrom transformers import {name}"
+    return code(f'''{imports}
 
-
-def _arguments(config: TrainingConfig) -> str:
-    functions = (
-        "`from_pretrained`" if is_quantized(config) else "`from_pretrained` and `from_config`"
-    )
-    return f'''def model_kwargs() -> dict[str, Any]:
+def model_kwargs() -> dict[str, Any]:
     """Returns arguments for {functions}."""
 {_model_kwargs(config)}
 
 
-{_TRAINING_ARGUMENTS}'''
+{_TRAINING_ARGUMENTS}''')
 
 
 def _model_kwargs(config: TrainingConfig) -> str:
@@ -265,17 +233,17 @@ def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})'''
 
 
-def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> str:
+def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> Part:
     lines = []
     if not is_quantized(config):
         lines.append("set_weights_dtype(model, WEIGHTS_DTYPE)")
     if config.adapter != "none":
         lines += [*_FIND_BLOCKS, *_adapter_lines(config)]
-    elif needs_blocks(config, by_keys=by_keys):
+    elif _needs_blocks(config, by_keys=by_keys):
         lines += _FIND_BLOCKS
     if version == "4.57":  # later ones do so by themselves
         lines.append("model.config.use_cache = False  # recomputation would fill it twice")
-    if needs_causal_flag(config, version):
+    if _needs_causal_flag(config, version):
         lines.append("keep_causal_flag()")
     if config.loss == "chunked":
         lines.append("use_chunked_loss(model, chunked_token_loss)")
@@ -288,12 +256,14 @@ def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> st
     if config.compile == "model":
         lines.append("model.compile(dynamic=False)")
     body = "\n".join(f"    {line}" for line in [*lines, "return model"])
-    return f'''def prepare_model(model: Any) -> Any:
+    return code(f'''from typing import Any
+
+def prepare_model(model: Any) -> Any:
     """Applies in place, in the order of the trial, what TrainingArguments have no key for.
 
     AutotuneTrainer calls it.
     """
-{body}'''
+{body}''')
 
 
 _FIND_BLOCKS = (
@@ -330,7 +300,7 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
         case "selective":
             return [
                 "for block in found.blocks:",
-                "    block.__class__ = checkpointed_class(type(block), _selective_contexts)",
+                "    block.__class__ = checkpointed_class(type(block), selective_contexts)",
             ]
         case "sqrt":
             return [
@@ -352,7 +322,7 @@ _OPTIMIZER_IMPORTS = {
 }
 
 
-def _make_optimizer(recipe: Recipe) -> str:
+def _make_optimizer(recipe: Recipe) -> Part:
     config = recipe.config
     imports = _OPTIMIZER_IMPORTS.get(config.optimizer, "")
     if imports:
@@ -372,11 +342,15 @@ def _make_optimizer(recipe: Recipe) -> str:
     {make_exact}
 
     return {rounded}"""
-    return f'''def make_optimizer(
+    return code(f'''from collections.abc import Sequence
+import torch
+from torch import nn
+
+def make_optimizer(
     parameters: Sequence[nn.Parameter], *, learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
     """Makes the trial's optimizer."""
-{imports}{body}'''
+{imports}{body}''')
 
 
 def _call(function: str, *arguments: str) -> str:
@@ -410,7 +384,12 @@ def _optimizer_arguments(recipe: Recipe) -> tuple[str, ...]:
             return ("AdafactorFixedRate", "parameters", "lr=learning_rate")
 
 
-_TRAINER = '''class AutotuneTrainer(Trainer):
+_TRAINER = '''
+from typing import Any
+import torch
+from transformers import Trainer, TrainingArguments
+
+class AutotuneTrainer(Trainer):
     """Trainer with the trial's techniques, optimizer and schedule.
 
     An optimizer or schedule that you choose in the arguments is made by Trainer as usual.
@@ -448,7 +427,7 @@ _OFFLOAD = """
 
     def compute_loss_context_manager(self) -> Any:
         contexts = super().compute_loss_context_manager()
-        contexts.enter_context(offloaded("cpu", model=self.model))
+        contexts.enter_context(offloaded(self.model))
         return contexts"""
 
 
@@ -464,9 +443,9 @@ micro_batches = self.args.world_size * self.args.gradient_accumulation_steps
         step_in_backward(self.optimizer)"""
 
 
-def _trainer(recipe: Recipe) -> str:
+def _trainer(recipe: Recipe) -> Part:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
     if recipe.config.activation_offload == "cpu":
         text += _OFFLOAD
-    return text
+    return code(text)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import FP8_MULTIPLE, TrainingConfig, check_legal
+from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 

@@ -12,8 +12,8 @@ import torch
 from deepspeed.runtime.config import DeepSpeedConfig
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.lightning_cli import FILE
-from autotune.exporters.shipped import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed
 from tests.exporters.readers.rates import schedule_of

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from autotune.data.token_file import Tokens, read_token_of
+from autotune.shipped.token_encoding import Tokens, read_token_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLES_OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
@@ -184,7 +184,7 @@ class ChatTemplate:
     def _rendered(
         self, messages: Sequence[Message], tools: list[Any] | None, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
-        from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+        from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             texts, answers = render_jinja_template(

@@ -23,7 +23,7 @@ _NOT_DOCUMENTATION = {
 _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
 
 
-def documents() -> list[str]:
+def standard_library_texts() -> list[str]:
     """Return a string per topic and per module: topics first, each group in alphabetical order."""
     return [text for _, text in sorted(topics.items())] + list(_module_docstrings())
 

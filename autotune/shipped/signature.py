@@ -17,13 +17,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from autotune.errors import InvalidInput
-from autotune.models.parts import IGNORED_LABEL
-from autotune.models.structure import BlockList, find_blocks
-from autotune.spec.workload import Workload
+from autotune.shipped.blocks import BlockList, find_blocks
+from autotune.shipped.labels import IGNORED_LABEL
 
 _BATCH = 2
 _LABEL_NAMES = ("labels", "targets", "target")
+
+
+class UnusableModule(Exception):
+    """A module that cannot be called with tokens, or that returns neither logits nor a loss."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """The tokens that a module must take."""
+
+    name: str
+    """What messages call the module."""
+    vocab_size: int
+    sequence_length: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,17 +83,17 @@ def entry_of(output: Any, entry: Any) -> Any:
     return getattr(output, entry)
 
 
-def probe_signature(network: nn.Module, workload: Workload) -> Usage:
+def probe_signature(network: nn.Module, expected: Expectation) -> Usage:
     """Return how to use the module, from the first way of calling it that gives logits or a loss.
 
-    Raises InvalidInput if there is none, or if every call fails.
+    Raises UnusableModule if there is none, or if every call fails.
     """
     errors: list[Exception] = []
     for label_name in _ways_to_call(network):
         try:
             usage = _observe(
                 network,
-                workload,
+                expected,
                 takes_labels=label_name is not False,
                 label_name=label_name or None,
             )
@@ -87,22 +103,22 @@ def probe_signature(network: nn.Module, workload: Workload) -> Usage:
         if usage is not None:
             return usage
     if errors:
-        raise _not_callable(workload, errors[-1])
-    raise InvalidInput(
-        f"the forward pass of {workload.model} returns neither logits "
+        raise _not_callable(expected, errors[-1])
+    raise UnusableModule(
+        f"the forward pass of {expected.name} returns neither logits "
         "[batch, sequence, vocabulary] nor a scalar loss",
         hint="let forward(tokens) return logits, or forward(tokens, labels) the mean loss",
     )
 
 
-def _not_callable(workload: Workload, error: Exception) -> Exception:
-    if isinstance(error, InvalidInput):
+def _not_callable(expected: Expectation, error: Exception) -> Exception:
+    if isinstance(error, UnusableModule):
         return error
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    shape = [_BATCH, workload.sequence_length]
-    return InvalidInput(
-        f"the forward pass of {workload.model} fails with tokens {shape}: {reason}",
+    shape = [_BATCH, expected.sequence_length]
+    return UnusableModule(
+        f"the forward pass of {expected.name} fails with tokens {shape}: {reason}",
         hint="forward takes tokens, or tokens and labels; --seq-len sets their length",
     )
 
@@ -126,11 +142,11 @@ def _ways_to_call(network: nn.Module) -> Iterator[Any]:
 
 
 def _observe(
-    network: nn.Module, workload: Workload, *, takes_labels: bool, label_name: str | None
+    network: nn.Module, expected: Expectation, *, takes_labels: bool, label_name: str | None
 ) -> Usage | None:
     """Call the module once; None if its output has neither logits nor, with labels, a loss."""
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
-    tokens = torch.zeros(_BATCH, workload.sequence_length, dtype=torch.int64, device=device)
+    tokens = torch.zeros(_BATCH, expected.sequence_length, dtype=torch.int64, device=device)
     labels = torch.zeros_like(tokens)
     blocks = find_blocks(network)
     with _Witness(network, blocks).watching() as seen:
@@ -152,10 +168,10 @@ def _observe(
     elif logits_entry is None:
         return None
     logits = None if logits_entry is None else entries[logits_entry]
-    if logits is not None and logits.shape[2] < workload.vocab_size:
-        raise InvalidInput(
-            f"the logits of {workload.model} are {logits.shape[2]} wide, "
-            f"the vocabulary has {workload.vocab_size}",
+    if logits is not None and logits.shape[2] < expected.vocab_size:
+        raise UnusableModule(
+            f"the logits of {expected.name} are {logits.shape[2]} wide, "
+            f"the vocabulary has {expected.vocab_size}",
             hint="let the function take vocab_size, or make its vocabulary that large",
         )
     loss = None if loss_entry is None else entries[loss_entry]
@@ -169,8 +185,8 @@ def _observe(
         head_name=seen.head_name(logits) if plain else None,
         blocks=blocks if seen.blocks_were_called else None,
         blocks_are_called_alike=seen.blocks_were_called_alike,
-        sequence_length=workload.sequence_length,
-        largest_token=workload.vocab_size - 1,
+        sequence_length=expected.sequence_length,
+        largest_token=expected.vocab_size - 1,
     )
 
 

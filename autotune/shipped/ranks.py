@@ -1,6 +1,6 @@
-"""Definitions that exports copy into scripts for several devices. Nothing here runs in autotune.
+"""The processes of an exported script that trains on several devices.
 
-They are in `train.py` of the pytorch export.
+In trials this is a part of `autotune/techniques/sharding.py`.
 """
 
 import os

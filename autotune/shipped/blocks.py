@@ -8,19 +8,32 @@ matrices.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from autotune.models.parts import Blocks
+Blocks = nn.ModuleList | nn.Sequential
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockList:
-    """A list of transformer blocks; `getattr(owner, name)` is `blocks`."""
+    """The list of transformer blocks that the module `owner` has under `name`."""
 
     owner: nn.Module
     name: str
-    blocks: Blocks
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks that are there now."""
+        blocks = getattr(self.owner, self.name)
+        assert isinstance(blocks, nn.ModuleList | nn.Sequential)
+        return blocks
+
+    def replace(self, blocks: list[nn.Module]) -> None:
+        """Put `blocks` in place of the list, into a list of the same type."""
+        is_sequence = isinstance(self.blocks, nn.Sequential)
+        replacement = nn.Sequential(*blocks) if is_sequence else nn.ModuleList(blocks)
+        setattr(self.owner, self.name, replacement)
 
     @property
     def attention_name(self) -> str | None:
@@ -45,20 +58,25 @@ def _block_lists(module: nn.Module) -> Iterator[BlockList]:
     for name, child in module.named_children():
         if isinstance(child, nn.ModuleList):
             if _are_alike(child):
-                yield BlockList(owner=module, name=name, blocks=child)
+                yield BlockList(owner=module, name=name)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
-            yield BlockList(owner=module, name=name, blocks=child)
+            yield BlockList(owner=module, name=name)
         else:
             yield from _block_lists(child)
 
 
 def _are_alike(modules: nn.ModuleList) -> bool:
     """Whether all modules have one class, or classes with a common base that is not torch's."""
-    classes = {type(module) for module in modules}
+    classes = {type(_unwrapped(module)) for module in modules}
     if len(classes) <= 1:
         return bool(classes)
     shared = set.intersection(*(set(one.__mro__) for one in classes))
     return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
+
+
+def _unwrapped(module: nn.Module) -> Any:
+    """Return the block inside of a block that torch's CheckpointWrapper recomputes."""
+    return getattr(module, "_checkpoint_wrapped_module", module)
 
 
 def _is_of_torch(base: type) -> bool:

@@ -1,0 +1,42 @@
+"""Adds adapters to a model by peft, in an exported script.
+
+Trials do it on fake tensors as well (`autotune/techniques/adapter.py`).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from torch import nn
+
+
+def linear_layers(model: nn.Module, parts: Iterable[nn.Module]) -> list[str]:
+    """Returns the paths of the linear layers in these parts of the model."""
+    inside = {module for part in parts for module in part.modules()}
+    return [
+        path
+        for path, module in model.named_modules()
+        if module in inside and (isinstance(module, nn.Linear) or is_transposed(module))
+    ]
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Returns whether a module is a linear layer as GPT-2 has it, with inputs as rows."""
+    return type(module).__name__ == "Conv1D"
+
+
+def add_adapters(
+    model: nn.Module, layers: list[str], settings: dict[str, Any], *, dtype: torch.dtype
+) -> None:
+    """Freezes the model and adds adapters to it, which are trained and stored in `dtype`."""
+    model.requires_grad_(False)
+    transposed = all(is_transposed(model.get_submodule(path)) for path in layers)
+    config = LoraConfig(target_modules=layers, fan_in_fan_out=transposed, **settings)
+    if hasattr(model, "add_adapter"):  # of transformers, whose Trainer saves adapters apart
+        model.add_adapter(config)  # type: ignore[operator]
+    else:
+        inject_adapter_in_model(config, model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)

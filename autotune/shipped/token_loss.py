@@ -1,0 +1,24 @@
+"""The loss of every model: the sum of the cross entropies of the tokens."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.shipped.labels import IGNORED_LABEL
+
+TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
+"""Function of hidden states [batch, sequence, width], head and labels [batch, sequence] that
+returns the sum of the token losses as a float32 scalar."""
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+    )
+
+
+def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
+    """A `TokenLoss` that computes the logits of the whole batch at once."""
+    return next_token_loss(head(hidden), labels)
