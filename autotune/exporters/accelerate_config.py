@@ -6,16 +6,18 @@ devices share out the training.
 Keys: accelerate 1.15.
 """
 
-from collections.abc import Mapping
-
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import shipped_files
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
+    COPY_THE_LOSS,
+    SAVE_ON_CPU,
+    SAVES_ALL,
     bf16_weights_line,
     blocks_line,
     model_and_data_note,
@@ -36,9 +38,9 @@ _MIXED = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp8": "bf16"}
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe)
-    by_script = _unsupported(closest.recipe, described=closest.reasons)
-    unsupported = (*closest.unsupported(recipe), *by_script)
-    recipe = closest.recipe
+    closest.lacks(_lacking_techniques(closest.recipe))
+    closest.lacks(_lacking_workload(closest.recipe))
+    recipe, unsupported = closest.recipe, closest.unsupported()
     files = launch_files(recipe)
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
@@ -156,31 +158,55 @@ def _script_compiles_blocks(config: TrainingConfig) -> bool:
     return config.compile == "block" and config.checkpointing in ("every-4", "every-2", "sqrt")
 
 
-def _unsupported(recipe: Recipe, *, described: Mapping[str, object]) -> tuple[Unsupported, ...]:
-    """Return what the files do not express, but for the settings that are `described` already."""
-    values = recipe.settings()
-    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
-    return tuple(
-        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in reasons.items()
-        if setting not in described
-    )
+_LACKING: Table = {
+    "precision": {
+        "bf16-true": (
+            None,
+            "the script sets the model's dtype: write {bf16_weights} before the optimizer",
+        ),
+        "bf16-stochastic": (
+            None,
+            "the script makes weights and optimizer: {bf16_weights} gives bf16-true, which rounds "
+            "updates to nearest; the pytorch export rounds them stochastically",
+        ),
+        "fp8": (
+            "bf16-mixed",
+            "accelerate's fp8 leaves out the first linear layer, which trials convert: write "
+            "{blocks} before accelerator.prepare",
+        ),
+    },
+    "loss": {"chunked": (None, COPY_THE_LOSS)},
+    "activation_offload": {
+        "cpu": (
+            None,
+            f"accelerate has it for FSDP only: {SAVE_ON_CPU} around the forward pass, {SAVES_ALL}",
+        )
+    },
+    "optimizer_fusion": {
+        "backward": (
+            None,
+            "accelerate steps after backward: call optimizer.step in each parameter's "
+            "register_post_accumulate_grad_hook, as the pytorch export does",
+        )
+    },
+}
 
 
-def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    """Return {setting: (what the files do instead, why)}."""
+def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
     config = recipe.config
     line = blocks_line(config, compiled=_script_compiles_blocks(config))
-    reasons: dict[str, tuple[str | None, str]] = {}
-    if reason := _unsupported_precision(recipe, line):
-        reasons["precision"] = reason
-    reasons |= left_to_script(config, before="accelerator.prepare")
-    reasons |= _unsupported_optimizer(recipe)
-    reasons["micro_batch_size"] = (
-        None,
-        "the script sets the batch size: write torch.utils.data.DataLoader(..., "
-        f"batch_size={config.micro_batch_size})",
-    )
+    reasons = reasons_in(_LACKING, config, blocks=line, bf16_weights=bf16_weights_line(config))
+    if recipe.is_fp16_on_cpu:
+        reasons["precision"] = (
+            "fp32",
+            "accelerate silently ignores fp16 on a CPU: use bf16-mixed",
+        )
+    elif config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
+        reasons["precision"] = (
+            "tf32",
+            "accelerate turns TF32 on when it compiles without mixed precision: write "
+            "torch.backends.cuda.matmul.allow_tf32 = False after Accelerator()",
+        )
     by_fsdp = divides_weights(config) and config.checkpointing == "block"
     if config.checkpointing != "none" and not by_fsdp:
         reasons["checkpointing"] = (
@@ -188,33 +214,41 @@ def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]
             "accelerate has it for FSDP only, and for all blocks: write "
             f"{line} before accelerator.prepare",
         )
-    reasons |= _unsupported_devices(recipe)
     if _script_compiles_blocks(config):
         reasons["compile"] = (
             None,
             "accelerate would compile the whole model, or each segment, as one graph, because not "
             f"all blocks are of one class: write {line} before accelerator.prepare",
         )
-    if config.loss == "chunked":
-        reasons["loss"] = (
-            None,
-            "the script computes the loss: copy the loss in chunks from the pytorch export",
-        )
-    if config.activation_offload != "none":
-        reasons["activation_offload"] = (
-            None,
-            "accelerate has it for FSDP only: write with "
-            "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
-            "also moves small tensors and the weights that products save",
-        )
-    return reasons
+    if config.engine == "torch":
+        reasons |= _lacking_devices(recipe)
+    reasons |= left_to_script(config, before="accelerator.prepare")
+    return {**_in_the_script(recipe), **reasons}
 
 
-def _unsupported_devices(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+def _in_the_script(recipe: Recipe) -> dict[str, Reason]:
+    """Return the techniques that the script has in any case."""
+    arguments = optimizer_arguments(recipe)
+    flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
+    return {
+        "optimizer": (None, f"the script makes the optimizer: write {optimizer_line(recipe)}"),
+        "optimizer_fusion": (
+            None,
+            f"it is part of that line: {flags or 'this optimizer has no flags for it'}",
+        ),
+        "learning_rate": (None, f"it is part of the optimizer's line: lr={arguments['lr']}"),
+        "weight_decay": (None, "it is part of the optimizer's line"),
+        "micro_batch_size": (
+            None,
+            "the script sets the batch size: write torch.utils.data.DataLoader(..., "
+            f"batch_size={recipe.config.micro_batch_size})",
+        ),
+    }
+
+
+def _lacking_devices(recipe: Recipe) -> dict[str, Reason]:
     config = recipe.config
-    reasons: dict[str, tuple[str | None, str]] = {}
-    if config.engine == "deepspeed":
-        return reasons
+    reasons: dict[str, Reason] = {}
     if config.sharding == "zero1":
         reasons["sharding"] = (
             None,
@@ -231,59 +265,9 @@ def _unsupported_devices(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
     return reasons
 
 
-def _unsupported_precision(recipe: Recipe, line: str) -> tuple[str | None, str] | None:
-    config = recipe.config
-    if recipe.is_fp16_on_cpu:
-        return "fp32", "accelerate silently ignores fp16 on a CPU: use bf16-mixed"
-    if config.precision == "fp32" and _compiles(config) and recipe.device_type == "cuda":
-        return (
-            "tf32",
-            "accelerate turns TF32 on when it compiles without mixed precision: write "
-            "torch.backends.cuda.matmul.allow_tf32 = False after Accelerator()",
-        )
-    if config.precision == "bf16-true":
-        return (
-            None,
-            f"the script sets the model's dtype: write {bf16_weights_line(config)} before the "
-            "optimizer",
-        )
-    if config.precision == "bf16-stochastic":
-        return None, (
-            f"the script makes weights and optimizer: {bf16_weights_line(config)} gives bf16-true, "
-            "which rounds updates to nearest; the pytorch export rounds them stochastically"
-        )
-    if config.precision == "fp8":
-        return "bf16-mixed", (
-            "accelerate's fp8 leaves out the first linear layer, which trials convert: "
-            f"write {line} before accelerator.prepare"
-        )
-    return None
-
-
-def _unsupported_optimizer(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    arguments = optimizer_arguments(recipe)
-    flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
-    reasons: dict[str, tuple[str | None, str]] = {
-        "optimizer": (None, f"the script makes the optimizer: write {optimizer_line(recipe)}"),
-        "optimizer_fusion": (
-            None,
-            f"it is part of that line: {flags or 'this optimizer has no flags for it'}",
-        ),
-        "learning_rate": (None, f"it is part of the optimizer's line: lr={arguments['lr']}"),
-        "weight_decay": (None, "it is part of the optimizer's line"),
-    }
-    if recipe.config.optimizer_fusion == "backward":
-        reasons["optimizer_fusion"] = (
-            None,
-            "accelerate steps after backward: call optimizer.step in each parameter's "
-            "register_post_accumulate_grad_hook, as the pytorch export does",
-        )
-    return reasons
-
-
-def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
     workload = recipe.workload
-    reasons: dict[str, tuple[str | None, str]] = {
+    reasons: dict[str, Reason] = {
         "steps": (
             None,
             f"the script has the loop: end it after {workload.steps} optimizer steps",

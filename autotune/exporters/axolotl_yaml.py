@@ -19,10 +19,11 @@ from autotune.exporters.devices import (
     fit_deepspeed,
     fsdp_keys,
 )
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
-from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
+from autotune.exporters.named_schedule import named_schedule, warmup_reasons
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
@@ -35,9 +36,12 @@ FILE = "axolotl.yaml"
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe)
-    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe))
-    recipe = closest.recipe
-    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
+    closest.lacks(_lacking_optimizer(closest.recipe))
+    closest.lacks({"precision": _precision(closest.config)})
+    closest.lacks({"base_weights": _base_weights(closest.config)})
+    closest.lacks(reasons_in(_LACKING, closest.config))
+    closest.lacks(warmup_reasons(closest.recipe, least=_LEAST_WARMUP))
+    recipe, effective = closest.recipe, closest.effective()
     files = {FILE: _text(recipe, effective)}
     if recipe.config.engine == "deepspeed":
         # `bf16` turns the 16-bit weights of DeepSpeed on: beside autocast it would stop.
@@ -58,7 +62,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
-        unsupported=unsupported,
+        unsupported=closest.unsupported(),
         notes=tuple(_notes(recipe, effective)),
     )
 
@@ -89,26 +93,6 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     precision = "fp32" if recipe.config.precision == "tf32" else recipe.config.precision
     config = dataclasses.replace(recipe.config, precision=precision, allocator="default")
     return dataclasses.replace(recipe, config=config)
-
-
-def _unsupported(recipe: Recipe) -> Iterator[Unsupported]:
-    config = recipe.config
-    yield from _unsupported_optimizer(recipe)
-    unsupported = {
-        "precision": _precision(config),
-        "base_weights": _base_weights(config),
-        "checkpointing": _CHECKPOINTING.get(config.checkpointing),
-        "compile": _BY_BLOCK if config.compile == "block" else None,
-        "loss": _FULL if config.loss == "chunked" else None,
-        "activation_offload": _OFFLOAD if config.activation_offload == "cpu" else None,
-    }
-    for setting, replacement in unsupported.items():
-        if replacement is not None:
-            instead, why = replacement
-            yield Unsupported(
-                setting=setting, value=getattr(config, setting), instead=instead, why=why
-            )
-    yield from unsupported_warmup(recipe, least=_LEAST_WARMUP)
 
 
 _WEIGHTS = "axolotl loads the weights in bfloat16 wherever it computes in it"
@@ -145,7 +129,7 @@ _BY_FSDP2 = (
 )
 
 
-def _precision(config: TrainingConfig) -> tuple[str, str] | None:
+def _precision(config: TrainingConfig) -> Reason | None:
     if config.precision.startswith("bf16") and config.adapter == "none":
         if config.engine == "deepspeed":
             return _MASTERS
@@ -158,7 +142,7 @@ def _precision(config: TrainingConfig) -> tuple[str, str] | None:
     return _PRECISIONS.get(config.precision)
 
 
-def _base_weights(config: TrainingConfig) -> tuple[str, str] | None:
+def _base_weights(config: TrainingConfig) -> Reason | None:
     """Return what the file does instead, and why; None if it expresses the base weights."""
     if config.base_weights == "int8":
         why = "axolotl has LLM.int8() of bitsandbytes, which treats outliers apart, for torchao"
@@ -175,51 +159,54 @@ def _frozen_in_16_bits(config: TrainingConfig) -> str:
     return "fp16" if config.precision == "fp16-mixed" else "bf16"
 
 
-_CHECKPOINTING = {
-    "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
-    "sqrt": ("block", "axolotl checkpoints blocks one by one, not in segments"),
+_LACKING: Table = {
+    "checkpointing": {
+        "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
+        "sqrt": ("block", "axolotl checkpoints blocks one by one, not in segments"),
+    },
+    "compile": {
+        "block": (
+            "model",
+            "transformers compiles the model as a whole; only accelerate has a key for its blocks",
+        )
+    },
+    "loss": {
+        "chunked": (
+            "full",
+            "axolotl's chunked_cross_entropy computes all logits at once; its plugin "
+            "axolotl.integrations.liger.LigerPlugin with liger_fused_linear_cross_entropy: true "
+            "does not, for the models that it supports",
+        )
+    },
+    "activation_offload": {
+        "cpu": (
+            "none",
+            "axolotl offloads activations only instead of checkpointing "
+            "(activation_offloading: true)",
+        )
+    },
 }
-_BY_BLOCK = (
-    "model",
-    "transformers compiles the model as a whole; only accelerate has a key for its blocks",
-)
-_FULL = (
-    "full",
-    "axolotl's chunked_cross_entropy computes all logits at once; its plugin "
-    "axolotl.integrations.liger.LigerPlugin with liger_fused_linear_cross_entropy: true does not, "
-    "for the models that it supports",
-)
 _LEAST_WARMUP = 2
 """axolotl turns a warm-up of 1 step into one of 2."""
-_OFFLOAD = (
-    "none",
-    "axolotl offloads activations only instead of checkpointing (activation_offloading: true)",
-)
 
 
-def _unsupported_optimizer(recipe: Recipe) -> Iterator[Unsupported]:
+def _lacking_optimizer(recipe: Recipe) -> dict[str, Reason]:
     config = recipe.config
-    optimizer, why = _OPTIMIZERS.get(config.optimizer, (config.optimizer, ""))
-    if why:
-        yield Unsupported(setting="optimizer", value=config.optimizer, instead=optimizer, why=why)
+    reasons: dict[str, Reason] = {}
+    optimizer: str = config.optimizer
+    if optimizer in _OPTIMIZERS:
+        optimizer, why = _OPTIMIZERS[optimizer]
+        reasons["optimizer"] = (optimizer, why)
     if config.optimizer == "adafactor":
-        replacements = {
-            "learning_rate": recipe.workload.learning_rate_of(optimizer, config.adapter),
-            "weight_decay": OPTIMIZER_SETTINGS[optimizer]["weight_decay"],
-        }
-        for setting, instead in replacements.items():
-            value = recipe.settings()[setting]
-            if value != instead:
-                why = (
-                    f"it belongs to {config.optimizer}; the file has that of {optimizer} in trials"
-                )
-                yield Unsupported(setting=setting, value=value, instead=instead, why=why)
+        why = f"it belongs to {config.optimizer}; the file has that of {optimizer} in trials"
+        rate = recipe.workload.learning_rate_of(optimizer, config.adapter)
+        if rate != recipe.settings()["learning_rate"]:
+            reasons["learning_rate"] = (rate, why)
+        reasons["weight_decay"] = (OPTIMIZER_SETTINGS[optimizer]["weight_decay"], why)
     fusions = list(_NAMES[optimizer])
     if config.optimizer_fusion not in fusions:
-        why = _FUSIONS[config.optimizer_fusion]
-        yield Unsupported(
-            setting="optimizer_fusion", value=config.optimizer_fusion, instead=fusions[-1], why=why
-        )
+        reasons["optimizer_fusion"] = (fusions[-1], _FUSIONS[config.optimizer_fusion])
+    return reasons
 
 
 _FUSIONS = {

@@ -12,9 +12,13 @@ from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import shipped_files
 from autotune.exporters.devices import Closest, fit_deepspeed, zero_settings
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
+from autotune.exporters.reasons import RECOMPUTING, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
+    COPY_THE_LOSS,
+    SAVE_ON_CPU,
+    SAVES_ALL,
     bf16_weights_line,
     blocks_line,
     model_and_data_note,
@@ -35,8 +39,9 @@ _SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "page
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe)
-    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe))
-    recipe = closest.recipe
+    closest.lacks(_lacking_techniques(closest.recipe))
+    closest.lacks(_lacking_workload(closest.recipe))
+    recipe, unsupported = closest.recipe, closest.unsupported()
     files = {FILE: json_text(_numbers(recipe)), AUTO_FILE: json_text(automatic(recipe))}
     if launch.is_needed(recipe.config):
         files[launch.FILE] = launch.launcher(recipe)
@@ -177,93 +182,70 @@ def _scheduler(recipe: Recipe) -> dict[str, object] | None:
     }
 
 
-def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
-    values = recipe.settings()
-    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
-    return tuple(
-        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in reasons.items()
-    )
-
-
-def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[object, str]]:
-    """Return {setting: (what the files do instead, why)}."""
-    config = recipe.config
-    line = blocks_line(config, compiled=config.compile == "block")
-    reasons: dict[str, tuple[object, str]] = {}
-    if reason := _unsupported_precision(config, line):
-        reasons["precision"] = reason
-    if config.checkpointing != "none":
-        reasons["checkpointing"] = (
+_CAST = (
+    "DeepSpeed's bf16 section holds a float32 copy of the weights: write {bf16_weights} before "
+    "deepspeed.initialize"
+)
+_LACKING: Table = {
+    "precision": {
+        "bf16-true": (None, _CAST),
+        "bf16-stochastic": (
+            None,
+            f"{_CAST}, which gives bf16-true and rounds updates to nearest; the pytorch export "
+            "rounds them stochastically",
+        ),
+        "fp8": ("bf16-mixed", "DeepSpeed has no fp8: write {blocks} before deepspeed.initialize"),
+    },
+    "checkpointing": dict.fromkeys(
+        RECOMPUTING,
+        (
             None,
             "the section activation_checkpointing affects only models that call "
-            f"deepspeed.checkpointing: write {line} before deepspeed.initialize",
-        )
-    if config.compile == "block":
-        reasons["compile"] = (
+            "deepspeed.checkpointing: write {blocks} before deepspeed.initialize",
+        ),
+    ),
+    "compile": {
+        "block": (
             None,
-            f"there is no key for it: write {line} before deepspeed.initialize",
-        )
-    if config.compile == "model":
-        reasons["compile"] = (
+            "there is no key for it: write {blocks} before deepspeed.initialize",
+        ),
+        "model": (
             None,
-            'there is no key for it: write engine.compile(compile_kwargs={"dynamic": False}) after '
-            "deepspeed.initialize",
-        )
-    if config.loss == "chunked":
-        reasons["loss"] = (
-            None,
-            "the script computes the loss: copy the loss in chunks from the pytorch export",
-        )
-    if config.activation_offload != "none":
-        reasons["activation_offload"] = (
-            None,
-            "there is no key for it: write with "
-            "torch.autograd.graph.save_on_cpu(pin_memory=True): around the forward pass, which "
-            "also moves small tensors and the weights that products save",
-        )
-    reasons |= left_to_script(config, before="deepspeed.initialize")
-    return reasons | _unsupported_optimizer(recipe)
+            'there is no key for it: write engine.compile(compile_kwargs={{"dynamic": False}}) '
+            "after deepspeed.initialize",
+        ),
+    },
+    "loss": {"chunked": (None, COPY_THE_LOSS)},
+    "activation_offload": {
+        "cpu": (None, f"there is no key for it: {SAVE_ON_CPU} around the forward pass, {SAVES_ALL}")
+    },
+    "optimizer_fusion": {
+        "backward": ("none", "DeepSpeed's engine steps after backward: use the pytorch export")
+    },
+}
 
 
-def _unsupported_precision(config: TrainingConfig, line: str) -> tuple[object, str] | None:
-    cast = (
-        f"DeepSpeed's bf16 section holds a float32 copy of the weights: write "
-        f"{bf16_weights_line(config)} "
-        "before deepspeed.initialize"
-    )
-    if config.precision == "bf16-true":
-        return None, cast
-    if config.precision == "bf16-stochastic":
-        return None, (
-            f"{cast}, which gives bf16-true and rounds updates to nearest; the pytorch export "
-            "rounds them stochastically"
-        )
-    if config.precision == "fp8":
-        return "bf16-mixed", f"DeepSpeed has no fp8: write {line} before deepspeed.initialize"
-    return None
-
-
-def _unsupported_optimizer(recipe: Recipe) -> dict[str, tuple[object, str]]:
+def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
     config = recipe.config
-    reasons: dict[str, tuple[object, str]] = {}
+    reasons = reasons_in(
+        _LACKING,
+        config,
+        blocks=blocks_line(config, compiled=config.compile == "block"),
+        bf16_weights=bf16_weights_line(config),
+    )
+    reasons |= left_to_script(config, before="deepspeed.initialize")
     if config.optimizer in _SCRIPT_OPTIMIZERS:
         why = (
             f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in "
             "deepspeed.initialize"
         )
         reasons |= dict.fromkeys(("optimizer", "learning_rate", "weight_decay"), (None, why))
-    if config.optimizer_fusion == "backward":
-        reasons["optimizer_fusion"] = (
-            "none",
-            "DeepSpeed's engine steps after backward: use the pytorch export",
-        )
     return reasons
 
 
-def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[object, str]]:
+def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
     workload = recipe.workload
-    reasons: dict[str, tuple[object, str]] = {
+    reasons: dict[str, Reason] = {
         "steps": (
             None,
             f"the script has the loop: end it when engine.global_steps is {workload.steps}",

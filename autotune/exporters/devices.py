@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.exporters.export import Unsupported
+from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
 
@@ -32,20 +33,37 @@ class Closest:
     """The closest recipe that a trainer can express, which is changed step by step."""
 
     recipe: Recipe
-    reasons: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
     """{setting that differs from the trial's: (what the trainer does instead, why)}."""
+
+    def __post_init__(self) -> None:
+        self.trial = self.recipe
 
     @property
     def config(self) -> TrainingConfig:
         return self.recipe.config
 
-    def unsupported(self, recipe: Recipe) -> list[Unsupported]:
-        """Return where it differs from the trial's `recipe`."""
-        values = recipe.settings()
-        return [
+    def lacks(self, reasons: Mapping[str, Reason | None]) -> None:
+        """Note what the trainer does not express, but for settings that differ already.
+
+        None stands for a setting that it does express.
+        """
+        for setting, reason in reasons.items():
+            if reason is not None:
+                self.reasons.setdefault(setting, reason)
+
+    def unsupported(self) -> tuple[Unsupported, ...]:
+        """Return where the files differ from the trial."""
+        values = self.trial.settings()
+        return tuple(
             Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
             for setting, (instead, why) in self.reasons.items()
-        ]
+        )
+
+    def effective(self) -> dict[str, Any]:
+        """Return the settings as the files have them: by the trial's value, or what replaces it."""
+        replaced = {setting: instead for setting, (instead, _) in self.reasons.items()}
+        return {**self.recipe.settings(), **replaced}
 
     def change(self, setting: str, instead: Any, why: str) -> None:
         """Replace a technique. Does nothing where it has this value already."""

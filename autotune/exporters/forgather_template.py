@@ -10,8 +10,9 @@ from typing import Any
 
 from autotune.exporters.adapters import left_to_script, packages
 from autotune.exporters.devices import Closest
-from autotune.exporters.export import Export, Target, Unsupported
-from autotune.exporters.named_schedule import named_schedule, unsupported_warmup
+from autotune.exporters.export import Export, Target
+from autotune.exporters.named_schedule import named_schedule, warmup_reasons
+from autotune.exporters.reasons import RECOMPUTING, Reason, Table, reasons_in
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 
@@ -24,49 +25,27 @@ def write(recipe: Recipe, version: str) -> Export:
     closest.use_torch("forgather has no DeepSpeed")
     closest.use_one_device("forgather's trainer shares out nothing among devices but layers")
     closest.leave_out_offload("forgather moves activations to the host, and nothing else")
-    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe, version))
-    recipe = closest.recipe
-    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
+    config = closest.config
+    closest.lacks(reasons_in({"precision": _PRECISIONS[version], **_LACKING}, config))
+    closest.lacks(left_to_script(config, before="your project's model block returns it"))
+    closest.lacks(warmup_reasons(closest.recipe))
+    recipe, effective = closest.recipe, closest.effective()
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "
     if effective["allocator"] == "expandable":
         command += "PYTORCH_ALLOC_CONF=expandable_segments:True "
     return Export(
         files={FILE: _text(recipe, effective, version)},
         command=f"{command}forgather -t {FILE} train",
-        unsupported=unsupported,
+        unsupported=closest.unsupported(),
         notes=tuple(_notes(recipe, effective)),
     )
-
-
-def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
-    config = recipe.config
-    unsupported = {
-        "precision": _PRECISIONS[version].get(config.precision),
-        "checkpointing": _CHECKPOINTING.get(config.checkpointing),
-        "compile": _BY_BLOCK if config.compile == "block" else None,
-        "memory_budget": _ZERO if config.memory_budget == 0.0 else None,
-        "loss": _FULL if config.loss == "chunked" else None,
-    }
-    for setting, replacement in unsupported.items():
-        if replacement is not None:
-            instead, why = replacement
-            yield Unsupported(
-                setting=setting, value=getattr(config, setting), instead=instead, why=why
-            )
-    in_model = left_to_script(config, before="your project's model block returns it")
-    for setting, (instead, why) in in_model.items():
-        if recipe.settings()[setting] != instead:
-            yield Unsupported(
-                setting=setting, value=getattr(config, setting), instead=instead, why=why
-            )
-    yield from unsupported_warmup(recipe)
 
 
 _STOCHASTIC = (
     "bf16-true",
     "the file uses torch's optimizers, which round updates of bfloat16 weights to nearest",
 )
-_PRECISIONS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+_PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
     "2026-02": {
         "bf16-mixed": (
             "bf16-true",
@@ -89,19 +68,30 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
 _WHOLE_BLOCKS = (
     "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
 )
-_OTHER_CHECKPOINTING = ("attention", "selective", "every-4", "every-2", "sqrt")
-_CHECKPOINTING: Mapping[str, tuple[Any, str]] = dict.fromkeys(
-    _OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS)
-)
-_BY_BLOCK = (
-    "model",
-    "forgather compiles the model as a whole; a step in backward then frees fewer gradients early",
-)
-_ZERO = (0.01, "forgather treats a budget of 0.0 as no budget and would save every activation")
-_FULL = (
-    "full",
-    "forgather's loss on hidden states is code (fused_loss_factory), for models that return them",
-)
+_OTHER_CHECKPOINTING = [value for value in RECOMPUTING if value != "block"]
+_LACKING: Table = {
+    "checkpointing": dict.fromkeys(_OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS)),
+    "compile": {
+        "block": (
+            "model",
+            "forgather compiles the model as a whole; a step in backward then frees fewer "
+            "gradients early",
+        )
+    },
+    "memory_budget": {
+        0.0: (
+            0.01,
+            "forgather treats a budget of 0.0 as no budget and would save every activation",
+        )
+    },
+    "loss": {
+        "chunked": (
+            "full",
+            "forgather's loss on hidden states is code (fused_loss_factory), for models that "
+            "return them",
+        )
+    },
+}
 
 
 def _text(recipe: Recipe, effective: Mapping[str, Any], version: str) -> str:

@@ -16,9 +16,12 @@ from autotune.exporters.devices import (
     is_resharded,
     zero_settings,
 )
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
+    SAVE_ON_CPU,
+    SAVES_ALL,
     model_and_data_note,
     optimizer_arguments,
     optimizer_class,
@@ -41,10 +44,8 @@ _PRECISIONS = {
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe)
-    unsupported = (
-        *closest.unsupported(recipe),
-        *(entry for entry in _unsupported(closest.recipe) if entry.setting not in closest.reasons),
-    )
+    closest.lacks(_lacking_techniques(closest.recipe))
+    closest.lacks(_lacking_workload(closest.recipe))
     recipe = closest.recipe
     files = {
         FILE: _heading(recipe) + yaml_text(_settings(recipe)),
@@ -56,7 +57,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=_command(recipe),
-        unsupported=unsupported,
+        unsupported=closest.unsupported(),
         notes=_notes(recipe),
     )
 
@@ -186,51 +187,44 @@ def _callback(recipe: Recipe) -> dict[str, object]:
     }
 
 
-def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
-    values = recipe.settings()
-    reasons = {**_unsupported_techniques(recipe), **_unsupported_workload(recipe)}
-    return tuple(
-        Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
-        for setting, (instead, why) in reasons.items()
-    )
+_LACKING: Table = {
+    "precision": {
+        "bf16-stochastic": (
+            "bf16-true",
+            "updates are rounded to nearest: the pytorch export rounds them stochastically",
+        )
+    },
+    "optimizer_fusion": {
+        "backward": ("none", "Lightning steps after backward: use the pytorch export")
+    },
+    "loss": {
+        "chunked": (
+            None,
+            "your training_step computes the loss: copy the loss in chunks from the pytorch export",
+        )
+    },
+    "activation_offload": {
+        "cpu": (
+            None,
+            f"Lightning has no key for it: {SAVE_ON_CPU} in training_step, {SAVES_ALL}",
+        )
+    },
+}
 
 
-def _unsupported_techniques(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
-    """Return {setting: (what the files do instead, why)}."""
+def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
     config = recipe.config
-    reasons: dict[str, tuple[str | None, str]] = {}
+    reasons = reasons_in(_LACKING, config)
     if recipe.is_fp16_on_cpu:
         reasons["precision"] = (
             "fp32",
             "Lightning turns 16-mixed into bfloat16 on a CPU: use bf16-mixed",
-        )
-    if config.precision == "bf16-stochastic":
-        reasons["precision"] = (
-            "bf16-true",
-            "updates are rounded to nearest: the pytorch export rounds them stochastically",
         )
     reasons["micro_batch_size"] = (
         None,
         "your LightningDataModule sets the batch size: write torch.utils.data.DataLoader(..., "
         f"batch_size={config.micro_batch_size})",
     )
-    if config.optimizer_fusion == "backward":
-        reasons["optimizer_fusion"] = (
-            "none",
-            "Lightning steps after backward: use the pytorch export",
-        )
-    if config.loss == "chunked":
-        reasons["loss"] = (
-            None,
-            "your training_step computes the loss: copy the loss in chunks from the pytorch export",
-        )
-    if config.activation_offload != "none":
-        reasons["activation_offload"] = (
-            None,
-            "Lightning has no key for it: write with "
-            "torch.autograd.graph.save_on_cpu(pin_memory=True): in training_step, which also moves "
-            "small tensors and the weights that products save",
-        )
     reasons |= left_to_script(config, before="the end of your module's configure_model")
     if divides_weights(config):
         line = _sharding_line(recipe)
@@ -262,7 +256,7 @@ def _sharding_line(recipe: Recipe) -> str:
     return f"autotune_blocks.shard_blocks({', '.join(arguments)})"
 
 
-def _unsupported_workload(recipe: Recipe) -> dict[str, tuple[str | None, str]]:
+def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
     workload = recipe.workload
     on_each = f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
     return {

@@ -6,11 +6,11 @@ express every constant rate, but a cosine down to a tenth only where the warm-up
 as well.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.exporters.export import Unsupported
+from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 
 _FROM_ZERO = "{steps}, from a rate of 0"
@@ -25,22 +25,19 @@ class NamedSchedule:
     keywords: Mapping[str, Any]
 
 
-def unsupported_warmup(recipe: Recipe, *, least: int = 1) -> Iterator[Unsupported]:
-    """Yield a refusal if no named schedule has the warm-up of the trial.
+def warmup_reasons(recipe: Recipe, *, least: int = 1) -> dict[str, Reason]:
+    """Return {setting: reason} if no named schedule has the warm-up of the trial.
 
     `least` is the shortest warm-up, other than none, that the trainer accepts.
     """
     steps = recipe.workload.learning_rate_warmup_steps
     begins_right = recipe.workload.schedule == "constant" or steps in (1, round(1 / SMALLEST_RATE))
-    if not begins_right or 0 < steps - 1 < least:
-        why = (
-            "a warm-up of transformers begins at a rate of 0; that of the trial begins one step "
-            "further"
-        )
-        instead = _FROM_ZERO.format(steps=steps)
-        yield Unsupported(
-            setting="learning_rate_warmup_steps", value=steps, instead=instead, why=why
-        )
+    if begins_right and not 0 < steps - 1 < least:
+        return {}
+    why = (
+        "a warm-up of transformers begins at a rate of 0; that of the trial begins one step further"
+    )
+    return {"learning_rate_warmup_steps": (_FROM_ZERO.format(steps=steps), why)}
 
 
 def named_schedule(effective: Mapping[str, Any]) -> NamedSchedule:

@@ -22,6 +22,11 @@ _CLASSES = {
 WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "paged-adamw-8bit")
 """Optimizers that take neither `foreach` nor `fused`."""
 
+COPY_THE_LOSS = "the script computes the loss: copy the loss in chunks from the pytorch export"
+SAVE_ON_CPU = "write with torch.autograd.graph.save_on_cpu(pin_memory=True):"
+SAVES_ALL = "which also moves small tensors and the weights that products save"
+"""What to write for `loss` chunked and for `activation_offload`."""
+
 _BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(torch.bfloat16)"
 """Leaves buffers, such as the frequencies of positions, in their dtype, as trials do."""
 

@@ -7,10 +7,10 @@ keys are written from its result.
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
 
@@ -22,93 +22,69 @@ The former has no largest beta2; 1 - 5623 ** -0.8 < 0.999, the largest beta2 of 
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A setting that the keys cannot express, and what they do instead."""
-
-    setting: str
-    instead: Any
-    """What the keys do."""
-    why: str
-    """The reason, as in `Unsupported.why`."""
+FP16_ON_CPU = "accelerate, which it trains with, silently ignores fp16 on a CPU: use bf16-mixed"
+_LACKING: Table = {
+    "precision": {
+        "fp8": (
+            "bf16-mixed",
+            "it has no key: convert the linear layers of the blocks with torchao.float8, or use "
+            "accelerate's fp8",
+        ),
+        "bf16-stochastic": (
+            "bf16-true",
+            "none of its optimizers rounds weights and state stochastically",
+        ),
+    },
+    "checkpointing": {
+        "attention": ("block", "it checkpoints whole blocks only"),
+        "selective": ("block", "a policy of what to save is a function, which no file can hold"),
+        "sqrt": ("block", "it checkpoints single blocks only"),
+    },
+    "compile": {"block": ("model", "torch_compile compiles the whole model")},
+    "optimizer": {
+        "adafactor": (
+            "adafactor-fixed-rate",
+            "its adafactor is not the algorithm of torch.optim.Adafactor: its learning rate is not "
+            "relative to the size of the weight",
+        )
+    },
+}
+_NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers`")
 
 
 def closest_config(
     recipe: Recipe, *, has_every_n_layers: bool = True
-) -> tuple[TrainingConfig, list[Change]]:
+) -> tuple[TrainingConfig, dict[str, Reason]]:
     """Return the closest configuration that TrainingArguments and a model's `dtype` can express.
 
-    The second value lists where it differs from the trial's. The settings of a process
+    The second value says where it differs from the trial's. The settings of a process
     (`launch.py`) are not changed.
     """
     config = recipe.config
-    changes = [
-        *_precision(recipe),
-        *_checkpointing(config, has_every_n_layers=has_every_n_layers),
-        *_compile(config),
-        *_optimizer(recipe),
-    ]
-    changes += _fusion(config, _changed(config, changes), recipe.device_type)
-    closest = _changed(config, changes)
-    return closest, [*changes, *_learning_rate(recipe, closest)]
-
-
-FP16_ON_CPU = "accelerate, which it trains with, silently ignores fp16 on a CPU: use bf16-mixed"
-
-
-def _changed(config: TrainingConfig, changes: list[Change]) -> TrainingConfig:
-    return dataclasses.replace(config, **{change.setting: change.instead for change in changes})
-
-
-def _precision(recipe: Recipe) -> list[Change]:
-    config = recipe.config
+    reasons = reasons_in(_LACKING, config)
     if recipe.is_fp16_on_cpu:
-        return [Change(setting="precision", instead="fp32", why=FP16_ON_CPU)]
-    if config.precision == "fp8":
-        why = (
-            "it has no key: convert the linear layers of the blocks with torchao.float8, or use "
-            "accelerate's fp8"
-        )
-        return [Change(setting="precision", instead="bf16-mixed", why=why)]
-    if config.precision == "bf16-stochastic":
-        why = "none of its optimizers rounds weights and state stochastically"
-        return [Change(setting="precision", instead="bf16-true", why=why)]
-    return []
+        reasons = {"precision": ("fp32", FP16_ON_CPU), **reasons}
+    if config.checkpointing in ("every-2", "every-4") and not has_every_n_layers:
+        reasons["checkpointing"] = _NO_EVERY
+    fusion = _fusion(config, replaced(config, reasons), recipe.device_type)
+    if fusion is not None:
+        reasons["optimizer_fusion"] = fusion
+    closest = replaced(config, reasons)
+    used = recipe.workload.learning_rate_of(config.optimizer, config.adapter)
+    instead = recipe.workload.learning_rate_of(closest.optimizer, closest.adapter)
+    if instead != used:
+        why = f"it is the workload's rate for {closest.optimizer}"
+        reasons["learning_rate"] = (instead, why)
+    return closest, reasons
 
 
-def _checkpointing(config: TrainingConfig, *, has_every_n_layers: bool) -> list[Change]:
-    value = config.checkpointing
-    if value in ("none", "block") or (value in _EVERY and has_every_n_layers):
-        return []
-    reasons = {
-        "attention": "it checkpoints whole blocks only",
-        "selective": "a policy of what to save is a function, which no file can hold",
-        "sqrt": "it checkpoints single blocks only",
-    }
-    why = reasons.get(value, "transformers before 5.16 silently ignores `every_n_layers`")
-    return [Change(setting="checkpointing", instead="block", why=why)]
+def replaced(config: TrainingConfig, reasons: Mapping[str, Reason]) -> TrainingConfig:
+    """Return the configuration with what the keys do instead."""
+    instead = {setting: value for setting, (value, _) in reasons.items()}
+    return dataclasses.replace(config, **instead)
 
 
-def _compile(config: TrainingConfig) -> list[Change]:
-    if config.compile != "block":
-        return []
-    return [
-        Change(setting="compile", instead="model", why="torch_compile compiles the whole model")
-    ]
-
-
-def _optimizer(recipe: Recipe) -> list[Change]:
-    config = recipe.config
-    if config.optimizer != "adafactor":
-        return []
-    why = (
-        "its adafactor is not the algorithm of torch.optim.Adafactor: its learning rate is not "
-        "relative to the size of the weight"
-    )
-    return [Change(setting="optimizer", instead="adafactor-fixed-rate", why=why)]
-
-
-def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -> list[Change]:
+def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -> Reason | None:
     torch_default: OptimizerFusion = "foreach" if device_type == "cuda" else "none"
     possible: Mapping[str, tuple[OptimizerFusion, ...]] = {
         "adamw": (torch_default, "kernel"),
@@ -116,23 +92,14 @@ def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -
     }
     options = possible.get(closest.optimizer, ("none",))
     if config.optimizer_fusion in options:
-        return []
+        return None
     if config.optimizer_fusion == "backward":
         why = "it steps after the backward pass"
     elif config.optimizer_fusion == "kernel":
         why = f"{closest.optimizer} has no key for fused=True"
     else:
         why = f"it has no key for this; the default of torch on {device_type} is {torch_default}"
-    return [Change(setting="optimizer_fusion", instead=options[-1], why=why)]
-
-
-def _learning_rate(recipe: Recipe, closest: TrainingConfig) -> list[Change]:
-    used = recipe.workload.learning_rate_of(recipe.config.optimizer, recipe.config.adapter)
-    instead = recipe.workload.learning_rate_of(closest.optimizer, closest.adapter)
-    if instead == used:
-        return []
-    why = f"it is the workload's rate for {closest.optimizer}"
-    return [Change(setting="learning_rate", instead=instead, why=why)]
+    return options[-1], why
 
 
 def training_keys(

@@ -11,12 +11,12 @@ from typing import Any
 from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
+from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
     KEY_NOTES,
-    Change,
     closest_config,
     model_keys,
     training_keys,
@@ -31,14 +31,15 @@ FILE = "sft.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    trial = recipe
-    on_devices = _closest(trial)
+    on_devices = _closest(recipe)
     recipe = on_devices.recipe
-    closest, changes = closest_config(recipe)
-    trl_changes = _trl_changes(recipe.config, closest)
-    changed = {change.setting for change in trl_changes}
-    changes = [*(change for change in changes if change.setting not in changed), *trl_changes]
-    if any(change.setting == "attention" for change in trl_changes):
+    closest, lacking_keys = closest_config(recipe)
+    if recipe.config.checkpointing == "selective":
+        lacking_keys["checkpointing"] = ("block", _SELECTIVE)
+    lacking = _lacking(recipe.config, closest)
+    on_devices.lacks(lacking)
+    on_devices.lacks(lacking_keys)
+    if "attention" in lacking:
         closest = dataclasses.replace(closest, attention="auto")
     text = yaml_text(_keys(recipe, closest))
     files = {FILE: _head(recipe) + text}
@@ -60,14 +61,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
-        unsupported=(
-            *on_devices.unsupported(trial),
-            *(
-                _unsupported(trial, change)
-                for change in changes
-                if change.setting not in on_devices.reasons
-            ),
-        ),
+        unsupported=on_devices.unsupported(),
         notes=tuple(_notes(recipe, has_launcher=has_launcher)),
     )
 
@@ -95,29 +89,32 @@ def _without_compilation(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _trl_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
+_SELECTIVE = "its `selective: true` saves attention only; the trial saved every matrix product"
+
+
+def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
     """Return what trl does differently, in addition to what transformers does."""
-    changes = _adapter_changes(config, closest)
+    reasons = _lacking_adapter(config, closest)
     if config.loss == "full":
         why = "it always computes the loss from chunks of the logits, which takes less memory"
-        changes.append(Change(setting="loss", instead="chunked", why=why))
+        reasons["loss"] = ("chunked", why)
     if config.attention in ("flash", "cudnn") and closest.compile != "none":
         why = (
             "its batches have an attention_mask, which compiled code turns into a mask, and this "
             "kernel takes none"
         )
-        changes.append(Change(setting="attention", instead="auto", why=why))
-    return changes
+        reasons["attention"] = ("auto", why)
+    return reasons
 
 
-def _adapter_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Change]:
+def _lacking_adapter(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
     """Return where trl has adapters in another number format than a trial."""
     if config.adapter == "none":
-        return []
+        return {}
     wanted = trained_dtype(config)
     made = "bfloat16" if config.base_weights == "nf4" else "float32"
     if wanted == made:
-        return []
+        return {}
     why = (
         "it casts adapters beside 4-bit weights to bfloat16: half their memory, but small updates "
         "are lost"
@@ -126,15 +123,7 @@ def _adapter_changes(config: TrainingConfig, closest: TrainingConfig) -> list[Ch
         why = "peft has adapters in float32 beside 16-bit weights: twice their memory"
     short = {"bfloat16": "bf16", "float32": "fp32"}[made]
     instead = f"{closest.precision}, adapters in {short}"
-    return [Change(setting="precision", instead=instead, why=why)]
-
-
-def _unsupported(recipe: Recipe, change: Change) -> Unsupported:
-    value = recipe.settings()[change.setting]
-    why = change.why
-    if change.setting == "checkpointing" and value == "selective":
-        why = "its `selective: true` saves attention only; the trial saved every matrix product"
-    return Unsupported(setting=change.setting, value=value, instead=change.instead, why=why)
+    return {"precision": (instead, why)}
 
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=f"{script.start(recipe)} {script.FILE}",
-        unsupported=tuple(closest.unsupported(trial)),
+        unsupported=closest.unsupported(),
         notes=tuple(_notes(recipe)),
     )
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from autotune.exporters.adapters import UNTRAINED
 from autotune.exporters.devices import Closest, divides_weights
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
@@ -23,9 +24,12 @@ from autotune.spec.learning_rates import rate_name
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe, version)
-    unsupported = (*closest.unsupported(recipe), *_unsupported(closest.recipe, version))
-    recipe = closest.recipe
-    effective = {**recipe.settings(), **{entry.setting: entry.instead for entry in unsupported}}
+    closest.lacks(_lacking_optimizer(closest.recipe, version))
+    closest.lacks(_lacking_adapter(closest.config, version))
+    closest.lacks({"precision": _precision(closest.config, version)})
+    closest.lacks({"checkpointing": _checkpointing(closest.config.checkpointing, version)})
+    closest.lacks(reasons_in({**_LACKING, **_LACKING_IN[version]}, closest.config))
+    recipe, effective = closest.recipe, closest.effective()
     if version == "0.3":
         files = {"autotune_export.py": module(recipe, effective)}
         arguments = "--module autotune_export --config autotune"
@@ -44,7 +48,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
-        unsupported=unsupported,
+        unsupported=closest.unsupported(),
         notes=tuple(_notes(recipe, version, effective)),
     )
 
@@ -80,35 +84,11 @@ def _recipe_for_launcher(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, config=config)
 
 
-def _unsupported(recipe: Recipe, version: str) -> Iterator[Unsupported]:
-    config = recipe.config
-    yield from _unsupported_optimizer(recipe, version)
-    unsupported = {
-        **_unsupported_adapter(config, version),
-        "precision": _precision(config, version),
-        "checkpointing": _checkpointing(config.checkpointing, version),
-        "compile": _WHOLE_MODEL if config.compile == "model" else None,
-        "activation_offload": _OFFLOAD if config.activation_offload == "cpu" else None,
-    }
-    if version == "0.3":
-        in_backward = config.optimizer_fusion == "backward"
-        unsupported["optimizer_fusion"] = _BACKWARD if in_backward else None
-        unsupported["attention"] = _FLEX if config.attention != "flash" else None
-    else:
-        unsupported["loss"] = _FULL if config.loss == "chunked" else None
-    for setting, replacement in unsupported.items():
-        if replacement is not None:
-            instead, why = replacement
-            yield Unsupported(
-                setting=setting, value=getattr(config, setting), instead=instead, why=why
-            )
-
-
 _FSDP2 = "it uses FSDP2, which computes the residual stream and every norm in bfloat16 as well"
 _AUTOCAST = (
     "on one device it runs every forward pass under autocast: norms and softmax compute in float32"
 )
-_PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+_PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
     "0.3": {
         "bf16-mixed": ("bf16-mixed by FSDP2", f"torchtitan 0.3 has no autocast: {_FSDP2}"),
         "fp16-mixed": (
@@ -139,7 +119,7 @@ _PRECISIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 """{version: {precision that it does not support: (what the files do instead, why)}}."""
 
 
-def _precision(config: TrainingConfig, version: str) -> tuple[str, str] | None:
+def _precision(config: TrainingConfig, version: str) -> Reason | None:
     """Return (what the files do instead, why), or None if torchtitan supports it."""
     if version == "0.2" and divides_weights(config):
         return _BY_FSDP2.get(config.precision)
@@ -164,48 +144,68 @@ _SPLIT = {
 }
 """What 0.2 does instead where it shares out weights, and where it only splits matrices."""
 
-_WHOLE_MODEL = (
-    "block",
-    "torchtitan compiles each block separately; the layers before and after them stay eager",
-)
-_OFFLOAD = (
-    "none",
-    "torchtitan can move parameters, gradients and optimizer state to the host "
-    "(training.enable_cpu_offload), but not activations",
-)
-_BACKWARD = (
-    "kernel",
-    "torchtitan 0.3 no longer has an optimizer step in backward; target version 0.2 has it",
-)
+_LACKING: Table = {
+    "compile": {
+        "model": (
+            "block",
+            "torchtitan compiles each block separately; the layers before and after them stay "
+            "eager",
+        )
+    },
+    "activation_offload": {
+        "cpu": (
+            "none",
+            "torchtitan can move parameters, gradients and optimizer state to the host "
+            "(training.enable_cpu_offload), but not activations",
+        )
+    },
+}
 _FLEX = (
     "flex",
     "torchtitan 0.3 has FlexAttention and a flash kernel for language models, but no "
     "scaled_dot_product_attention; target version 0.2 has it",
 )
-_FULL = (
-    "full",
-    "torchtitan 0.2 computes all logits at once; target version 0.3 has a loss in chunks",
-)
+_LACKING_IN: Mapping[str, Table] = {
+    "0.3": {
+        "optimizer_fusion": {
+            "backward": (
+                "kernel",
+                "torchtitan 0.3 no longer has an optimizer step in backward; target version 0.2 "
+                "has it",
+            )
+        },
+        "attention": dict.fromkeys(("auto", "efficient", "cudnn", "math"), _FLEX),
+    },
+    "0.2": {
+        "loss": {
+            "chunked": (
+                "full",
+                "torchtitan 0.2 computes all logits at once; target version 0.3 has a loss in "
+                "chunks",
+            )
+        }
+    },
+}
+"""{version: what it does not express, in addition}."""
 
 
-def _unsupported_adapter(
-    config: TrainingConfig, version: str
-) -> Mapping[str, tuple[Any, str] | None]:
-    """Return {setting: (what the files do instead, why)}; None where the files express it."""
+def _lacking_adapter(config: TrainingConfig, version: str) -> dict[str, Reason]:
     if config.adapter == "none":
         return {}
     if version == "0.2":
         why = "torchtitan 0.2 has no adapters: all weights are trained, in much more memory"
         return {
-            setting: (instead, why) if getattr(config, setting) != instead else None
+            setting: (instead, why)
             for setting, instead in UNTRAINED.items()
+            if getattr(config, setting) != instead
         }
-    why = "torchtitan's adapters have no magnitudes"
-    frozen = "torchtitan stores frozen weights in the number format of training"
-    return {
-        "adapter": ("lora", why) if config.adapter == "dora" else None,
-        "base_weights": ("trained", frozen) if config.base_weights != "trained" else None,
-    }
+    reasons: dict[str, Reason] = {}
+    if config.adapter == "dora":
+        reasons["adapter"] = ("lora", "torchtitan's adapters have no magnitudes")
+    if config.base_weights != "trained":
+        why = "torchtitan stores frozen weights in the number format of training"
+        reasons["base_weights"] = ("trained", why)
+    return reasons
 
 
 def _adapter_of(config: TrainingConfig, version: str) -> str:
@@ -213,29 +213,25 @@ def _adapter_of(config: TrainingConfig, version: str) -> str:
     return "none" if config.adapter == "none" or version == "0.2" else "lora"
 
 
-def _unsupported_optimizer(recipe: Recipe, version: str) -> Iterator[Unsupported]:
+def _lacking_optimizer(recipe: Recipe, version: str) -> dict[str, Reason]:
     config = recipe.config
+    reasons: dict[str, Reason] = {}
     if config.optimizer != "adamw":
-        yield Unsupported(
-            setting="optimizer",
-            value=config.optimizer,
-            instead="adamw",
-            why="torchtitan has only Adam and AdamW",
-        )
+        reasons["optimizer"] = ("adamw", "torchtitan has only Adam and AdamW")
     adapter = _adapter_of(config, version)
-    replacements = {
-        "learning_rate": recipe.workload.learning_rate_of("adamw", adapter),
-        "weight_decay": OPTIMIZER_SETTINGS["adamw"]["weight_decay"],
-    }
-    used = rate_name(config.optimizer, config.adapter)
-    for setting, instead in replacements.items():
-        value = recipe.settings()[setting]
-        if value != instead:
-            why = f"it belongs to {used}; the files have that of {rate_name('adamw', adapter)}"
-            yield Unsupported(setting=setting, value=value, instead=instead, why=why)
+    used, instead = rate_name(config.optimizer, config.adapter), rate_name("adamw", adapter)
+    why = f"it belongs to {used}; the files have that of {instead}"
+    settings = recipe.settings()
+    rate = recipe.workload.learning_rate_of("adamw", adapter)
+    if rate != settings["learning_rate"]:
+        reasons["learning_rate"] = (rate, why)
+    decay = OPTIMIZER_SETTINGS["adamw"]["weight_decay"]
+    if decay != settings["weight_decay"]:
+        reasons["weight_decay"] = (decay, why)
+    return reasons
 
 
-def _checkpointing(value: str, version: str) -> tuple[str, str] | None:
+def _checkpointing(value: str, version: str) -> Reason | None:
     """Return (what the files do instead, why), or None if torchtitan supports `value`."""
     if value in ("none", "block"):
         return None

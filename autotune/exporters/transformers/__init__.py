@@ -13,14 +13,14 @@ from autotune.exporters import launch
 from autotune.exporters.adapters import packages
 from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
-from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.export import Export, Target
+from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
     FP16_ON_CPU,
     KEY_NOTES,
     LONGEST_ADAFACTOR_STEPS,
-    Change,
     checkpointing_keys,
     closest_config,
     model_keys,
@@ -28,7 +28,6 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.trainer_code import FILE, trainer_code
 from autotune.exporters.transformers.training_script import says_tokenizer, training_script
-from autotune.spec.config import TrainingConfig
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -36,12 +35,11 @@ _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    trial = recipe
-    on_devices = _closest(trial)
+    on_devices = _closest(recipe)
     recipe = on_devices.recipe
     config = recipe.config
-    closest, changes = closest_config(recipe, has_every_n_layers=version != "4.57")
-    changes += _beyond_json(config)
+    closest, lacking = closest_config(recipe, has_every_n_layers=version != "4.57")
+    lacking |= reasons_in(_BEYOND_JSON, config)
     keys = {
         **training_keys(recipe, closest, new_names=version == "5.23"),
         **_device_keys(recipe, version),
@@ -55,11 +53,11 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
-    notes = tuple(_notes(recipe, version, changes))
+    notes = tuple(_notes(recipe, version, lacking))
     return Export(
         files=files,
         command=_IN_A_SCRIPT if is_script else f"{_start(recipe)} train.py",
-        unsupported=(*on_devices.unsupported(trial), *_unsupported(recipe)),
+        unsupported=on_devices.unsupported(),
         notes=notes,
     )
 
@@ -83,6 +81,8 @@ def _closest(recipe: Recipe) -> Closest:
     if closest.recipe.devices > 1 and config.optimizer_fusion == "backward":
         why = "accelerate, which it trains with, replaces the weights after the optimizer is made"
         closest.change("optimizer_fusion", "none", why)
+    if closest.recipe.is_fp16_on_cpu:
+        closest.lacks({"precision": ("fp32", FP16_ON_CPU)})
     return closest
 
 
@@ -106,31 +106,18 @@ def _device_keys(recipe: Recipe, version: str) -> dict[str, Any]:
     return {}
 
 
-def _unsupported(recipe: Recipe) -> tuple[Unsupported, ...]:
-    if not recipe.is_fp16_on_cpu:
-        return ()
-    return (
-        Unsupported(
-            setting="precision", value=recipe.config.precision, instead="fp32", why=FP16_ON_CPU
-        ),
-    )
-
-
 _IN_A_SCRIPT = """\
 # in your script, whose model and data autotune does not know:
 from autotune_trainer import AutotuneTrainer, training_arguments  # first
 AutotuneTrainer(model=model, args=training_arguments("output"), train_dataset=data).train()"""
 
 
-def _beyond_json(config: TrainingConfig) -> list[Change]:
-    changes = []
-    if config.adapter != "none":
-        changes.append(Change(setting="adapter", instead="none", why="it has no key"))
-    if config.loss == "chunked":
-        changes.append(Change(setting="loss", instead="full", why="it has no key"))
-    if config.activation_offload == "cpu":
-        changes.append(Change(setting="activation_offload", instead="none", why="it has no key"))
-    return changes
+_BEYOND_JSON: Table = {
+    "adapter": dict.fromkeys(("lora", "dora"), ("none", "it has no key")),
+    "loss": {"chunked": ("full", "it has no key")},
+    "activation_offload": {"cpu": ("none", "it has no key")},
+}
+"""What the JSON files lack beside that."""
 
 
 def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict[str, Any]:
@@ -157,16 +144,16 @@ def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict
     }
 
 
-def _notes(recipe: Recipe, version: str, changes: list[Change]) -> list[str]:
+def _notes(recipe: Recipe, version: str, lacking: Mapping[str, Reason]) -> list[str]:
     config = recipe.config
     settings = recipe.settings()
-    lacking = [
-        f"{change.setting} {settings[change.setting]} ({change.instead} instead)"
-        for change in changes
+    listed = [
+        f"{setting} {settings[setting]} ({instead} instead)"
+        for setting, (instead, _) in lacking.items()
     ]
     if recipe.workload.script is None:
-        lacking.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
-    lacks = "; ".join([", ".join(lacking), *KEY_NOTES] if lacking else KEY_NOTES)
+        listed.append(f"sequence_length {recipe.workload.sequence_length} (cut by your script)")
+    lacks = "; ".join([", ".join(listed), *KEY_NOTES] if listed else KEY_NOTES)
     notes = [f"{ARGUMENTS_FILE} and {MODEL_FILE} alone lack: {lacks}"]
     if launch.is_needed(config):
         notes.append(
