@@ -25,7 +25,7 @@ As in `autotune/techniques/optimizer.py`.
 """
 
 SMALLEST_RATE = 0.1
-"""Fraction of the learning rate at which a cosine schedule ends (`autotune/training/step.py`)."""
+"""Fraction of the learning rate at which a cosine ends (`autotune/shipped/schedule.py`)."""
 
 WORKLOAD_SETTINGS = (
     "learning_rate",

@@ -44,6 +44,20 @@ def optimizer_class(recipe: Recipe) -> str:
     return _CLASSES[recipe.config.optimizer]
 
 
+def imported_optimizer(config: TrainingConfig) -> tuple[str, str]:
+    """Return the optimizer's class as a script names it, and the import that it needs.
+
+    The import is empty for a class of torch, which scripts import, and for our own, which is in
+    their text.
+    """
+    module, _, name = _CLASSES[config.optimizer].rpartition(".")
+    if module == "torch.optim":
+        return f"{module}.{name}", ""
+    if config.optimizer == "adafactor-fixed-rate":
+        return name, ""
+    return name, f"from {module} import {name}"
+
+
 def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
     """Return all arguments of the trial's optimizer, as types that JSON has.
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.build_tools import why_no_compilation
+from autotune.shipped.learning_rate import set_learning_rate
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.step_in_backward import step_in_backward
 from autotune.shipped.stochastic_rounding import StochasticallyRounded
@@ -64,7 +65,7 @@ class UpdateAfterBackward:
         self._tensor_parallel = tensor_parallel
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate)
+        set_learning_rate(self.optimizer, learning_rate)
 
     def backward(self, loss: Tensor) -> None:
         if self._scaler is not None:
@@ -108,7 +109,7 @@ class UpdateInBackward:
         self.optimizer = step_in_backward(optimizer)
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate)
+        set_learning_rate(self.optimizer, learning_rate)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
@@ -197,16 +198,6 @@ def unavailable(
     except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
         return str(error).splitlines()[0]
     return None
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        # In torchao's optimizers it is a tensor, so that compiled code does not see a new number in
-        # every step.
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(learning_rate)
-        else:
-            group["lr"] = learning_rate
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

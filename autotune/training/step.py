@@ -13,6 +13,7 @@ from torch import Tensor
 from autotune.data.batches import Batch
 from autotune.memory.meter import PhaseMarker
 from autotune.shipped.activation_offload import offloaded
+from autotune.shipped.schedule import scheduled_rate
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import Training
@@ -106,11 +107,10 @@ class TrainingStep:
     def learning_rate(self, step: int) -> float:
         """Returns the rate of a step: linear warm-up, then constant or a cosine down to a tenth."""
         workload = self._workload
-        rate = workload.learning_rate_of(self._config.optimizer, self._config.adapter)
-        if step < workload.learning_rate_warmup_steps:
-            return rate * (step + 1) / workload.learning_rate_warmup_steps
-        if workload.schedule == "constant":
-            return rate
-        steps_after_warmup = max(1, workload.steps - workload.learning_rate_warmup_steps)
-        done = (step - workload.learning_rate_warmup_steps) / steps_after_warmup
-        return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+        return scheduled_rate(
+            step,
+            rate=workload.learning_rate_of(self._config.optimizer, self._config.adapter),
+            steps=workload.steps,
+            warmup_steps=workload.learning_rate_warmup_steps,
+            schedule=workload.schedule,
+        )

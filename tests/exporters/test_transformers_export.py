@@ -115,13 +115,14 @@ def test_the_rate_of_every_step_is_that_of_the_trial(workload, tmp_path):
     )
     with imported(write(asked, "5").files["autotune_trainer.py"]) as module:
         for index in range(asked.workload.steps):
-            share = module.learning_rate_factor(
+            rate = module.scheduled_rate(
                 index,
+                rate=2e-3,
                 steps=asked.workload.steps,
                 warmup_steps=asked.workload.learning_rate_warmup_steps,
                 schedule=module.SCHEDULE,
             )
-            assert share * 2e-3 == pytest.approx(step.learning_rate(index))
+            assert rate == pytest.approx(step.learning_rate(index))
 
 
 # -- effects ---------------------------------------------------------------------------------------

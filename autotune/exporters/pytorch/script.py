@@ -15,7 +15,7 @@ from autotune.exporters.pytorch.data import data_parts
 from autotune.exporters.pytorch.devices import device_parts, distribute_lines
 from autotune.exporters.pytorch.models import model_parts
 from autotune.exporters.pytorch.techniques import autocast_dtype, technique_parts
-from autotune.exporters.recipe import SMALLEST_RATE, Recipe, in_docstring
+from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.spec.config import TrainingConfig
 from autotune.units import format_size
 
@@ -38,7 +38,7 @@ def script(recipe: Recipe) -> str:
         *([banner("devices"), *device_parts(recipe)] if recipe.devices > 1 else []),
         banner("training"),
         _training(recipe),
-        _learning_rate(recipe),
+        code(_LEARNING_RATE),
         banner("model"),
         *model_parts(recipe),
         shipped("token_loss"),
@@ -113,6 +113,7 @@ STEPS = {workload.steps}
 EVALUATION_SEQUENCES = {workload.evaluation_sequences}
 LEARNING_RATE = {workload.learning_rate_of(config.optimizer, config.adapter)}
 LEARNING_RATE_WARMUP_STEPS = {workload.learning_rate_warmup_steps}
+SCHEDULE = "{workload.schedule}"
 SEED = {workload.seed}
 WEIGHTS_DTYPE = torch.{base_dtype(config)}
 {_promise(recipe)}
@@ -128,38 +129,20 @@ def _promise(recipe: Recipe) -> str:
     return f"PEAK_MEMORY_BYTES_BY_RANK: tuple[int, ...] = {recipe.peak_memory_bytes_by_rank}"
 
 
-def _learning_rate(recipe: Recipe) -> Part:
-    imports = "import torch"
-    if recipe.workload.schedule == "constant":
-        about = "a constant rate"
-        after_warmup = "    return LEARNING_RATE"
-    else:
-        about = "a cosine down to a tenth"
-        amplitude = (1 - SMALLEST_RATE) / 2
-        after_warmup = f"""\
-    decay_steps = max(1, steps - LEARNING_RATE_WARMUP_STEPS)
-    progress = (step - LEARNING_RATE_WARMUP_STEPS) / decay_steps
-    return LEARNING_RATE * ({SMALLEST_RATE} + {amplitude} * (1 + math.cos(math.pi * progress)))"""
-        imports += "\nimport math"
-    return code(
-        f'''
-{imports}
+_LEARNING_RATE = '''
+from autotune.shipped.learning_rate import set_learning_rate
+from autotune.shipped.schedule import scheduled_rate
 
 def learning_rate(step: int, *, steps: int) -> float:
-    """Returns the rate at `step`, counted from 0: a linear warm-up, then {about}."""
-    if step < LEARNING_RATE_WARMUP_STEPS:
-        return LEARNING_RATE * (step + 1) / LEARNING_RATE_WARMUP_STEPS
-{after_warmup}
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # a new number would make torch compile again
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-'''
+    """Returns the rate at `step`, counted from 0, of a training of `steps` steps."""
+    return scheduled_rate(
+        step,
+        rate=LEARNING_RATE,
+        steps=steps,
+        warmup_steps=LEARNING_RATE_WARMUP_STEPS,
+        schedule=SCHEDULE,
     )
+'''
 
 
 def _training(recipe: Recipe) -> Part:

@@ -13,7 +13,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.pytorch.devices import divide_state_part
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import optimizer_flags
+from autotune.exporters.script_lines import imported_optimizer, optimizer_flags
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 
@@ -253,29 +253,13 @@ def _make_optimizer(recipe: Recipe) -> Part:
     if config.optimizer != "adafactor-fixed-rate":
         settings |= recipe.optimizer_settings
     settings |= optimizer_flags(config)
-    name = _CLASSES[config.optimizer]
+    name, import_class = imported_optimizer(config)
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
     return code(
-        f"{_IMPORTS.get(config.optimizer, '')}\nimport torch\nfrom torch import nn\n\n"
+        f"{import_class}\nimport torch\nfrom torch import nn\n\n"
         "def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
         f"    return {name}(\n        parameters,\n{arguments}    )"
     )
-
-
-_CLASSES = {
-    "adamw": "torch.optim.AdamW",
-    "adafactor": "torch.optim.Adafactor",
-    "sgd": "torch.optim.SGD",
-    "adafactor-fixed-rate": "AdafactorFixedRate",
-    "adamw-8bit": "AdamW8bit",
-    "paged-adamw": "PagedAdamW",
-    "paged-adamw-8bit": "PagedAdamW8bit",
-}
-_IMPORTS = {
-    "adamw-8bit": "from torchao.optim import AdamW8bit",
-    "paged-adamw": "from bitsandbytes.optim import PagedAdamW",
-    "paged-adamw-8bit": "from bitsandbytes.optim import PagedAdamW8bit",
-}
 
 
 def _optimizer_of(config: TrainingConfig) -> str:

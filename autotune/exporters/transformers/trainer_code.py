@@ -18,6 +18,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.pytorch.techniques import technique_modules
 from autotune.exporters.recipe import Recipe, in_docstring
+from autotune.exporters.script_lines import imported_optimizer, optimizer_flags
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 
@@ -61,7 +62,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "trainer.checkpointing": in_code not in ("none", "sqrt"),
         "selective": in_code == "selective",
         "trainer.causal_flag": _needs_causal_flag(config, version),
-        "trainer.schedule": True,
+        "schedule": True,
     }
     modules = [module for module, is_needed in needed.items() if is_needed]
     return [*technique_modules(config), *modules]
@@ -315,19 +316,11 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
     ]
 
 
-_OPTIMIZER_IMPORTS = {
-    "adamw-8bit": "from torchao.optim import AdamW8bit",
-    "paged-adamw": "from bitsandbytes.optim import PagedAdamW",
-    "paged-adamw-8bit": "from bitsandbytes.optim import PagedAdamW8bit",
-}
-
-
 def _make_optimizer(recipe: Recipe) -> Part:
     config = recipe.config
-    imports = _OPTIMIZER_IMPORTS.get(config.optimizer, "")
-    if imports:
-        imports = f"    {imports}\n\n"
-    body = f"    return {_call(*_optimizer_arguments(recipe))}"
+    name, import_class = imported_optimizer(config)
+    imports = f"    {import_class}\n\n" if import_class else ""
+    body = f"    return {_call(name, *_optimizer_arguments(recipe))}"
     if config.precision == "bf16-stochastic":
         make_exact = body.replace("\n", "\n    ")
         arguments = (
@@ -359,29 +352,13 @@ def _call(function: str, *arguments: str) -> str:
     return f"{function}(\n{lines}    )"
 
 
-def _optimizer_arguments(recipe: Recipe) -> tuple[str, ...]:
-    """Return class and arguments as in `autotune/techniques/optimizer.py`."""
-    settings = recipe.optimizer_settings
-    fusion = recipe.config.optimizer_fusion
+def _optimizer_arguments(recipe: Recipe) -> list[str]:
+    """Return the arguments as in `autotune/techniques/optimizer.py`."""
+    if recipe.config.optimizer == "adafactor-fixed-rate":
+        return ["parameters", "lr=learning_rate"]
+    settings = {**recipe.optimizer_settings, **optimizer_flags(recipe.config)}
     others = [f"{name}={value}" for name, value in settings.items() if name != "weight_decay"]
-    common = ("parameters", "lr=learning_rate", "weight_decay=weight_decay", *others)
-    foreach = f"foreach={fusion == 'foreach'}"
-    fused = f"fused={fusion == 'kernel'}"
-    match recipe.config.optimizer:
-        case "adamw":
-            return ("torch.optim.AdamW", *common, foreach, fused)
-        case "adamw-8bit":
-            return ("AdamW8bit", *common)
-        case "paged-adamw":
-            return ("PagedAdamW", *common)
-        case "paged-adamw-8bit":
-            return ("PagedAdamW8bit", *common)
-        case "sgd":
-            return ("torch.optim.SGD", *common, foreach, fused)
-        case "adafactor":
-            return ("torch.optim.Adafactor", *common, foreach)
-        case "adafactor-fixed-rate":
-            return ("AdafactorFixedRate", "parameters", "lr=learning_rate")
+    return ["parameters", "lr=learning_rate", "weight_decay=weight_decay", *others]
 
 
 _TRAINER = '''
@@ -414,8 +391,12 @@ class AutotuneTrainer(Trainer):
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
 
         def factor(step: int) -> float:
-            return learning_rate_factor(
-                step, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
+            return scheduled_rate(
+                step,
+                rate=1.0,
+                steps=num_training_steps,
+                warmup_steps=warmup_steps,
+                schedule=SCHEDULE,
             )
 
         optimizer = optimizer or self.optimizer
