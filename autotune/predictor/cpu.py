@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
-from torch.utils._pytree import tree_iter
 
 from autotune.predictor import recurrent
 from autotune.predictor.measured_kernels import MeasuredKernels, NotMeasurable
+from autotune.predictor.work import tensors_in
 from autotune.units import format_size
 
 _aten = torch.ops.aten
@@ -128,7 +128,7 @@ class CpuKernels:
 
     def _note_unknown(self, operator: torch._ops.OpOverload, operands: Any) -> None:
         name = str(operator.overloadpacket)
-        size_bytes = sum(one.numel() * one.element_size() for one in _tensors_in(operands))
+        size_bytes = sum(one.numel() * one.element_size() for one in tensors_in(operands))
         self.unknown[name] = max(size_bytes, self.unknown.get(name, 0))
 
 
@@ -200,10 +200,6 @@ def _is_measured_product(args: Sequence[Any], result: Tensor) -> bool:
     operations = 2 * result.numel() * tensors[-1].shape[-2]
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, result))
     return operations <= _MOST_OPERATIONS and size_bytes <= _MOST_PRODUCT_BYTES
-
-
-def _tensors_in(values: object) -> Iterator[Tensor]:
-    return (value for value in tree_iter(values) if isinstance(value, Tensor))
 
 
 def _conversion_bytes(operator: torch._ops.OpOverload, args: Sequence[Any], result: Tensor) -> int:

@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.predictor.routing import Routing
-from autotune.predictor.work import WorkMeter
+from autotune.predictor.work import WorkMeter, tensors_in
 from autotune.spec.prediction import Category
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -260,7 +259,7 @@ class StorageWatch:
         if self._recording is not None and not self._is_in_kernel:
             name = _name_of(func)
             self.work.count(self._phase_name(), func, args, kwargs or {}, result)
-            tensors = list(_tensors_in(result))
+            tensors = list(tensors_in(result))
             if tensors and self._unnamed and name not in _ALLOCATIONS:
                 self.name_allocations(name)
             self._ignore_unknown((args, kwargs))
@@ -340,7 +339,7 @@ class StorageWatch:
 
     def _ignore_unknown(self, values: object) -> None:
         """Ignores arguments that are not known yet: they are older than the recording."""
-        for tensor in _tensors_in(values):
+        for tensor in tensors_in(values):
             storage = tensor.untyped_storage()
             key = storage._cdata
             if key not in self._known:
@@ -508,10 +507,6 @@ def _four_bit_product(
     if bias is not None:
         return torch.addmm(bias, flat, weight.t()).view(result_shape)
     return torch.mm(flat, weight.t()).view(result_shape)
-
-
-def _tensors_in(values: object) -> Iterator[Tensor]:
-    return (value for value in tree_iter(values) if isinstance(value, Tensor))
 
 
 def _name_of(operator: Any) -> str:

@@ -13,7 +13,7 @@ XLA's cost analysis and inductor's metrics call by that name.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,7 +128,7 @@ def bytes_of(values: object) -> int:
     Of an expanded tensor only its memory counts. What is both read and written counts once.
     """
     sizes: dict[tuple[int, int, int], int] = {}
-    for tensor in _tensors_in(values):
+    for tensor in tensors_in(values):
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
         key = (storage._cdata, int(tensor.storage_offset()), size)
@@ -136,5 +136,6 @@ def bytes_of(values: object) -> int:
     return sum(sizes.values())
 
 
-def _tensors_in(values: object) -> Iterable[Tensor]:
+def tensors_in(values: object) -> Iterator[Tensor]:
+    """Returns the tensors within lists, tuples and dictionaries."""
     return (value for value in tree_iter(values) if isinstance(value, Tensor))
