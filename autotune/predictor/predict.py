@@ -275,7 +275,7 @@ class _FakeStep:
     plan: str | None
     notes: tuple[str, ...]
     ranks_alike: list[list[int]]
-    flops_per_token: float
+    flops_per_token: float | None
     bytes_accessed_per_token: float
     unequal_bytes: tuple[int, ...] = ()
     """The peaks if all tokens choose the same experts; empty where no routing was predicted."""
@@ -314,6 +314,9 @@ class _FakeStep:
     ) -> Prediction:
         """Returns the prediction of the whole model; this step is the one at the second depth."""
         periods = (depths.whole - depths.second) // (depths.second - depths.first)
+        flops = self.flops_per_token
+        if flops is not None and at_first.flops_per_token is not None:
+            flops += periods * (flops - at_first.flops_per_token)
         prediction = self._of_peak(
             request,
             phase=found.place.phase,
@@ -327,8 +330,7 @@ class _FakeStep:
         return replace(
             prediction,
             parameters=self.parameters + periods * (self.parameters - at_first.parameters),
-            flops_per_token=self.flops_per_token
-            + periods * (self.flops_per_token - at_first.flops_per_token),
+            flops_per_token=flops,
             bytes_accessed_per_token=self.bytes_accessed_per_token
             + periods * (self.bytes_accessed_per_token - at_first.bytes_accessed_per_token),
             extrapolated_from=(depths.first, depths.second),
@@ -401,7 +403,7 @@ class _FakeTraining:
         self._unequal_bytes: list[int] = []
         self._share_without_gradient = 0.0
         self._ranks_alike: list[list[int]] = []
-        self._work_per_token = (0.0, 0.0)
+        self._work_per_token: tuple[float | None, float] = (None, 0.0)
 
     def run(self) -> _FakeStep:
         recording = self._record()
@@ -523,7 +525,7 @@ class _FakeTraining:
         if agreeing == 1:
             raise _depends_on(watch.reads[-1])
 
-    def _count_work(self) -> tuple[float, float]:
+    def _count_work(self) -> tuple[float | None, float]:
         """Returns FLOPs and bytes accessed per token of the recorded step."""
         workload = self._request.workload
         return self._watch.work.per_token(

@@ -40,6 +40,31 @@ _ATTENTION_BACKWARD = (
     _aten._scaled_dot_product_fused_attention_overrideable_backward,
 )
 """Their first argument is the gradient; query, key and value follow."""
+_WITHOUT_FORMULA = (
+    _aten.mkldnn_rnn_layer,
+    _aten.mkldnn_rnn_layer_backward,
+    _aten._cudnn_rnn,
+    _aten._cudnn_rnn_backward,
+    _aten._fft_r2c,
+    _aten._fft_c2r,
+    _aten._fft_c2c,
+)
+"""Operators of torch that compute much, and whose FLOPs nobody has written down here."""
+_KNOWN_LIBRARIES = (
+    "aten",
+    "prim",
+    "prims",
+    "profiler",
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "_dtensor",
+    "fsdp",
+    "inductor",
+    "bitsandbytes",
+    "torchao",
+)
+"""Whose operators compute little, or have their products as operators of torch."""
 _TOUCHES_NOTHING = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty)
 _STEP = "step"
 
@@ -57,9 +82,12 @@ class WorkMeter:
 
     def __init__(self) -> None:
         self._work: dict[str, Work] = defaultdict(Work)
+        self._is_complete = True
+        """Whether the FLOPs of all operators that may have many are known."""
 
     def clear(self) -> None:
         self._work.clear()
+        self._is_complete = True
 
     def count(
         self, phase: str, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -68,6 +96,8 @@ class WorkMeter:
         packet = getattr(func, "overloadpacket", func)
         if getattr(func, "is_view", False) or packet in _TOUCHES_NOTHING:
             return
+        if is_unknown(func):
+            self._is_complete = False
         work = self._work[phase]
         work.flops += flops_of(packet, args, kwargs, result)
         work.bytes_accessed += bytes_of((args, kwargs, result))
@@ -78,8 +108,10 @@ class WorkMeter:
 
     def per_token(
         self, *, tokens_recorded: int, tokens_of_step: int, devices: int
-    ) -> tuple[float, float]:
+    ) -> tuple[float | None, float]:
         """Returns FLOPs and bytes accessed per token of a training, of all devices together.
+
+        FLOPs are None where an operator ran whose FLOPs are not known.
 
         `tokens_recorded` are those of the forward and backward passes that were recorded. The
         optimizer's step, whose FLOPs no formula of the model has, is shared by `tokens_of_step`.
@@ -88,7 +120,18 @@ class WorkMeter:
         flops = sum(work.flops for work in passes) / tokens_recorded
         size_bytes = sum(work.bytes_accessed for work in passes) / tokens_recorded
         size_bytes += self._work[_STEP].bytes_accessed / tokens_of_step
-        return devices * flops, devices * size_bytes
+        return devices * flops if self._is_complete else None, devices * size_bytes
+
+
+def is_unknown(func: Any) -> bool:
+    """Returns whether an operator may have many FLOPs that nothing here counts.
+
+    So are recurrent layers, Fourier transforms, and operators of a user or of another library.
+    """
+    packet = getattr(func, "overloadpacket", func)
+    if packet in _WITHOUT_FORMULA:
+        return True
+    return packet not in flop_registry and func.namespace not in _KNOWN_LIBRARIES
 
 
 def flops_of(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:

@@ -110,7 +110,8 @@ class Prediction:
     timeline: Timeline | None = None
     flops_per_token: Work | None = None
     """Floating-point operations of forward and backward pass per token, recomputed ones included
-    (`predictor/work.py`); None in predictions that older releases stored."""
+    (`predictor/work.py`); None where an operator ran whose FLOPs are not known, such as a recurrent
+    layer, and in predictions that older releases stored."""
     bytes_accessed_per_token: Work | None = None
     """Bytes that the operators of a whole step read and write, per token."""
     devices: Count = 1

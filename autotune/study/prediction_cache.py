@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from autotune.errors import IllegalConfiguration
 from autotune.failpoints import failpoint
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
@@ -112,15 +113,17 @@ class PredictionCache:
         """Return the FLOPs of a token that the model needs, and those that are recomputed.
 
         They do not depend on most of a configuration, so a prediction of another one will do. Where
-        there is none, the plainest one is predicted. Recomputed FLOPs at a memory budget are only
-        known from a prediction of that budget.
+        there is none, the plainest one is predicted. Recomputed FLOPs at a memory budget, and with
+        tensor parallelism, which computes some layers on each device, are only known from their own
+        prediction.
         """
-        model_flops = self._flops_per_token(_without_recomputation(config))
+        devices = self._definition.workload.devices_per_trial
+        model_flops = self._flops_per_token(_without_recomputation(config, devices=devices))
         forecast = self._known.get(config.fingerprint)
         if forecast is not None and forecast.prediction is not None:
             flops = forecast.prediction.flops_per_token
-        elif config.memory_budget == 1.0:
-            flops = self._flops_per_token(_plain(config))
+        elif config.memory_budget == 1.0 and config.tensor_parallel == 1:
+            flops = self._flops_per_token(_plain(config, devices=devices))
         else:
             flops = None
         recomputed = None
@@ -130,20 +133,28 @@ class PredictionCache:
 
     def _flops_per_token(self, plain: TrainingConfig) -> float | None:
         """Return the FLOPs of a plain configuration, as of any prediction that has the same."""
-        key = replace(plain, micro_batch_size=1)
-        if key not in self._flops:
+        if plain not in self._flops:
+            devices = self._definition.workload.devices_per_trial
             alike = (
                 known
                 for known in self._known.values()
                 if known.config.memory_budget == 1.0
-                and replace(_plain(known.config), micro_batch_size=1) == key
+                and known.config.tensor_parallel == 1
+                and _plain(known.config, devices=devices) == plain
             )
             forecast = next(alike, None)
-            if forecast is None and self._predict is not None:
+            if forecast is None and self._predict is not None and self._is_legal(plain):
                 forecast = self._predict(plain)
             prediction = None if forecast is None else forecast.prediction
-            self._flops[key] = None if prediction is None else prediction.flops_per_token
-        return self._flops[key]
+            self._flops[plain] = None if prediction is None else prediction.flops_per_token
+        return self._flops[plain]
+
+    def _is_legal(self, config: TrainingConfig) -> bool:
+        try:
+            check_legal(config, self._definition.workload.legality_context)
+        except IllegalConfiguration:
+            return False
+        return True
 
     def same_program(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
@@ -164,19 +175,21 @@ def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
     return forecast.prediction is not None and forecast.prediction.lower_bound_bytes > limit_bytes
 
 
-def _plain(config: TrainingConfig) -> TrainingConfig:
+def _plain(config: TrainingConfig, *, devices: int) -> TrainingConfig:
     """Return the plainest configuration whose step has as many FLOPs per token, in fp32."""
     return replace(
-        _without_recomputation(config), checkpointing=config.checkpointing, loss=config.loss
+        _without_recomputation(config, devices=devices),
+        checkpointing=config.checkpointing,
+        loss=config.loss,
     )
 
 
-def _without_recomputation(config: TrainingConfig) -> TrainingConfig:
+def _without_recomputation(config: TrainingConfig, *, devices: int) -> TrainingConfig:
     """Return the plainest training of the model under the same adapter."""
     return TrainingConfig(
-        micro_batch_size=config.micro_batch_size,
+        micro_batch_size=1,
         adapter=config.adapter,
         adapter_rank=config.adapter_rank,
         adapter_targets=config.adapter_targets,
-        tensor_parallel=config.tensor_parallel,
+        sharding="none" if devices == 1 else "ddp",
     )

@@ -8,7 +8,7 @@ import torch._dynamo
 
 from autotune.models import build_model
 from autotune.predictor.predict import PredictionRequest, predict
-from autotune.predictor.work import attention_flops, bytes_of, flops_of
+from autotune.predictor.work import WorkMeter, attention_flops, bytes_of, flops_of, is_unknown
 from autotune.spec.config import TrainingConfig
 
 
@@ -94,3 +94,23 @@ def test_a_tensor_that_is_read_twice_is_accessed_once():
 
 def test_an_expanded_tensor_has_the_bytes_of_its_memory():
     assert bytes_of(torch.zeros(4, 1).expand(4, 1000)) == 16
+
+
+def test_a_recurrent_layer_has_flops_that_are_not_known():
+    meter = WorkMeter()
+    tokens = {"tokens_recorded": 1, "tokens_of_step": 1, "devices": 1}
+    operand = torch.ones(2, 2)
+    meter.count("forward", torch.ops.aten.mm.default, (operand, operand), {}, operand)
+    assert meter.per_token(**tokens)[0] == 16
+    layer = torch.ops.aten.mkldnn_rnn_layer.default
+    meter.count("forward", layer, (operand,), {}, operand)
+    assert meter.per_token(**tokens)[0] is None
+
+
+def test_an_operator_of_a_user_has_flops_that_are_not_known():
+    @torch.library.custom_op("autotune_tests::own", mutates_args=())
+    def own(value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    assert is_unknown(torch.ops.autotune_tests.own.default)
+    assert not is_unknown(torch.ops.aten.mul.Tensor)

@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
+from autotune.spec.workload import make_workload
 from autotune.study.prediction_cache import PredictionCache
 from tests.building.studies import definition, open_store
 from tests.building.views import predicted
@@ -11,9 +12,10 @@ from tests.building.views import predicted
 MODEL, CHECKPOINTED, CHUNKED = 100.0, 130.0, 104.0
 
 
-def cache_in(tmp_path, store, *, asked=None):
+def cache_in(tmp_path, store, *, asked=None, **changes):
     """Return a cache; the configurations that are predicted are added to `asked`."""
-    store.create_study(definition(), trials_wanted=3)
+    of_study = definition(**changes)
+    store.create_study(of_study, trials_wanted=3)
 
     def predict(config):
         if asked is not None:
@@ -26,7 +28,7 @@ def cache_in(tmp_path, store, *, asked=None):
         prediction = replace(predicted(), flops_per_token=flops)
         return Forecast(config=config, prediction=prediction)
 
-    return PredictionCache(definition(), store=store, predict=predict)
+    return PredictionCache(of_study, store=store, predict=predict)
 
 
 def flops_of(cache, **choices):
@@ -73,3 +75,14 @@ def test_a_study_without_predictions_has_no_flops(tmp_path):
         store.create_study(definition(), trials_wanted=3)
         cache = PredictionCache(definition(), store=store, predict=None)
         assert flops_of(cache) == (None, None)
+
+
+def test_a_study_of_several_devices_asks_for_a_plain_training_that_is_legal(tmp_path):
+    asked = []
+    workload = make_workload("cpu", {"global_batch": 8, "devices_per_trial": 2})
+    with open_store(f"sqlite:///{tmp_path}/studies.db") as store:
+        cache = cache_in(tmp_path, store, asked=asked, workload=workload)
+        assert flops_of(cache, sharding="zero3") == (100.0, 0.0)
+        assert flops_of(cache, tensor_parallel=2) == (100.0, None)
+    assert [config.sharding for config in asked] == ["ddp"]
+    check_legal(asked[0], workload.legality_context)
