@@ -118,11 +118,11 @@ def _lines(trials: Sequence[TrialRecord], earlier: StudyData | None) -> list[byt
     known: Mapping[int, tuple[TrialRecord, bytes]] = {}
     if earlier is not None:
         pairs = zip(earlier.records.trials, earlier.lines, strict=True)
-        known = {id(record): (record, line) for record, line in pairs}
+        known = {record.number: (record, line) for record, line in pairs}
     lines = []
     for record in trials:
-        same, line = known.get(id(record), (None, b""))
-        lines.append(line if same is record else json_bytes(record.to_dict()))
+        same, line = known.get(record.number, (None, b""))
+        lines.append(line if same == record else json_bytes(record.to_dict()))
     return lines
 
 

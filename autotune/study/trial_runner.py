@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
-from autotune.errors import PreparationFailed
+from autotune.errors import PreparationFailed, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.execution.trial_options import TrialOptions
@@ -134,8 +134,6 @@ class TrialRunner:
         if skipped is not None:
             return skipped
         self._store_script_files({})  # other workers may have found some
-        # Before the training: a stop while it is predicted must not lose a result.
-        model_flops, recomputed_flops = self._prediction_cache.flops_of(config)
         finished = self._run_with_parity_check(
             config,
             log_name=log_name,
@@ -145,12 +143,24 @@ class TrialRunner:
         )
         if finished.measurement.tokens_per_second is None:
             return finished
-        measurement = replace(
-            finished.measurement,
+        measurement = self._with_flops(config, finished.measurement)
+        return replace(finished, measurement=measurement)
+
+    def _with_flops(self, config: TrainingConfig, measurement: Measurement) -> Measurement:
+        """Return the measurement with the FLOPs of its step, as far as they are known.
+
+        They may take a prediction. If the search is stopped meanwhile, or the prediction's process
+        is killed, the result of the training is stored without them.
+        """
+        try:
+            model_flops, recomputed_flops = self._prediction_cache.flops_of(config)
+        except (Stopped, TrialLost):
+            return measurement
+        return replace(
+            measurement,
             model_flops_per_token=model_flops,
             recomputed_flops_per_token=recomputed_flops,
         )
-        return replace(finished, measurement=measurement)
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
         """Return the result of a configuration that is surely over the cap; None to train it.
