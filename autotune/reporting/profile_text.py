@@ -63,8 +63,8 @@ def sections(profile: Profile, config: TrainingConfig) -> list[tuple[str, list[s
 def _time_lines(profile: Profile) -> Iterator[str]:
     step, profiled = profile.step_seconds, profile.profiled_step_seconds
     yield (
-        f"a step takes {format_milliseconds(step)}, under the profiler "
-        f"{format_milliseconds(profiled)}, of which shares are told here"
+        f"a step takes {format_milliseconds(step)}, and {format_milliseconds(profiled)} "
+        "under the profiler; shares are of the latter"
     )
     parts = [
         f"{name} {_share(seconds, profiled)}" for name, seconds in profile.phase_seconds.items()
