@@ -173,6 +173,14 @@ def test_every_link_and_picture_leads_to_a_file(target, page):
     assert ((ROOT / page).parent / target).exists()
 
 
+@pytest.mark.parametrize(("target", "page"), on_every_page(r"\]\(([^):]*#[^)]+)\)"))
+def test_every_link_to_a_heading_leads_to_one(target, page):
+    file, _, anchor = target.partition("#")
+    linked = (ROOT / page).parent / file if file else ROOT / page
+    headings = re.findall(r"^#+ (.*)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+    assert anchor in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in headings}
+
+
 def test_the_readme_links_to_every_page():
     linked = {target for target, page in on_every_page(r"\]\(([^)#:]+)\)") if page == "README.md"}
     assert {str(page.relative_to(ROOT)) for page in PAGES} - {"README.md"} <= linked
