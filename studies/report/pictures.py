@@ -1,8 +1,8 @@
 """Every picture of the study `tour`: its figures, its report in a browser and on paper.
 
-    python studies/report/pictures.py --storage sqlite:///studies/report/tour.db
+    python studies/report/pictures.py --storage sqlite:///tour.db --out pictures
 
-Writes into the folder of this file. Needs autotune's extras `images` and `importance`,
+Needs autotune's extras `images` and `importance`,
 playwright, pdftoppm and a Chromium (`CHROMIUM` says where it is, else /usr/bin/chromium).
 """
 
@@ -17,7 +17,6 @@ from playwright.sync_api import sync_playwright
 
 from autotune.reporting.figures import FIGURES
 
-HERE = Path(__file__).parent
 SIZES = {"phone": (375, 812), "laptop": (1366, 768), "desktop": (1920, 1080)}
 STUDY = "tour"
 
@@ -26,15 +25,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--storage", default="sqlite:///studies/report/tour.db")
-    storage = parser.parse_args().storage
+    parser.add_argument("--storage", default="sqlite:///tour.db")
+    parser.add_argument("--out", type=Path, default=Path("pictures"), help="folder to write to")
+    arguments = parser.parse_args()
+    storage, out = arguments.storage, arguments.out
+    out.mkdir(parents=True, exist_ok=True)
     for kind in FIGURES:
         run(
             "plot",
             STUDY,
             kind,
             "--out",
-            HERE / f"{kind}.png",
+            out / f"{kind}.png",
             "--width",
             1200,
             "--storage",
@@ -43,16 +45,16 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.html"
         run("report", STUDY, "--out", report, "--storage", storage)
-        screenshots(report)
-        print_first_page(report, Path(folder))
+        screenshots(report, out)
+        print_first_page(report, out, Path(folder))
 
 
 def run(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "autotune", *map(str, arguments)], check=True)
 
 
-def screenshots(report: Path) -> None:
-    """The first screenfuls at each size; the phone's in dark."""
+def screenshots(report: Path, out: Path) -> None:
+    """Takes the first screenfuls at each size; the phone's in dark."""
     with sync_playwright() as playwright:
         chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
@@ -63,13 +65,13 @@ def screenshots(report: Path) -> None:
             )
             page.goto(report.as_uri())
             page.wait_for_timeout(6000)  # figures are drawn as they come into view
-            page.screenshot(path=HERE / f"report-{name}.png")
+            page.screenshot(path=out / f"report-{name}.png")
             page.close()
         browser.close()
 
 
-def print_first_page(report: Path, folder: Path) -> None:
-    """The report's first page on A4, as it is saved from a dark screen."""
+def print_first_page(report: Path, out: Path, folder: Path) -> None:
+    """Draws the report's first page on A4, as it is saved from a dark screen."""
     file = folder / "report.pdf"
     with sync_playwright() as playwright:
         chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -80,7 +82,7 @@ def print_first_page(report: Path, folder: Path) -> None:
         page.pdf(path=file, format="A4", prefer_css_page_size=True)
         browser.close()
     command = ["pdftoppm", "-png", "-r", "60", "-f", "1", "-l", "1", "-singlefile"]
-    subprocess.run([*command, file, HERE / "report-paper"], check=True)
+    subprocess.run([*command, file, out / "report-paper"], check=True)
 
 
 if __name__ == "__main__":
