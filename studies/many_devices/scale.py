@@ -12,7 +12,7 @@ the processor that the search computes, and skips those in which it waits: a dev
 meanwhile idles, as it would in reality. What the stand-ins compute counts nowhere.
 
 The space is the default one, of 21,648 legal configurations, most of which fit the cap. Memory,
-speed and predictions are the formula of `studies/reliability/made_study.py` (each technique
+speed and predictions are the formula of `tests/building/made_study.py` (each technique
 multiplies memory and speed), and every speed has noise.
 
 Prints a JSON object: at each number of trials what the trials before it took, in milliseconds of
@@ -63,7 +63,7 @@ from autotune.study.loop import StudySession
 from autotune.study.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
-from studies.reliability import made_study
+from tests.building import made_study
 from tests.building.postgres import PostgresServer
 
 RESULTS = Path(__file__).with_name("scale.json")

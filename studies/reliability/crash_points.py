@@ -32,11 +32,11 @@ from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, TrialBegan
 from autotune.study.search import SearchRequest, search
-from studies.reliability.quick_executor import QuickExecutor
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
+from tests.quick_study.quick_executor import QuickExecutor
+from tests.quick_study.worker import SPACE
 
 STUDY, TRIALS = "points", 5
-SPACE = Path(__file__).with_name("space.toml")
 SCHEMA_1 = Path(__file__).parents[2] / "tests" / "storage" / "data" / "schema-1.db"
 
 

@@ -27,7 +27,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from studies.reliability.quick_study import QuickStudy, Worker, quick_study, report, say
-from studies.reliability.stand_in import measurement_of
+from tests.quick_study.stand_in import measurement_of
 
 EVERY = 500
 

@@ -2,10 +2,10 @@
 
 `python studies/reliability/many_trials.py [--trials 10000] [--only show]`
 
-Makes the study of `made_study.py` in a folder of its own, runs each command as its own process
-(wall-clock seconds, its largest resident memory, bytes written) and times, in this process, the
-choice of the next trial by expected gain, both where one is found at once and where the search has
-converged, and what the commands are made of.
+Makes the study of `tests/building/made_study.py` in a folder of its own, runs each command as its
+own process (wall-clock seconds, its largest resident memory, bytes written) and times, in this
+process, the choice of the next trial by expected gain, both where one is found at once and where
+the search has converged, and what the commands are made of.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from autotune.analysis.tolerance import Tolerance
 from autotune.storage.store import StudyStore
 from autotune.study.sampler import ehvi_sampler
 from autotune.study.search import result_of, view_of
-from studies.reliability import made_study
 from studies.reliability.quick_study import provenance
+from tests.building import made_study
 
 STUDY, COPY = "many", "many-again"
 FIGURES = ("pareto", "parallel", "importance", "ladder", "memory", "history", "predicted")

@@ -2,8 +2,8 @@
 
 A proof of hundreds of kills starts hundreds of workers and of trial servers, each of which would
 import torch first. Here a worker is forked, and its server from it; from the fork on both are what
-`worker.py` and `stand_in.py` are, with sessions, pipes and processes of their own. `start_command`
-starts the same as a command, to compare.
+`worker.py` and `stand_in.py` of `tests/quick_study/` are, with sessions, pipes and processes of
+their own. `start_command` starts the same as a command, to compare.
 """
 
 import os
@@ -21,9 +21,7 @@ import autotune.execution.server.failures
 import autotune.execution.server.tasks
 import autotune.training.trainer  # noqa: F401
 from autotune.execution.server import client
-from studies.reliability import stand_in, worker
-
-HERE = Path(__file__).parent
+from tests.quick_study import stand_in, worker
 
 
 def start_forked(
@@ -44,7 +42,7 @@ def start_command(
 ) -> int:
     with (folder / "workers.log").open("a") as log:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py"), *words],
+            [sys.executable, worker.__file__, *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

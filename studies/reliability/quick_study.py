@@ -20,14 +20,14 @@ from sqlalchemy import func, select
 
 from autotune.storage.database import Database
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
-from studies.reliability.checks import MARK, processes, violations
+from tests.quick_study.checks import MARK, processes, violations
 
-HERE = Path(__file__).parent
+WORKER = Path(__file__).parents[2] / "tests" / "quick_study" / "worker.py"
 LONGEST_SECONDS = 1800.0
 
 
 class Worker:
-    """One process of `worker.py`; what it says goes to a file."""
+    """One process of `tests/quick_study/worker.py`; what it says goes to a file."""
 
     def __init__(
         self, command: list[str], *, folder: Path, environment: Mapping[str, str], number: int
@@ -80,7 +80,7 @@ class QuickStudy:
             str(self.trials),
             *(("--own-device",) if self.places > 1 else ()),
         )
-        command = (sys.executable, str(HERE / "worker.py"), *wanted, *options)
+        command = (sys.executable, str(WORKER), *wanted, *options)
         return self.start_command(*command, STAND_IN_SECONDS=str(seconds), **environment)
 
     def start_command(self, *command: str, **environment: str) -> Worker:

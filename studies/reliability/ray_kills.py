@@ -10,8 +10,8 @@ minute, by when the search has given it up. PostgreSQL is killed and comes back 
 The database is checked all the time (`watch.py`).
 Prints a JSON object whose `violations` must be empty.
 
-Most trials have no process (`quick_executor.py`); with `--processes` they run in the real trial
-server, whose trainings alone are a stand-in, and it and its trials are killed, too.
+Most trials have no process (`tests/quick_study/quick_executor.py`); with `--processes` they run in
+the real trial server, whose trainings alone are a stand-in, and it and its trials are killed, too.
 """
 
 import argparse
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from studies.reliability import nursery
-from studies.reliability.checks import MARK, processes
 from studies.reliability.kills import (
     STUDY,
     Run,
@@ -41,6 +40,7 @@ from studies.reliability.watch import violations_at_the_end
 from tests.building.keeper import children, descendants
 from tests.building.postgres import PostgresServer
 from tests.building.ray_cluster import Node, RayCluster
+from tests.quick_study.checks import MARK, processes
 
 WEIGHTS = {
     "worker": 14.0,

@@ -4,8 +4,8 @@ The second: at once.
 
     python studies/reliability/signals.py > studies/reliability/signals.json
 
-The searches are those of `worker.py`, and in the end `autotune search --devices 3` with real
-trainings.
+The searches are those of `tests/quick_study/worker.py`, and in the end
+`autotune search --devices 3` with real trainings.
 """
 
 import signal
@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from studies.reliability.checks import processes
 from studies.reliability.quick_study import QuickStudy, Worker, quick_study, report, say
 from tests.building.postgres import PostgresServer
+from tests.quick_study.checks import processes
 
 MOST_SECONDS = 10.0
 SPACE = """

@@ -20,7 +20,7 @@ from autotune.storage.identity import find_work_folder
 from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, STUDIES, TRIALS
 from autotune.study.workers.coordinator import WORKERS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
-from studies.reliability.stand_in import measurement_of
+from tests.quick_study.stand_in import measurement_of
 
 JUDGED_BY_THE_STUDY = ("parity", "parity_message")
 """What the study adds to what the trial's process said."""

@@ -2,9 +2,9 @@
 
     python studies/reliability/what_the_surrogate_sees.py [--trials 1000] [--further 40]
 
-A study of random configurations, measured by the formula of `made_study.py`, continues for some
-trials by expected hypervolume improvement. Prints a JSON line for each way, with the increase of
-the front's hypervolume.
+A study of random configurations, measured by the formula of `tests/building/made_study.py`,
+continues for some trials by expected hypervolume improvement. Prints a JSON line for each way, with
+the increase of the front's hypervolume.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from autotune.study.sampler.ehvi import Point, hypervolume, not_dominated
 from autotune.study.sampler.ehvi_sampler import EhviSampler
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import TrainingSubset
-from studies.reliability import made_study
+from tests.building import made_study
 
 Places = Callable[[TrainingSubset, Sequence[TrainingConfig]], Sequence[int]]
 

@@ -33,13 +33,13 @@ from autotune.service.processes import find_process
 from autotune.spec.queued_search import QueuedSearch
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
-from studies.reliability.checks import MARK, processes
 from studies.reliability.kills import about_this_machine
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
 from tests.building.postgres import PostgresServer
+from tests.quick_study.checks import MARK, processes
 
 ROOT = Path(__file__).resolve().parents[2]
-SPACE = ROOT / "studies" / "reliability" / "space.toml"
+SPACE = ROOT / "tests" / "quick_study" / "space.toml"
 TOKEN = uuid.uuid4().hex
 WEIGHTS = {
     "leader": 6.0,

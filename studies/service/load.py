@@ -27,9 +27,9 @@ from typing import Any
 import httpx
 import psutil
 
-from studies.reliability import made_study
 from studies.reliability.kills import about_this_machine
 from studies.service.kills import SPACE, free_port
+from tests.building import made_study
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = uuid.uuid4().hex

@@ -8,7 +8,7 @@ import os
 from functools import partial
 
 from autotune.service.search_process import end_process, main
-from studies.reliability.quick_executor import QuickExecutor
+from tests.quick_study.quick_executor import QuickExecutor
 
 if __name__ == "__main__":
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0.05"))

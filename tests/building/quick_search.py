@@ -8,7 +8,7 @@ from functools import partial
 
 from autotune.cli import main
 from autotune.study.search import search
-from studies.reliability.quick_executor import QuickExecutor
+from tests.quick_study.quick_executor import QuickExecutor
 
 if __name__ == "__main__":
     seconds = float(os.environ.get("STAND_IN_SECONDS", "0"))

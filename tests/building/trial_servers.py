@@ -11,7 +11,7 @@ from unittest import mock
 from autotune.execution import server_tasks
 from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
 
-STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+STAND_IN = Path(__file__).parents[1] / "quick_study" / "stand_in.py"
 _RUN_STAND_IN = f"""
 import runpy
 import autotune.execution.server.failures

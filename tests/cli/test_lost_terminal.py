@@ -22,7 +22,7 @@ import pytest
 from tests.building.studies import measured, write_study
 
 TIMEOUT_SECONDS = 120.0
-SPACE = Path(__file__).parents[2] / "studies" / "reliability" / "space.toml"
+SPACE = Path(__file__).parents[1] / "quick_study" / "space.toml"
 TRIALS = 4
 SEARCH = (
     *("-m", "tests.building.quick_search", "search", "--name", "quick", "--space", str(SPACE)),
@@ -100,7 +100,7 @@ FROM_PYTHON = f"""
 import os, sys
 import autotune
 from autotune.study.search import search
-from studies.reliability.quick_executor import QuickExecutor
+from tests.quick_study.quick_executor import QuickExecutor
 search.__kwdefaults__["make_executor"] = QuickExecutor
 result = autotune.search(
     name="quick", space={str(SPACE)!r}, max_mem="1GiB", device="cpu", sampler="random",

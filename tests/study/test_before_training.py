@@ -13,9 +13,9 @@ from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
 from autotune.study.events import Notice
 from autotune.study.search import SearchRequest, search
-from studies.reliability.crash_points import SPACE
-from studies.reliability.quick_executor import QuickExecutor
 from tests.building.studies import open_store
+from tests.quick_study.quick_executor import QuickExecutor
+from tests.quick_study.worker import SPACE
 
 MODEL = {
     "model_type": "llama",

@@ -23,7 +23,7 @@ from autotune.study.devices_of_cluster import DevicesOfCluster
 from autotune.study.events import PlaceJoined
 from autotune.study.places import ThreadedListener
 from autotune.study.request import SearchRequest
-from studies.reliability.quick_executor import CPU, QuickExecutor
+from tests.quick_study.quick_executor import CPU, QuickExecutor
 
 
 def done(result):

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from autotune.errors import TrialServerLost
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
-from studies.reliability.quick_executor import QuickExecutor
+from tests.quick_study.quick_executor import QuickExecutor
 
 
 class LosesPredictions(QuickExecutor):

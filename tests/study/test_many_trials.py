@@ -13,7 +13,7 @@ from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, TrainingSubset
 from autotune.study.search import result_of
-from studies.reliability import made_study
+from tests.building import made_study
 
 TRIALS = 1500
 

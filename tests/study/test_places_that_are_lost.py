@@ -9,7 +9,7 @@ from autotune.errors import InvalidInput
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import PlaceLeft
 from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace
-from studies.reliability.quick_executor import CPU, QuickExecutor
+from tests.quick_study.quick_executor import CPU, QuickExecutor
 
 
 class Executor(QuickExecutor):

@@ -9,8 +9,8 @@ from autotune.study.loop import SECONDS_OF_A_ROUND
 from autotune.study.sampler.ehvi_sampler import Choice, EhviSampler
 from autotune.study.workers.coordinator import Coordinator
 from studies.many_devices import scale
-from studies.reliability import made_study
 from studies.search_efficiency import replay
+from tests.building import made_study
 
 SECONDS_TO_FIT, SECONDS_TO_CLAIM = 0.3, 0.05
 """What a search computes in `SlowClock`'s time: less than half a second a fit, but devices wait."""

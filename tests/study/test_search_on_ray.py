@@ -10,9 +10,9 @@ from autotune.storage.identity import find_work_folder
 from autotune.study.events import StudyOpened, TrialBegan
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
-from studies.reliability.quick_executor import QuickExecutor
-from studies.reliability.stand_in import measurement_of
-from studies.reliability.worker import SPACE
+from tests.quick_study.quick_executor import QuickExecutor
+from tests.quick_study.stand_in import measurement_of
+from tests.quick_study.worker import SPACE
 
 SAME_ON_EVERY_NODE = (
     "config",

@@ -26,7 +26,7 @@ from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
 from tests.building.studies import definition
 
-STAND_IN = Path(__file__).parents[2] / "studies" / "reliability" / "stand_in.py"
+STAND_IN = Path(__file__).parents[1] / "quick_study" / "stand_in.py"
 
 
 class Search:

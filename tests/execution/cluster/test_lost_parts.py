@@ -1,7 +1,7 @@
 """Parts of a Ray cluster that are killed or stopped, and what becomes of the search.
 
 The cluster is simulated on this machine; trials take a moment and have no processes
-(`studies/reliability/quick_executor.py`).
+(`tests/quick_study/quick_executor.py`).
 """
 
 import json
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from studies.reliability.checks import violations
 from tests.building.ray_cluster import CHECKOUT, RayCluster, wait_until
+from tests.quick_study.checks import violations
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
-WORKER = CHECKOUT / "studies" / "reliability" / "worker.py"
+WORKER = CHECKOUT / "tests" / "quick_study" / "worker.py"
 RAY_KILLS = CHECKOUT / "studies" / "reliability" / "ray_kills.py"
 SECONDS_TO_START = 120.0
 SECONDS_TO_END = 20.0

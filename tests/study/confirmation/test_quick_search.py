@@ -8,9 +8,9 @@ from autotune.errors import TrialLost
 from autotune.spec.confirmation import PairedSpeed, RepeatedSpeed
 from autotune.study.loop import TRIALS_PER_REPEAT
 from autotune.study.search import SearchRequest, search
-from studies.reliability.crash_points import SPACE
-from studies.reliability.quick_executor import QuickExecutor
 from tests.building.studies import open_store
+from tests.quick_study.quick_executor import QuickExecutor
+from tests.quick_study.worker import SPACE
 
 
 class Machine(QuickExecutor):

@@ -1,6 +1,6 @@
 """A trial server whose trainings take milliseconds: the real server with another `train`.
 
-    python studies/reliability/stand_in.py    # autotune starts it so; requests on stdin
+    python tests/quick_study/stand_in.py    # autotune starts it so; requests on stdin
 
 Every trial is still a separate process, forked, limited and ended as always. Its result is a
 function of the configuration alone, so that a reader of the studies database knows the result of

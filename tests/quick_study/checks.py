@@ -15,7 +15,7 @@ from autotune.storage.database import Database, sqlite_file
 from autotune.storage.identity import find_work_folder
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 from autotune.study.workers.outbox import OUTBOX_FOLDER
-from studies.reliability.stand_in import measurement_of
+from tests.quick_study.stand_in import measurement_of
 
 MARK = "AUTOTUNE_PROOF"
 """An environment variable of every process of a proof; what they start has it from them."""

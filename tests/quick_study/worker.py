@@ -1,6 +1,6 @@
 """One worker of a study of quick trials: a real search with the trainings of `stand_in.py`.
 
-    python studies/reliability/worker.py --name quick --storage sqlite:///quick.db \\
+    python tests/quick_study/worker.py --name quick --storage sqlite:///quick.db \\
         --trials 1000 --own-device
 
 Ends as `autotune search` does: 0, 75 with what to do, 130 and 143 on signals.
@@ -21,7 +21,7 @@ from autotune.execution.device_slots import LOCK_FOLDER_VARIABLE
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Event, Preparing
 from autotune.study.search import SearchRequest, search
-from studies.reliability.quick_executor import QuickExecutor
+from tests.quick_study.quick_executor import QuickExecutor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 SPACE = Path(__file__).with_name("space.toml")

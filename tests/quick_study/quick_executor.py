@@ -21,7 +21,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import TimedBlock, TurnResult
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
-from studies.reliability.stand_in import measurement_of
+from tests.quick_study.stand_in import measurement_of
 
 CPU = DeviceInfo(device="cpu", name="a stand-in", total_memory_bytes=2**40, versions={"torch": "2"})
 

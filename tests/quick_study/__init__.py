@@ -1,0 +1,1 @@
+"""Real searches whose trials take milliseconds, for tests and for `studies/reliability/`."""
