@@ -1,7 +1,7 @@
-"""Results of studies in gzipped files: one JSON document, or rows of JSON; `zcat` shows them."""
+"""Results of studies in xz files: one JSON document, or rows of JSON; `xzcat` shows them."""
 
-import gzip
 import json
+import lzma
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,29 +9,33 @@ from typing import Any
 
 def read_json(file: Path) -> Any:
     """Return the JSON document of a file."""
-    return json.loads(gzip.decompress(file.read_bytes()))
+    return json.loads(lzma.decompress(file.read_bytes()))
 
 
 def write_json(file: Path, content: object) -> None:
     """Write a JSON document."""
-    file.write_bytes(gzip.compress((json.dumps(content, indent=1) + "\n").encode(), mtime=0))
+    file.write_bytes(_compress(json.dumps(content, indent=1) + "\n"))
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Return the rows of a file; none where there is no file."""
     if not file.exists():
         return []
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
+    with lzma.open(file, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
 def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write all rows, compressed together."""
     text = "".join(json.dumps(row) + "\n" for row in rows)
-    file.write_bytes(gzip.compress(text.encode(), mtime=0))
+    file.write_bytes(_compress(text))
 
 
 def append_row(file: Path, row: dict[str, Any]) -> None:
     """Add one row, which a killed recording keeps; `write_rows` then makes the file small."""
-    with gzip.open(file, "at", encoding="utf-8") as lines:
+    with lzma.open(file, "at", encoding="utf-8") as lines:
         lines.write(json.dumps(row) + "\n")
+
+
+def _compress(text: str) -> bytes:
+    return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)

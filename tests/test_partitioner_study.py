@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from studies.compressed import read_json
+
 SAVED = Path(__file__).parents[1] / "studies" / "partitioner" / "saved.py"
 SETTINGS = (
     "precision",
@@ -19,7 +21,7 @@ SETTINGS = (
     "solver",
     "estimator",
 )
-RESULTS = json.loads(SAVED.with_name("results.json").read_text())
+RESULTS = read_json(SAVED.with_name("results.json.xz"))
 
 
 def test_every_release_saves_the_same_tensors():

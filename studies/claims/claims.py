@@ -1,11 +1,11 @@
 """Checks what is commonly claimed about the memory of a training, by predictions without a device.
 
-    python -m studies.claims.claims            # runs what results.json does not have yet
+    python -m studies.claims.claims            # runs what results.json.xz does not have yet
     python -m studies.claims.claims --table    # prints the tables of README.md
 
 Each case is one command, `autotune predict ... --json`, run in the root of the repository; from its
-answer results.json keeps what the tables need. A run that is ended continues. Models are written to
-`models/` as a config.json; the exercise's own model is `exercise.py`. What cannot be predicted
+answer results.json.xz keeps what the tables need. A run that is ended continues. Models are written
+to `models/` as a config.json; the exercise's own model is `exercise.py`. What cannot be predicted
 (DeepSpeed, weights in host memory) is worked out by the formulas at the end of this file, and the
 tables call it arithmetic.
 """
@@ -28,9 +28,10 @@ from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
 from autotune.study.predictions import Forecaster, workload_of
+from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
+RESULTS = HERE / "results.json.xz"
 MODELS_FOLDER = HERE / "models"
 REPOSITORY = HERE.parent.parent
 
@@ -287,7 +288,7 @@ def run() -> None:
             results["cases"] = {name: done[name] for name in wanted if name in done}
             results["about"] = about()
             unsaved = RESULTS.with_suffix(".new")
-            unsaved.write_text(json.dumps(results, indent=1) + "\n")
+            write_json(unsaved, results)
             unsaved.replace(RESULTS)
 
 
@@ -303,7 +304,7 @@ def about() -> dict[str, str]:
 
 
 def read_results() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(RESULTS.read_text())
+    content: dict[str, Any] = read_json(RESULTS)
     return content
 
 

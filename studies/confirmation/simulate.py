@@ -1,6 +1,6 @@
 """Simulates searches on a noisy machine, with and without confirmation, on a recorded table.
 
-    OMP_NUM_THREADS=1 python studies/confirmation/simulate.py       # simulated.json.gz
+    OMP_NUM_THREADS=1 python studies/confirmation/simulate.py       # simulated.json.xz
     python studies/confirmation/simulate.py --summary
 
 Each search is the real one on a table of `studies/search_efficiency`, whose recorded speed times a
@@ -32,7 +32,7 @@ from studies.compressed import read_json, write_json
 from studies.search_efficiency.replay import CAPS, MORE_CAPS, rounded, run_ours, the_table
 from studies.search_efficiency.table import Table
 
-SIMULATED = Path(__file__).parent / "simulated.json.gz"
+SIMULATED = Path(__file__).parent / "simulated.json.xz"
 NOISE_ALONE = 0.094
 """Standard deviation of the log speed of a configuration between runs, measured alone."""
 NOISE_BETWEEN_RUNS, NOISE_OF_A_ROUND = 0.01, 0.10

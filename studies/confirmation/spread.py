@@ -1,6 +1,6 @@
 """Measures one pair of configurations in turn, again and again: how much does the ratio differ?
 
-    OMP_NUM_THREADS=1 python studies/confirmation/spread.py           # adds runs to blocks.jsonl.gz
+    OMP_NUM_THREADS=1 python studies/confirmation/spread.py           # adds runs to blocks.jsonl.xz
     python studies/confirmation/spread.py --summary                   # what they say
 
 Each run times the baseline of the default workload in turn with another configuration, as a
@@ -31,7 +31,7 @@ from autotune.study.request import SearchRequest
 from autotune.study.requested_space import space_of
 from studies.compressed import append_row, read_rows
 
-BLOCKS = Path(__file__).parent / "blocks.jsonl.gz"
+BLOCKS = Path(__file__).parent / "blocks.jsonl.xz"
 CHANGES: dict[str, dict[str, Any]] = {
     "compiled": {"compile": "block"},
     "eager": {"optimizer_fusion": "foreach", "micro_batch_size": 4},

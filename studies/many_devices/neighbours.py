@@ -1,6 +1,6 @@
 """Measures what a trial on one CPU slot does to the speed of a trial on the slot beside it.
 
-    OMP_NUM_THREADS=1 python studies/many_devices/neighbours.py     # adds rounds to neighbours.json
+    OMP_NUM_THREADS=1 python studies/many_devices/neighbours.py  # adds rounds to neighbours.json.xz
     python studies/many_devices/neighbours.py --summary
 
 Each slot has a CPU of its own and an executor of its own, as the places of a search have. One
@@ -39,8 +39,9 @@ from autotune.spec.study import StudyDefinition
 from autotune.study.new_study import new_definition
 from autotune.study.request import SearchRequest
 from autotune.study.requested_space import space_of
+from studies.compressed import read_json, write_json
 
-RESULTS = Path(__file__).with_name("neighbours.json")
+RESULTS = Path(__file__).with_name("neighbours.json.xz")
 SUBJECTS: dict[str, dict[str, Any]] = {
     "fp32": {"optimizer_fusion": "foreach", "micro_batch_size": 4},
     "bf16, compiled": {"precision": "bf16-mixed", "compile": "block", "micro_batch_size": 4},
@@ -188,7 +189,7 @@ def record(
         new.settle(folder)
         definition = new.definition
         neighbour = Neighbour(beside, definition, folder)
-        trials = json.loads(RESULTS.read_text())["trials"] if RESULTS.exists() else []
+        trials = read_json(RESULTS)["trials"] if RESULTS.exists() else []
         first = 1 + max((row["round"] for row in trials), default=-1)
         draw = random.Random(first)
         for name in subjects:  # its compiled code is then there, and the files are in memory
@@ -218,7 +219,7 @@ def record(
             "subjects": {name: subject_config(definition, name).describe() for name in SUBJECTS},
             "trials": trials,
         }
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(RESULTS, found)
 
 
 def ratios(
@@ -251,7 +252,7 @@ def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
 
 
 def summarize() -> None:
-    trials = json.loads(RESULTS.read_text())["trials"]
+    trials = read_json(RESULTS)["trials"]
     alone, again, *beside = CONDITIONS
     print("| configuration | relative to | condition | rounds | median | 95 % interval | all |")
     print("|---|---|---|---|---|---|---|")

@@ -1,6 +1,7 @@
 """Replays searches on the recorded table with 1, 8 and 32 devices, in virtual time.
 
-    OMP_NUM_THREADS=1 python studies/many_devices/replay.py > studies/many_devices/replay.json
+    OMP_NUM_THREADS=1 python studies/many_devices/replay.py \\
+        | xz > studies/many_devices/replay.json.xz
     python studies/many_devices/replay.py --summary
 
 The search is the real one; its devices are those of `virtual_places.py`. Prints a JSON object: for
@@ -30,11 +31,12 @@ from autotune.study.events import Event, TrialBegan, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
+from studies.compressed import read_json
 from studies.many_devices.virtual_places import VirtualPlaces
 from studies.search_efficiency.replay import CAPS, Progress, rounded, the_table
 from studies.search_efficiency.table import TABLES
 
-RESULTS = Path(__file__).with_name("replay.json")
+RESULTS = Path(__file__).with_name("replay.json.xz")
 ENOUGH = 0.99
 MOST_TRIALS = 200
 SEEDS = {1: 8, 8: 8, 32: 4}
@@ -128,10 +130,10 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--devices", default=",".join(map(str, SEEDS)))
     parser.add_argument("--caps", default=",".join(CAPS))
-    parser.add_argument("--summary", action="store_true", help="print the table of replay.json")
+    parser.add_argument("--summary", action="store_true", help="print the table of replay.json.xz")
     arguments = parser.parse_args()
     if arguments.summary:
-        print(summary(json.loads(RESULTS.read_text())["runs"]))
+        print(summary(read_json(RESULTS)["runs"]))
         return
     runs = []
     for table, cap, devices in itertools.product(

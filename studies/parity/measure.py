@@ -4,7 +4,7 @@
 
 Every configuration is compared with the plain training of its precision and optimizer, by the
 losses of three steps and the gradient of each block at the first, as the parity check of a search
-does it. Writes `results.json.gz` next to this file, or to `--out`, and resumes where it stopped.
+does it. Writes `results.json.xz` next to this file, or to `--out`, and resumes where it stopped.
 Takes about twenty minutes on two CPU cores.
 """
 
@@ -194,7 +194,7 @@ def print_summary(results: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=HERE / "results.json.gz")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json.xz")
     parser.add_argument("--read", type=Path, help="only print the summary of these results")
     options = parser.parse_args()
     if options.read is not None:

@@ -4,7 +4,7 @@
 
 Predicts the six eager rows with every entry of `CHANGES` added to those before it. The first entry
 is the bytes that tensors request, without the rounding of the caching allocator. Writes
-`as_published.json.gz` and prints the table. Runs in one process and needs neither GPU nor data.
+`as_published.json.xz` and prints the table. Runs in one process and needs neither GPU nor data.
 
 Facts about the trainer are from https://github.com/jdinalt/forgather, in versions near the table's,
 reimplemented here.
@@ -201,7 +201,7 @@ def write(results: list[dict[str, Any]], *, predicted_as_torch: str | None) -> N
         "predicted_as_torch": predicted_as_torch,
         "rows": results,
     }
-    write_json(Path(__file__).with_suffix(".json.gz"), written)
+    write_json(Path(__file__).with_suffix(".json.xz"), written)
 
 
 if __name__ == "__main__":

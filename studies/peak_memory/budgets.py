@@ -3,12 +3,11 @@
     python studies/peak_memory/budgets.py
 
 Whole model and block by block, with and without the step in backward, and a part of it in bf16.
-Writes `budgets.json` after every prediction and resumes from there; then draws `budgets.png`
+Writes `budgets.json.xz` after every prediction and resumes from there; then draws `budgets.png`
 (`--draw`: only that). A whole-model compilation takes about a minute.
 """
 
 import argparse
-import json
 import platform
 import sys
 from datetime import UTC, datetime
@@ -26,11 +25,12 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from autotune.study.predictions import Forecaster
+from studies.compressed import read_json, write_json
 
 Curves = dict[str, dict[str, Any]]
 """{curve: {budget: what is predicted}}"""
 GIB = 1024**3
-FILE = Path(__file__).with_suffix(".json")
+FILE = Path(__file__).with_suffix(".json.xz")
 BUDGETS = (0.0, 0.02, *(step / 20 for step in range(1, 17)), 0.9, 1.0)
 CURVES: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "whole model": ({"compile": "model"}, BUDGETS),
@@ -47,7 +47,7 @@ CHECKPOINTED = {"checkpoint": 12.529, "fused_checkpoint": 7.425}
 
 def predict_all() -> Curves:
     space = load_space("peak_memory")
-    known = json.loads(FILE.read_text())["curves"] if FILE.exists() else {}
+    known = read_json(FILE)["curves"] if FILE.exists() else {}
     curves: Curves = {name: dict(known.get(name, {})) for name in CURVES}
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         forecaster = Forecaster(
@@ -100,7 +100,7 @@ def _write(curves: Curves) -> None:
         f"torch {version('torch')}",
         "curves": curves,
     }
-    FILE.write_text(json.dumps(written, indent=1) + "\n")
+    write_json(FILE, written)
 
 
 def draw(curves: Curves) -> None:
@@ -128,7 +128,7 @@ def draw(curves: Curves) -> None:
         yaxis_rangemode="tozero",
         legend={"x": 0.98, "y": 0.02, "xanchor": "right", "yanchor": "bottom"},
     )
-    figure.write_image(FILE.with_suffix(".png"), width=900, height=520, scale=2)
+    figure.write_image(FILE.with_name("budgets.png"), width=900, height=520, scale=2)
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draw", action="store_true", help="draw what is known")
-    draw(json.loads(FILE.read_text())["curves"] if parser.parse_args().draw else predict_all())
+    draw(read_json(FILE)["curves"] if parser.parse_args().draw else predict_all())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Judges searches on a noisy machine over the table that nobody tuned on, by its true speeds.
 
-    OMP_NUM_THREADS=1 python studies/search_efficiency/proof.py      # llama/proof.json.gz
+    OMP_NUM_THREADS=1 python studies/search_efficiency/proof.py      # llama/proof.json.xz
     python studies/search_efficiency/proof.py --summary
 
 Ten caps; every draw has its own noise in every speed that is measured, and its own seed of the
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--summary", action="store_true", help="print the tables of the last run")
     arguments = parser.parse_args()
-    file = TableFiles(arguments.table).folder / "proof.json.gz"
+    file = TableFiles(arguments.table).folder / "proof.json.xz"
     if arguments.summary:
         print("\n".join(summary(read_json(file))))
         return

@@ -1,4 +1,4 @@
-"""Measures every legal configuration of a table's `space.toml` and writes `table.jsonl.gz`.
+"""Measures every legal configuration of a table's `space.toml` and writes `table.jsonl.xz`.
 
     OMP_NUM_THREADS=1 taskset -c 0 python studies/search_efficiency/record.py
     ... record.py --table llama --repeats 0

@@ -1,4 +1,4 @@
-"""Measures speeds relative to a plain training in the same process and writes `speeds.jsonl.gz`.
+"""Measures speeds relative to a plain training in the same process and writes `speeds.jsonl.xz`.
 
     OMP_NUM_THREADS=1 python studies/search_efficiency/speeds.py       # after record.py
     ... speeds.py --table llama --sample 0
@@ -156,7 +156,7 @@ def _pairs(workload: Workload, config: TrainingConfig, study: Path) -> dict[str,
         for name, step in both if pair % 2 else both[::-1]:
             began = time.perf_counter()
             step()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(round(time.perf_counter() - began, 9))
     return seconds
 
 

@@ -1,6 +1,6 @@
 """The recorded table, and an executor that replays its results at their recorded cost.
 
-`Table` reads `table.jsonl.gz`. `ReplayExecutor` stands where the real executor does; each answer
+`Table` reads `table.jsonl.xz`. `ReplayExecutor` stands where the real executor does; each answer
 moves its clock by what the same part took when it was recorded, and no time passes otherwise.
 """
 
@@ -65,11 +65,11 @@ class TableFiles:
 
     @property
     def trainings(self) -> Path:
-        return self.folder / "table.jsonl.gz"
+        return self.folder / "table.jsonl.xz"
 
     @property
     def speeds(self) -> Path:
-        return self.folder / "speeds.jsonl.gz"
+        return self.folder / "speeds.jsonl.xz"
 
     @property
     def storage(self) -> str:

@@ -2,7 +2,7 @@
 
     python studies/sharing/compare.py
 
-Prints both fronts and the time of each search, and writes all trials to `results.json.gz` next to
+Prints both fronts and the time of each search, and writes all trials to `results.json.xz` next to
 this file, or to `--out`. Takes about eight minutes on two idle CPU cores.
 """
 
@@ -58,7 +58,7 @@ def line(record: TrialRecord, other: TrialRecord) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=HERE / "results.json.gz")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json.xz")
     out = parser.parse_args().out
     searches: dict[str, tuple[StudyResult, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

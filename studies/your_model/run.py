@@ -2,7 +2,7 @@
 
 A Llama-, a Gemma- and a GPT-2-shaped config.json, the last with dropout, and a module in a Python
 file, all on a local parquet file; and the training script of `studies/your_script`. Prints each
-front, and writes every trial to `results.json.gz` beside itself, or where `--out` says. About
+front, and writes every trial to `results.json.xz` beside itself, or where `--out` says. About
 twenty minutes on two CPU cores.
 """
 
@@ -41,7 +41,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=HERE / "results.json.gz")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json.xz")
     parser.add_argument("--only", choices=SEARCHES)
     options = parser.parse_args()
     content: dict[str, Any] = {"date": str(datetime.date.today()), "searches": {}}

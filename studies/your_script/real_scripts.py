@@ -7,7 +7,7 @@ that were fetched before, at FOLDER/REPOSITORY/PATH.
 
 Each script is searched under a cap below its plain training's peak, and then once more with
 `--full-trainings --seeds 3`. The picks of both are compared, the first is exported, and the script
-trains with the export: its peak is compared with the promised one. Writes `real_scripts.json`
+trains with the export: its peak is compared with the promised one. Writes `real_scripts.json.xz`
 beside itself, or where `--out` says. About half an hour on two CPU cores.
 
 Text, tokenizer and models are made here, so that nothing but the scripts is fetched.
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.shipped import python_docs
+from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).resolve().parent
 SPACE = HERE / "real_scripts.toml"
@@ -484,12 +485,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="outside this repository; default: a new one")
     parser.add_argument("--sources", type=Path, help="files that were fetched before")
     parser.add_argument("--only", choices=SCRIPTS, action="append", default=[])
-    parser.add_argument("--out", type=Path, default=HERE / "real_scripts.json")
+    parser.add_argument("--out", type=Path, default=HERE / "real_scripts.json.xz")
     typed = parser.parse_args()
     folder = typed.folder or Path(tempfile.mkdtemp(prefix="real-scripts-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder = folder.resolve()
-    known = json.loads(typed.out.read_text()) if typed.out.exists() else {}
+    known = read_json(typed.out) if typed.out.exists() else {}
     make_given(folder / "given")
     for name in typed.only or SCRIPTS:
         script = SCRIPTS[name]
@@ -498,7 +499,7 @@ def main() -> None:
         except NotFetched as error:
             raise SystemExit(str(error)) from None
         print(json.dumps({name: known[script.repository]["picks"]}), flush=True)
-        typed.out.write_text(json.dumps(known, indent=1) + "\n")
+        write_json(typed.out, known)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """Scripts that others wrote, with our lines: searched, and trained with the export of the pick."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from studies.compressed import read_json
 from studies.your_script import real_scripts
 from studies.your_script.real_scripts import SCRIPTS, Edit, NotFetched
 
-RESULTS = Path(real_scripts.__file__).with_name("real_scripts.json")
+RESULTS = Path(real_scripts.__file__).with_name("real_scripts.json.xz")
 
 
 def test_our_lines_are_counted_by_the_lines_of_the_original():
@@ -43,7 +43,7 @@ def test_two_picks_count_as_one_where_the_noise_covers_their_speeds(speeds, with
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_the_stored_results_are_of_this_commit_and_these_lines(script):
-    found = json.loads(RESULTS.read_text())[script.repository]
+    found = read_json(RESULTS)[script.repository]
     assert found["commit"] == script.commit
     assert found["edits"] == [vars(edit) for edit in script.edits]
 
