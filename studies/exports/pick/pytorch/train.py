@@ -49,6 +49,7 @@ STEPS = 30
 EVALUATION_SEQUENCES = 64
 LEARNING_RATE = 0.002
 LEARNING_RATE_WARMUP_STEPS = 10
+SCHEDULE = "constant"
 SEED = 0
 WEIGHTS_DTYPE = torch.float32
 PEAK_MEMORY_BYTES: int | None = 33396480
@@ -195,35 +196,64 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
     return loss.item(), int((labels != IGNORED_LABEL).sum())
 
 
-def learning_rate(step: int, *, steps: int) -> float:
-    """Returns the rate at `step`, counted from 0: a linear warm-up, then a constant rate."""
-    if step < LEARNING_RATE_WARMUP_STEPS:
-        return LEARNING_RATE * (step + 1) / LEARNING_RATE_WARMUP_STEPS
-    return LEARNING_RATE
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):  # a new number would make torch compile again
+        # In torchao's optimizers it is a tensor, so that compiled code does not see a new number in
+        # every step.
+        if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
+def scheduled_rate(
+    step: int, *, rate: float, steps: int, warmup_steps: int, schedule: str
+) -> float:
+    """Returns the learning rate at a step, counted from 0, of a training of `steps` steps.
+
+    The warm-up rises to `rate` over `warmup_steps`; a cosine goes down to a tenth of it.
+    """
+    if step < warmup_steps:
+        return rate * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return rate
+    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
+    return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+def learning_rate(step: int, *, steps: int) -> float:
+    """Returns the rate at `step`, counted from 0, of a training of `steps` steps."""
+    return scheduled_rate(
+        step,
+        rate=LEARNING_RATE,
+        steps=steps,
+        warmup_steps=LEARNING_RATE_WARMUP_STEPS,
+        schedule=SCHEDULE,
+    )
+
+
 # -- model -----------------------------------------------------------------------------------------
 
 
-def make_model() -> nn.Module:
-    model = GPT(
-        layers=6,
-        width=128,
-        heads=4,
-        vocab_size=256,
-        inner=default_feed_forward_width(128),
-        sequence_length=SEQUENCE_LENGTH,
+IGNORED_LABEL = -100
+"""The label that cross entropy ignores by default, in torch and in transformers."""
+
+
+TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
+"""Function of hidden states [batch, sequence, width], head and labels [batch, sequence] that
+returns the sum of the token losses as a float32 scalar."""
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
     )
-    initialize(model)
-    return model
+
+
+def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
+    """A `TokenLoss` that computes the logits of the whole batch at once."""
+    return next_token_loss(head(hidden), labels)
 
 
 ROTARY_BASE = 10_000.0
@@ -252,17 +282,19 @@ class Attention(nn.Module):
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
+        self.head_size = width // heads
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.output = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.query_key_value(x).view(batch, length, 3, self.heads, width // self.heads)
+        batch, length, _ = x.shape
+        # -1: tensor parallelism leaves a device only some of the heads.
+        qkv = self.query_key_value(x).view(batch, length, 3, -1, self.head_size)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(
             rotate(query, rotary), rotate(key, rotary), value, is_causal=True
         )
-        output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, width))
+        output: Tensor = self.output(attended.transpose(1, 2).reshape(batch, length, -1))
         return output
 
 
@@ -348,25 +380,64 @@ def initialize(model: nn.Module) -> None:
             nn.init.normal_(residual.weight, std=INITIAL_DEVIATION / (2 * len(model.blocks)) ** 0.5)
 
 
-IGNORED_LABEL = -100
-TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
-"""Function of hidden states [batch, sequence, width], head and labels [batch, sequence] that
-returns the sum of the token losses as a float32 scalar."""
-
-
-def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
-    return F.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
+def make_model() -> nn.Module:
+    model = GPT(
+        layers=6,
+        width=128,
+        heads=4,
+        vocab_size=256,
+        inner=default_feed_forward_width(128),
+        sequence_length=SEQUENCE_LENGTH,
     )
-
-
-def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:
-    """A `TokenLoss` that computes the logits of the whole batch at once."""
-    return next_token_loss(head(hidden), labels)
+    initialize(model)
+    return model
 
 
 # -- text ------------------------------------------------------------------------------------------
+
+
+READERS = {
+    ".txt": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+"""Name of the reader in `datasets`, by suffix of a local file."""
+ALL = "train"
+"""The split of all files if no file is named after a split."""
+
+
+def dataset_files(files: Iterable[Path]) -> list[Path]:
+    """Return the readable ones in alphabetical order, without dataset cards and the like."""
+    files = sorted(file for file in files if file.suffix.lower() in READERS)
+    if not files:
+        return []
+    from datasets.data_files import FILES_TO_IGNORE
+
+    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
+
+
+def files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
+    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except FileNotFoundError:  # it finds no data files
+        return {}
+    readable = {str(file.resolve()): file for file in everything}
+    by_split = {
+        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
+        for split, names in found.items()
+    }
+    return {split: files for split, files in by_split.items() if files}
+
+
+def _resolved(name: str) -> str:
+    return str(Path(name).resolve())
 
 
 _NOT_DOCUMENTATION = {
@@ -381,7 +452,7 @@ _NOT_DOCUMENTATION = {
 _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE}
 
 
-def python_docs() -> list[str]:
+def standard_library_texts() -> list[str]:
     """Return a string per topic and per module: topics first, each group in alphabetical order."""
     return [text for _, text in sorted(topics.items())] + list(_module_docstrings())
 
@@ -413,52 +484,6 @@ def _docstring(file: Path) -> str | None:
     return value if isinstance(value, str) else None
 
 
-READERS = {
-    ".txt": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
-"""Name of the reader in `datasets`, by suffix of a local file."""
-_ALL = "train"
-"""The split of all files if no file is named after a split."""
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return the readable files in alphabetical order, without dataset cards and the like."""
-    files = sorted(
-        file for file in folder.rglob("*") if file.is_file() and file.suffix.lower() in READERS
-    )
-    if not files:
-        return []
-    from datasets.data_files import FILES_TO_IGNORE
-
-    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
-
-
-def _files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
-    from datasets.data_files import DataFilesDict, get_data_patterns
-
-    try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except FileNotFoundError:  # it finds no data files
-        return {}
-    readable = {str(file.resolve()): file for file in everything}
-    by_split = {
-        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
-        for split, names in found.items()
-    }
-    return {split: files for split, files in by_split.items() if files}
-
-
-def _resolved(name: str) -> str:
-    return str(Path(name).resolve())
-
-
 DATASET_CONFIG: str | None = None
 TEXT_COLUMN: str | None = None
 STREAMING = False
@@ -471,7 +496,7 @@ def documents(name: str, *, split: str) -> Iterable[Any]:
     A data set is a folder written by `save_to_disk` or a name on the hub.
     """
     if name == 'python-docs':
-        return python_docs()
+        return standard_library_texts()
     path = Path(name).expanduser()
     is_saved = any((path / file).exists() for file in ("state.json", "dataset_dict.json"))
     if path.is_file() or (path.is_dir() and not is_saved and DATASET_CONFIG is None):
@@ -486,16 +511,20 @@ def documents(name: str, *, split: str) -> Iterable[Any]:
     return texts_of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file())
+
+
 def _read_files(path: Path, *, split: str) -> Iterable[Any]:
-    all_files = [path] if path.is_file() else _files_in(path)
+    all_files = [path] if path.is_file() else dataset_files(files_below(path))
     kinds = {READERS.get(file.suffix.lower()) for file in all_files}
     if len(kinds) != 1 or kinds == {None}:
         known = ", ".join(READERS)
         raise SystemExit(f"{path} must contain files of one kind, one of: {known}")
-    splits = {} if path.is_file() else _files_named_by_split(path, all_files)
+    splits = {} if path.is_file() else files_named_by_split(path, all_files)
     in_splits = {file for files in splits.values() for file in files}
-    is_laid_out = _ALL in splits and in_splits == set(all_files)
-    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {_ALL: all_files}
+    is_laid_out = ALL in splits and in_splits == set(all_files)
+    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {ALL: all_files}
     [kind] = kinds
     if kind == "text":
         if split not in files:
@@ -560,6 +589,11 @@ def _samples(rows: Any, columns: list[str]) -> Iterator[Any]:
 
 PASSAGE_CHARACTERS = 4096
 HELD_OUT_ONE_IN = 10
+CHARACTERS_PER_TOKEN = 64
+"""Upper bound for every tokenizer; characters beyond it cannot be part of a padded sample."""
+TRAINED_ON_BYTES_PER_TOKEN = 8
+"""Bytes of streamed text that a BPE is trained on, per token that the steps need."""
+TRAIN, HELD_OUT = False, True
 
 
 def passages(documents: Iterable[str]) -> Iterator[bytes]:
@@ -569,12 +603,18 @@ def passages(documents: Iterable[str]) -> Iterator[bytes]:
             yield document[start : start + PASSAGE_CHARACTERS].encode("utf-8", errors="replace")
 
 
+def beginnings(documents: Iterable[str], *, sequence_length: int) -> Iterator[bytes]:
+    """Yield as much of each document as a sample could contain, as UTF-8."""
+    for document in documents:
+        yield document[: CHARACTERS_PER_TOKEN * sequence_length].encode("utf-8", errors="replace")
+
+
 def is_held_out(passage: bytes) -> bool:
     """Whether a passage is held out, decided by its hash."""
     return int.from_bytes(hashlib.sha256(passage).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
-def _assigned(
+def assigned(
     train: Iterable[Any], held_out: Iterable[Any] | None, *, is_full: Callable[[bool], bool]
 ) -> Iterator[Any]:
     """Yield (is held out, unit) for every unit until the parts are full."""
@@ -591,7 +631,13 @@ def _assigned(
             yield part, unit
 
 
-TRAIN, HELD_OUT = False, True
+def up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield texts until their total size reaches `size_bytes`."""
+    for text in texts:
+        yield text
+        size_bytes -= len(text)
+        if size_bytes <= 0:
+            return
 
 
 def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
@@ -601,7 +647,7 @@ def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool,
     """
     train = _cut(documents(name, split='train'))
     held_out = None
-    return _assigned(train, held_out, is_full=is_full)
+    return assigned(train, held_out, is_full=is_full)
 
 
 def _cut(documents: Iterable[Any]) -> Iterator[Any]:
@@ -613,13 +659,19 @@ def _cut(documents: Iterable[Any]) -> Iterator[Any]:
 
 
 Tokens = NDArray[numpy.integer]
-BYTE_VOCABULARY = 256
+NO_TOKEN = -1
+"""Padding: the pad token as input, and no label."""
+
+
+def read_token_of(encoded: Any) -> Any:
+    """Encode a token of padded text that is not a label, or decode it: the inverse is the same."""
+    return NO_TOKEN - 1 - encoded
 
 
 class ByteTokenizer:
     """Each byte is a token; a blank line separates passages."""
 
-    vocab_size = BYTE_VOCABULARY
+    vocab_size = 256
     beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
     separator: Tokens = numpy.frombuffer(b"\n\n", dtype=numpy.uint8)
     separator_bytes = len(separator)
@@ -717,57 +769,10 @@ def training_order(
 # -- peak memory -----------------------------------------------------------------------------------
 
 
-class PeakMemory:
-    """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
-
-    bytes = 0
-
-    @contextmanager
-    def of_step(self, training: Training) -> Iterator[None]:
-        """Must surround one step after the first, which makes the optimizer's state."""
-        if DEVICE == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            yield
-            return
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
-            resident_bytes = _reallocate(resident_tensors(training))
-            with record_function("measured step"):
-                yield
-        self.bytes, _ = peak_of(recording, within="measured step", alive_bytes=resident_bytes)
-
-    def read(self) -> int:
-        """Returns the bytes; 0 if they were not measured."""
-        return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else self.bytes
+PHASE_PREFIX = "autotune::"
 
 
-def resident_tensors(training: Training) -> list[Tensor]:
-    """Returns what is there before and after a step: weights, buffers and optimizer state."""
-    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
-    state = [
-        value
-        for of_parameter in training.updater.optimizer.state.values()
-        for value in of_parameter.values()
-        if isinstance(value, Tensor)
-    ]
-    return [*training.model.parameters(), *held, *state]
-
-
-def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the tensors besides parameters that the module itself references.
-
-    These are its buffers, and the tensors in its plain attributes, alone or in lists, tuples and
-    dictionaries.
-    """
-    yield from module.named_buffers(recurse=False)
-    for name, value in vars(module).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
-            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
-_PHASE_PREFIX = "autotune::"
-
-
-def _reallocate(tensors: Iterable[Tensor]) -> int:
+def reallocate(tensors: Iterable[Tensor]) -> int:
     """Moves every storage of `tensors` to a new block; views of one storage still share it.
 
     Returns the bytes of all these storages. Memory that torch does not own alone, such as a mapped
@@ -794,7 +799,9 @@ def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:
         return
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages_of(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):  # not the mesh of a DTensor
+                yield from _storages_of(inner)
         return
     try:
         yield tensor.untyped_storage()
@@ -815,10 +822,10 @@ def peak_of(recording: profile, *, within: str, alive_bytes: int | None = None) 
         (
             event.start_ns(),
             event.start_ns() + event.duration_ns(),
-            event.name().removeprefix(_PHASE_PREFIX),
+            event.name().removeprefix(PHASE_PREFIX),
         )
         for event in results.events()
-        if event.name().startswith(_PHASE_PREFIX)
+        if event.name().startswith(PHASE_PREFIX)
     ]
     first, last = next(
         (event.start_ns(), event.start_ns() + event.duration_ns())
@@ -867,6 +874,53 @@ def _size_changes(results: Any) -> list[tuple[int, int]]:
             continue
         changes.append((at, change_bytes))
     return changes
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) for the tensors besides parameters that the module itself references.
+
+    These are its buffers, and the tensors in its plain attributes, alone or in lists, tuples and
+    dictionaries.
+    """
+    yield from module.named_buffers(recurse=False)
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+class PeakMemory:
+    """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
+
+    bytes = 0
+
+    @contextmanager
+    def of_step(self, training: Training) -> Iterator[None]:
+        """Must surround one step after the first, which makes the optimizer's state."""
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            return
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+            resident_bytes = reallocate(resident_tensors(training))
+            with record_function("measured step"):
+                yield
+        self.bytes, _ = peak_of(recording, within="measured step", alive_bytes=resident_bytes)
+
+    def read(self) -> int:
+        """Returns the bytes; 0 if they were not measured."""
+        return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else self.bytes
+
+
+def resident_tensors(training: Training) -> list[Tensor]:
+    """Returns what is there before and after a step: weights, buffers and optimizer state."""
+    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
+    state = [
+        value
+        for of_parameter in training.updater.optimizer.state.values()
+        for value in of_parameter.values()
+        if isinstance(value, Tensor)
+    ]
+    return [*training.model.parameters(), *held, *state]
 
 
 # -- program ---------------------------------------------------------------------------------------

@@ -22,6 +22,11 @@ def autotune():
     c.training.max_norm = float("inf")  # no clipping
     c.training.dtype = "float32"
     c.training.mixed_precision_param = "float32"
+    c.parallelism.data_parallel_replicate_degree = 1
+    c.parallelism.data_parallel_shard_degree = 1
+    c.parallelism.fsdp_reshard_after_forward = "always"
+    c.parallelism.tensor_parallel_degree = 1
+    c.training.enable_cpu_offload = False
     c.lr_scheduler.warmup_steps = 10
     c.lr_scheduler.total_steps = 30
     c.lr_scheduler.decay_ratio = 0.0

@@ -11,8 +11,8 @@ Import it first in your training script, because the import makes settings of th
     arguments = training_arguments("trainer_output")
     AutotuneTrainer(model=model, args=arguments, train_dataset=data).train()
 
-`train.py` next to it is such a script. Measured on one device. On N devices the global batch is N
-times as large, unless gradient_accumulation_steps is divided by N.
+`train.py` next to it is such a script. Measured on one device. On N devices the global batch
+is N times as large, unless gradient_accumulation_steps is divided by N.
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ def set_weights_dtype(model: nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-IGNORED_LABEL = -100
-
-
 def keep_causal_flag() -> None:
     """Makes transformers use the causal flag of the attention kernels in compiled code as well.
 
@@ -92,17 +89,23 @@ def keep_causal_flag() -> None:
     AttentionMaskInterface.register("sdpa", mask)
 
 
-def learning_rate_factor(step: int, *, steps: int, warmup_steps: int, schedule: str) -> float:
-    """Returns the factor of the learning rate at a step, counted from 0.
+def scheduled_rate(
+    step: int, *, rate: float, steps: int, warmup_steps: int, schedule: str
+) -> float:
+    """Returns the learning rate at a step, counted from 0, of a training of `steps` steps.
 
-    A linear warm-up is followed by a constant rate or by a cosine down to a tenth.
+    The warm-up rises to `rate` over `warmup_steps`; a cosine goes down to a tenth of it.
     """
     if step < warmup_steps:
-        return (step + 1) / warmup_steps
+        return rate * (step + 1) / warmup_steps
     if schedule == "constant":
-        return 1.0
+        return rate
     progress = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+    return rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+IGNORED_LABEL = -100
+"""The label that cross entropy ignores by default, in torch and in transformers."""
 
 
 def packed_sequences(
@@ -188,8 +191,12 @@ class AutotuneTrainer(Trainer):
         warmup_steps = self.args.get_warmup_steps(num_training_steps)
 
         def factor(step: int) -> float:
-            return learning_rate_factor(
-                step, steps=num_training_steps, warmup_steps=warmup_steps, schedule=SCHEDULE
+            return scheduled_rate(
+                step,
+                rate=1.0,
+                steps=num_training_steps,
+                warmup_steps=warmup_steps,
+                schedule=SCHEDULE,
             )
 
         optimizer = optimizer or self.optimizer
