@@ -295,7 +295,7 @@ def bytes_during(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> int:
     if operator is _aten._scaled_dot_product_efficient_attention.default:
         return _efficient_forward_bytes(query=args[0], value=args[2])
     if operator is _aten._scaled_dot_product_flash_attention_backward.default:
-        return _flash_backward_bytes(query=args[1], key=args[2])
+        return _flash_backward_bytes(query=args[1], key=args[2]) + _copied_bytes(args[0], args[4])
     if operator is _aten._scaled_dot_product_efficient_attention_backward.default:
         return _efficient_backward_bytes(query=args[1], gpu=gpu)
     if operator is _aten._scaled_dot_product_cudnn_attention_backward.default:
@@ -312,6 +312,18 @@ def _flash_backward_bytes(*, query: Tensor, key: Tensor) -> int:
     rows = batch * heads * _round_up(length, 128)
     padded_size = next(padded for padded in (32, 64, 96, 128, 192, 256) if size <= padded)
     return 4 * rows * padded_size + 4 * rows + _ungrouped_bytes(query, key)
+
+
+def _copied_bytes(*tensors: Tensor) -> int:
+    """Returns the bytes of the copies that flash's backward pass makes of its two outputs.
+
+    It needs the output and its gradient contiguous as [batch, sequence, heads, head size].
+    """
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in tensors
+        if not tensor.transpose(1, 2).is_contiguous()
+    )
 
 
 def _ungrouped_bytes(query: Tensor, key: Tensor) -> int:

@@ -480,12 +480,23 @@ class _FakeTraining:
     def _recorded(self, step: TrainingStep, training: Training) -> Recording:
         """Runs a step after the first and returns what it allocates."""
         gc.collect()
+        config = self._request.config
         batch = self._batch()
+        on_device = self._copies_on_device(training)
         with self._watch.recording(
-            lambda: _resident(training, self._request.config, is_cuda=self._is_cuda)
+            lambda: [*_resident(training, config, is_cuda=self._is_cuda), *on_device]
         ) as recording:
             step(1, batch)
         return recording
+
+    def _copies_on_device(self, training: Training) -> list[tuple[Category, str, Tensor]]:
+        """Returns the tokens and labels of a step as the GPU holds them: for all micro batches."""
+        if not self._is_cuda:
+            return []
+        workload = self._request.workload
+        rows = torch.zeros(workload.global_batch, workload.sequence_length, dtype=torch.long)
+        of_device = training.devices.part_of(rows)
+        return [("inputs", name, of_device.clone()) for name in ("tokens", "labels")]
 
     def _run_alternatives(
         self, step: TrainingStep, training: Training, recording: Recording
@@ -542,8 +553,15 @@ class _FakeTraining:
         return min(workload.global_batch, MICRO_BATCHES * config.micro_batch_size * size)
 
     def _batch(self) -> Batch:
-        """Returns a batch on the host."""
+        """Returns a batch on the host.
+
+        On a CPU tokens and labels are views of the same rows, and micro batches are copied out of
+        them. What is moved to a GPU is contiguous there, so that its micro batches are no copies.
+        """
         length = self._request.workload.sequence_length
+        if self._is_cuda:
+            rows = torch.zeros(self._sequences(), length, dtype=torch.long)
+            return Batch(rows, rows.clone())
         rows = torch.zeros(self._sequences(), length + 1, dtype=torch.long)
         return Batch(rows[:, :-1], rows[:, 1:])
 
@@ -690,9 +708,11 @@ def _resident(
 ) -> Iterator[tuple[Category, str, Tensor]]:
     """Yields category, name and tensor of everything that is on the device between two steps.
 
-    Paged state is in memory that the device's allocator does not know of.
+    Paged state is in memory that the device's allocator does not know of. An optimizer's count of
+    its steps is a scalar that a GPU has only for a fused update (torch/optim/adam.py, _init_group).
     """
     has_paged_state = is_cuda and config.optimizer.startswith("paged")
+    counts_on_host = is_cuda and config.optimizer_fusion != "kernel"
     has_weights = not (is_cuda and config.offload == "all")
     modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]
     for path, module in modules if has_weights else ():
@@ -705,7 +725,9 @@ def _resident(
     for tensor in training.devices.held():
         yield "gradients", "buckets of gradients", tensor
     for tensor in training.updater.state() if has_weights else ():
-        if not (has_paged_state and tensor.numel() >= PAGED_ELEMENTS):
+        is_paged = has_paged_state and tensor.numel() >= PAGED_ELEMENTS
+        is_count_on_host = counts_on_host and tensor.dim() == 0
+        if not (is_paged or is_count_on_host):
             yield "optimizer_state", "optimizer state", tensor
 
 

@@ -51,8 +51,19 @@ def test_a_backward_pass_allocates_what_torch_allocated_on_an_a100(
 ):
     with FakeTensorMode():
         query, key, value = tensors(*shape, **more)
-        worked_out = bytes_during(operator, (query, query, key, value), gpu=gpu_of("8.0", "2.11"))
+        arguments = (query, query, key, value, query)
+        worked_out = bytes_during(operator, arguments, gpu=gpu_of("8.0", "2.11"))
     assert worked_out == pytest.approx(measured_bytes, rel=0.02)
+
+
+def test_flash_copies_an_output_and_a_gradient_that_have_the_heads_before_the_sequence():
+    gpu = gpu_of("8.0", "2.11")
+    with FakeTensorMode():
+        query, key, value = tensors(4, 16, 512, 56)
+        by_head = query.contiguous()
+        plain = bytes_during(FLASH_BACKWARD, (query, query, key, value, query), gpu=gpu)
+        copied = bytes_during(FLASH_BACKWARD, (by_head, query, key, value, by_head), gpu=gpu)
+    assert copied - plain == 2 * by_head.numel() * by_head.element_size()
 
 
 def test_heads_over_128_are_added_up_in_fp32_by_the_memory_efficient_kernel():

@@ -53,6 +53,21 @@ def prediction_of(workload):
     return prediction
 
 
+def test_a_gpu_holds_tokens_and_labels_of_all_micro_batches(prediction_of, workload):
+    inputs = prediction_of(device="cuda", micro_batch_size=1).bytes_by_category["inputs"]
+    assert inputs >= 2 * 8 * GLOBAL_BATCH * workload.sequence_length
+
+
+def test_only_a_fused_update_counts_its_steps_on_a_gpu(prediction_of):
+    """Adam has two averages for each parameter, and a fused one its count of steps as well."""
+    tensors = {
+        fusion: next(h.count for h in prediction.holders if h.category == "optimizer_state")
+        for fusion in ("none", "kernel")
+        for prediction in [prediction_of(device="cuda", gpu="9.0", optimizer_fusion=fusion)]
+    }
+    assert tensors["kernel"] / tensors["none"] == 3 / 2
+
+
 def test_the_categories_add_up_to_the_peak(prediction_of):
     prediction = prediction_of(checkpointing="block")
     assert sum(prediction.bytes_by_category.values()) == prediction.peak_memory_bytes

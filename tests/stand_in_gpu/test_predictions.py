@@ -91,6 +91,26 @@ def test_what_is_on_the_host_is_counted_there_and_predicted_off_the_device(machi
     assert predicted_peak(machine, {**sizes, **choices}) == pytest.approx(peak_bytes, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"precision": "bf16-mixed"},
+        {"optimizer_fusion": "kernel", "global_batch": 64},
+        {"optimizer": "adafactor", "checkpointing": "block", "precision": "bf16-true"},
+    ],
+)
+def test_a_peak_is_predicted_to_the_byte(machine, choices):
+    """Heads of 50 are padded for flash attention, so that its backward pass copies its output."""
+    sizes = {"layers": 4, "width": 250, "heads": 5, "sequence_length": 64, "global_batch": 8}
+    sizes |= {"global_batch": choices.get("global_batch", 8)}
+    choices = {"micro_batch_size": 2, **{k: v for k, v in choices.items() if k not in sizes}}
+    ended = machine.run("-c", TRAIN, json.dumps(sizes), json.dumps(choices))
+    assert ended.returncode == 0, ended.stderr
+    peak_bytes, _ = json.loads(ended.stdout.splitlines()[-1])
+    assert predicted_peak(machine, {**sizes, **choices}) == peak_bytes
+
+
 def predicted_peak(machine, values):
     """Returns the predicted peak of the first device."""
     options = []
@@ -123,4 +143,4 @@ def test_the_first_of_several_devices_needs_what_is_predicted(machine, choices):
     assert ended.returncode == 0, ended.stderr
     peak_bytes, _ = json.loads(ended.stdout.splitlines()[-1])
     predicted_bytes = predicted_peak(machine, {**sizes, **devices, **choices})
-    assert predicted_bytes == pytest.approx(peak_bytes, rel=0.002)
+    assert predicted_bytes == pytest.approx(peak_bytes, rel=0.0005)
