@@ -25,10 +25,10 @@ from autotune.client.study_json import record_of, result_of
 from autotune.errors import AutotuneError, InvalidInput, Stopped, UnknownStudy
 from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.config import TrainingConfig
+from autotune.spec.reading import check
 from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.standard_streams import answer
-from autotune.storage.typed import check_types
 from autotune.study.events import Confirming, StudyOpened, TrialBegan, TrialEnded, TrialPhase
 from autotune.study.request import SEARCH_OPTIONS
 
@@ -192,7 +192,7 @@ def _event_of(kind: str, data: Mapping[str, Any]) -> _Event:
             event = Confirming(doing=data["doing"], device=data.get("device") or "")
         else:
             event = TrialEnded(record=record_of(data["trial"]))
-        check_types(event)
+        check(event)
         return event
 
 

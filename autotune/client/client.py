@@ -1,6 +1,5 @@
 """`autotune.Client`: everything that a server does, as calls."""
 
-import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,9 +28,9 @@ from autotune.exporters.export import Export, Unsupported
 from autotune.exporters.written import WrittenExport, version_of, write_files
 from autotune.printable import printable_values
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import check, parse
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.storage.typed import check_prediction, check_types
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -360,9 +359,7 @@ class Client:
                 ),
                 notes=tuple(answer["notes"]),
             )
-            check_types(content)
-            for refusal in content.unsupported:
-                check_types(refusal)
+            check(content)
         write_files(content, folder, overwrite=out is None or overwrite)
         return WrittenExport(
             target=to,
@@ -401,11 +398,8 @@ class Client:
         """
         body = _question({**settings, "study": study})
         answer = self._connection.json("POST", "/predict", body=body)
-        known = {field.name for field in dataclasses.fields(Prediction)}
         with reading_answer():
-            prediction = Prediction.from_dict({k: v for k, v in answer.items() if k in known})
-            check_prediction(prediction)
-        return prediction
+            return parse(Prediction, answer, ignore_unknown=True)
 
     def fit(self, study: str | None = None, **settings: Any) -> Mapping[str, Any]:
         """Find what fits under a memory cap, with the parameters of `autotune.fit`.

@@ -11,7 +11,7 @@ from autotune.client.connection import Connection, reading_answer
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.reporting.profile_files import PROFILE_FILE
 from autotune.spec.profile import Profile
-from autotune.storage.typed import check_types
+from autotune.spec.reading import parse
 from autotune.units import format_size
 
 _MOST_FILES = 10_000
@@ -102,13 +102,7 @@ def _profile_in(folder: Path) -> Profile:
     """Return the profile in a folder that was downloaded. Raises InvalidInput."""
     with reading_answer():
         stored: Mapping[str, Any] = json.loads((folder / PROFILE_FILE).read_bytes())
-        names = Profile.__dataclass_fields__
-        profile = Profile.from_dict({name: stored[name] for name in names})
-        parts = [profile, profile.timeline, *profile.operators, *profile.holders]
-        if profile.compilation is not None:
-            parts += [profile.compilation, *profile.compilation.graphs]
-        for part in parts:
-            check_types(part)
+        profile = parse(Profile, stored, ignore_unknown=True)
         if "activations" not in profile.bytes_by_category:
             raise ValueError("a profile without activations")
     return profile

@@ -12,13 +12,14 @@ from autotune.errors import InvalidInput
 from autotune.spec.limits import Number
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.option import NO_LIMIT, Option
+from autotune.spec.reading import parse
+from autotune.spec.schema import Schema
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text
 from autotune.spec.study import check_study_name
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.user_paths import path_exists
-from autotune.storage.typed import check_types
 from autotune.study.request import SEARCH_OPTIONS
 
 State = Literal["queued", "running", "finished", "cancelled", "failed"]
@@ -28,7 +29,7 @@ _OF_THIS_PROCESS = ("listener", "should_stop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSearch:
+class RemoteSearch(Schema):
     """A search as the server had it when it was asked."""
 
     id: Number
@@ -80,8 +81,8 @@ def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
         known = {name: answer[name] for name in names if answer.get(name) is not None}
         for name in ("study", "reason", "hint", "group", "submitted_by", "version"):
             known[name] = known.get(name) or ""
-        search = RemoteSearch(**known, url=f"{server}/searches/{answer['id']}", answer=answer)
-        check_types(search)
+        known |= {"url": f"{server}/searches/{answer['id']}", "answer": answer}
+        search = parse(RemoteSearch, known)
     if search.study:
         check_study_name(search.study)  # reports and exports are files of that name
     return search

@@ -31,6 +31,7 @@ from autotune.memory.host import available_bytes
 from autotune.memory.nvml import open_device
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Schedule, TimedBlock, TurnResult
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.workload import Workload
 from autotune.training.turns import (
@@ -359,7 +360,7 @@ class _Run:
                 self._give_up(training, self._timeout())
                 return
             wait([training.process], timeout=_POLL_SECONDS)
-        ending = Measurement.from_dict(training.process.result().result)
+        ending = parse(Measurement, training.process.result().result)
         if ending.outcome != "ok":
             training.failure = ending
         self._release(training)

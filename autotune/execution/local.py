@@ -20,6 +20,7 @@ from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Extrapolation
 from autotune.spec.profile import Profile
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
@@ -182,7 +183,7 @@ class LocalExecutor(ServerTasks):
         result = self.wait_for(reply).result
         if result.get("trace") is None:
             return str(result.get("failure") or result.get("message"))
-        return ParityTrace.from_dict(result["trace"])
+        return parse(ParityTrace, result["trace"])
 
     def profile(
         self,
@@ -225,7 +226,7 @@ class LocalExecutor(ServerTasks):
                 f"the training that was to be profiled has failed: {result.get('failure')}",
                 hint=f"see the log in {study_folder / 'logs'}",
             )
-        return Profile.from_dict(result["profile"])
+        return parse(Profile, result["profile"])
 
     def time_in_turn(
         self,
@@ -365,7 +366,7 @@ class LocalExecutor(ServerTasks):
             measured = dict(result.result)
             script_files = measured.pop("script_files", {})
             trial = FinishedTrial(
-                measurement=replace(Measurement.from_dict(measured), devices=devices),
+                measurement=replace(parse(Measurement, measured), devices=devices),
                 seconds=result.seconds,
                 script_files=script_files,
             )

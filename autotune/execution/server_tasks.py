@@ -25,6 +25,7 @@ from autotune.execution.server.client import SERVER_COMMAND, Reply, TrialServer
 from autotune.execution.server.limits import time_limits
 from autotune.printable import printable
 from autotune.spec.device_group import check_one_model, joint_name
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
@@ -259,7 +260,7 @@ class ServerTasks:
 
     def _named(self, found: Mapping[str, Any]) -> DeviceInfo:
         """Returns the device that was found; of a CPU that trials share, the name says so."""
-        device = DeviceInfo(**found)
+        device = parse(DeviceInfo, found)
         if device.type == "cpu" and self.sharing:
             device = replace(device, name=f"{device.name}, {self.sharing}")
         return device
@@ -395,7 +396,7 @@ class ServerTasks:
 
     def devices(self) -> list[DeviceInfo]:
         """Returns every device that torch can use."""
-        return [DeviceInfo(**info) for info in self._call("devices", {})]
+        return [parse(DeviceInfo, info) for info in self._call("devices", {})]
 
     def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
         """From now on, use `count` devices for each trial: `first` and the next ones.

@@ -6,10 +6,11 @@ from typing import Any
 
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import FIELD_ORDER
+from autotune.spec.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unsupported:
+class Unsupported(Schema):
     """A setting that the exported files do not express.
 
     It is always printed, and `--strict` makes it an error.
@@ -34,7 +35,7 @@ class Unsupported:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Export:
+class Export(Schema):
     """A configuration as the files of one trainer."""
 
     files: Mapping[str, str]

@@ -34,8 +34,8 @@ from autotune.service.retention import Retention
 from autotune.service.search_json import search_object
 from autotune.service.settings import ServerSettings
 from autotune.spec.queued_search import QueuedSearch, SearchProcess
+from autotune.spec.reading import parse
 from autotune.storage.searches import LeadLost, Searches
-from autotune.storage.typed import check_types
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -164,8 +164,7 @@ class Scheduler:
         dead_epoch = None
         if lead.holder:
             with suppress(ValueError, TypeError, RecursionError):
-                holder = SearchProcess(**json.loads(lead.holder))
-                check_types(holder)
+                holder = parse(SearchProcess, json.loads(lead.holder))
                 if holder.host == this_host() and find_process(holder) is None:
                     dead_epoch = lead.epoch
         if lead.version not in ("", __version__):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from autotune.spec.limits import Count, Number, Seconds
 from autotune.spec.result import Measurement
+from autotune.spec.schema import Schema
 
 AttemptState = Literal["running", "finished", "lost", "forgiven", "given_up", "given_back", "late"]
 """State of an attempt, as stored in the database. The states after `running`:
@@ -54,7 +55,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinishedTrial:
+class FinishedTrial(Schema):
     """What a trial has measured, as the executor returns it and an attempt stores it."""
 
     measurement: Measurement
@@ -66,7 +67,7 @@ class FinishedTrial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningAttempt:
+class RunningAttempt(Schema):
     """An attempt that has not ended, as stored in the database."""
 
     id: str

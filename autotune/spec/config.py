@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.spec.schema import Built
 
 Precision = Literal[
     "fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"
@@ -45,7 +46,7 @@ Engine = Literal["torch", "deepspeed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Built):
     """One choice for every technique: flat, hashable and ready for JSON.
 
     Raises InvalidInput for a value that the technique does not have.

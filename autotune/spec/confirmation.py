@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from autotune.spec.config import TrainingConfig
 from autotune.spec.limits import Count, Perplexity, Ratio, Seconds, Seed, Speed
 from autotune.spec.result import Measurement, Outcome
+from autotune.spec.schema import Schema
 
 Schedule = Literal["in turn", "in blocks"]
 """How the trainings of a run in turn share the device: `in turn`, all are there at once and step
@@ -46,7 +47,7 @@ class TurnResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedSpeed:
+class PairedSpeed(Schema):
     """The speed of a configuration and that of a partner, measured in turn in one run."""
 
     kind: ClassVar[str] = "paired_speed"
@@ -66,7 +67,7 @@ class PairedSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RepeatedSpeed:
+class RepeatedSpeed(Schema):
     """The speed of a configuration that was trained again, alone, as a trial is."""
 
     kind: ClassVar[str] = "repeated_speed"
@@ -77,7 +78,7 @@ class RepeatedSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedPerplexity:
+class SeedPerplexity(Schema):
     """The perplexity of a configuration that was trained to the end with another seed."""
 
     kind: ClassVar[str] = "seed_perplexity"
@@ -89,7 +90,7 @@ class SeedPerplexity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariantMeasurement:
+class VariantMeasurement(Schema):
     """The pick without one of its techniques, where no trial has measured that configuration."""
 
     kind: ClassVar[str] = "variant"
@@ -99,7 +100,7 @@ class VariantMeasurement:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitialPerplexity:
+class InitialPerplexity(Schema):
     """The perplexity of the pretrained weights on the held-out text, before any training."""
 
     kind: ClassVar[str] = "initial_perplexity"
@@ -114,7 +115,7 @@ Confirmation: TypeAlias = (
     PairedSpeed | RepeatedSpeed | SeedPerplexity | VariantMeasurement | InitialPerplexity
 )
 
-_KINDS: Mapping[str, type[Confirmation]] = {
+CONFIRMATION_KINDS: Mapping[str, type[Confirmation]] = {
     kind.kind: kind
     for kind in (
         PairedSpeed,
@@ -134,25 +135,6 @@ def new_confirmation_id() -> str:
 def confirmation_to_dict(confirmation: Confirmation) -> dict[str, Any]:
     """Return the fields and the kind, for JSON."""
     return {"kind": confirmation.kind, **dataclasses.asdict(confirmation)}
-
-
-def confirmation_from_dict(stored: Mapping[str, Any]) -> Confirmation:
-    """Return what `confirmation_to_dict` was given, also by way of JSON.
-
-    Types are not checked. Raises ValueError for an unknown kind, TypeError for unknown or missing
-    fields, and InvalidInput for a configuration that is none.
-    """
-    fields = dict(stored)
-    name_of_kind = fields.pop("kind", None)
-    if name_of_kind not in _KINDS:
-        raise ValueError(f"there is no kind {name_of_kind!r:.60} of confirmation")
-    kind = _KINDS[name_of_kind]
-    for name in ("config", "partner"):
-        if name in fields:
-            fields[name] = TrainingConfig(**fields[name])
-    if "measurement" in fields:
-        fields["measurement"] = Measurement.from_dict(fields["measurement"])
-    return kind(**fields)
 
 
 def initial_perplexity_of(confirmations: Iterable[Confirmation]) -> InitialPerplexity | None:

@@ -2,14 +2,14 @@
 
 A database can be edited, an export file can be written by hand, and a peer may be of another
 release. So whoever reads one of these compares each field with the range in its type
-(`storage/typed.py`), before a number becomes a size on a page, a part of a path or a row of another
+(`spec/schema.py`), before a number becomes a size on a page, a part of a path or a row of another
 database. Everything is far wider than what a real training measures, and narrow enough that sums,
 ratios and logarithms of two such numbers are finite.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from autotune.units import LARGEST_SIZE_BYTES, LONGEST_SECONDS
 
@@ -21,12 +21,16 @@ class Range:
     least: float
     most: float
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "strict": True, "ge": self.least, "le": self.most}
+
 
 WHOLE = Range(-(2**63), 2**63 - 1)
 """Of an int without another range: what an integer column of any database holds."""
 FINITE = Range(-1e100, 1e100)
 """Of a float without another range: its square, and the ratio of two of them, are finite."""
 
+Finite: TypeAlias = Annotated[float, FINITE]
 SizeBytes: TypeAlias = Annotated[int, Range(0, LARGEST_SIZE_BYTES)]
 NeededBytes: TypeAlias = Annotated[int, Range(1, LARGEST_SIZE_BYTES)]
 """A size that others are divided by."""

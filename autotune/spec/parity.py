@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.spec.config import Precision
+from autotune.spec.schema import Schema
 
 PARITY_STEPS = 3
 PROJECTIONS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParityTrace:
+class ParityTrace(Schema):
     """Losses and gradients of the first steps of a training."""
 
     losses: tuple[float, ...]
@@ -44,16 +45,6 @@ class ParityTrace:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "ParityTrace":
-        """Return the trace that `to_dict` stored, also after a round trip through JSON."""
-        projections = {
-            block: tuple(values) for block, values in stored["gradient_projections"].items()
-        }
-        return cls(
-            **{**stored, "losses": tuple(stored["losses"]), "gradient_projections": projections}
-        )
 
     def described(self, difference: str) -> str:
         """Return a clause on a difference from this trace, which says where this is not plain."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, SizeBytes, Work
+from autotune.spec.schema import Schema
 
 Category = Literal[
     "parameters",
@@ -48,7 +49,7 @@ def context_bytes_on(device_type: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class Holder(Schema):
     """Memory blocks that are allocated at the peak and come from the same operator and module."""
 
     category: Category
@@ -62,7 +63,7 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class Timeline(Schema):
     """Allocated bytes after the allocations and frees of one step.
 
     A long step is subsampled; the peak is always included.
@@ -78,7 +79,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Schema):
     """The predicted peak memory of one configuration; all sizes are in bytes."""
 
     device: str
@@ -135,29 +136,9 @@ class Prediction:
         """Return a dictionary ready for JSON."""
         return dataclasses.asdict(self)
 
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Prediction":
-        """Return the prediction that `to_dict` stored, also after a round trip through JSON."""
-        values = dict(stored)
-        values["holders"] = tuple(Holder(**holder) for holder in values["holders"])
-        values["notes"] = tuple(values["notes"])
-        by_rank = values.get("peak_memory_bytes_by_rank", ())
-        values["peak_memory_bytes_by_rank"] = tuple(by_rank)
-        values["extrapolated_from"] = tuple(values.get("extrapolated_from", ()))
-        if timeline := values["timeline"]:
-            values["timeline"] = Timeline(
-                events=tuple(timeline["events"]),
-                bytes_by_category={
-                    name: tuple(sizes) for name, sizes in timeline["bytes_by_category"].items()
-                },
-                phases=tuple((name, first, last) for name, first, last in timeline["phases"]),
-                peak_event=timeline["peak_event"],
-            )
-        return cls(**values)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class Forecast(Schema):
     """A configuration with its prediction, or with the reason why there is none."""
 
     config: TrainingConfig

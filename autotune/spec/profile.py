@@ -10,13 +10,14 @@ from typing import Any
 
 from autotune.spec.limits import Count, Seconds, SizeBytes
 from autotune.spec.prediction import Category, Holder, Timeline
+from autotune.spec.schema import Schema
 
 MOST_STEPS = 100
 """Of a profile: the trace of each step takes megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperatorUse:
+class OperatorUse(Schema):
     """What one operator did, in the mean of the profiled steps."""
 
     name: str
@@ -35,7 +36,7 @@ class OperatorUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledGraph:
+class CompiledGraph(Schema):
     """One compilation by torch.compile."""
 
     name: str
@@ -48,7 +49,7 @@ class CompiledGraph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compilation:
+class Compilation(Schema):
     """What torch.compile did in the first steps."""
 
     graphs: tuple[CompiledGraph, ...] = ()
@@ -59,7 +60,7 @@ class Compilation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(Schema):
     """Where the time and the bytes of a steady training step go. Sizes are in bytes."""
 
     device: str
@@ -99,28 +100,3 @@ class Profile:
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON."""
         return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Profile":
-        """Return the profile that `to_dict` stored, also after a round trip through JSON."""
-        values = dict(stored)
-        values["operators"] = tuple(OperatorUse(**one) for one in values["operators"])
-        values["holders"] = tuple(Holder(**one) for one in values["holders"])
-        values["files"] = tuple(values["files"])
-        timeline = values["timeline"]
-        values["timeline"] = Timeline(
-            events=tuple(timeline["events"]),
-            bytes_by_category={
-                name: tuple(sizes) for name, sizes in timeline["bytes_by_category"].items()
-            },
-            phases=tuple((name, first, last) for name, first, last in timeline["phases"]),
-            peak_event=timeline["peak_event"],
-        )
-        compilation = values["compilation"]
-        if compilation is not None:
-            values["compilation"] = Compilation(
-                graphs=tuple(CompiledGraph(**graph) for graph in compilation["graphs"]),
-                breaks=tuple((reason, count) for reason, count in compilation["breaks"]),
-                code_files=tuple(compilation["code_files"]),
-            )
-        return cls(**values)

@@ -6,13 +6,14 @@ get, are written here and only here; no code reads a sentence back.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from autotune.spec.limits import Count, Number, Seed
+from autotune.spec.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialReference:
+class TrialReference(Schema):
     """A trial of this study or, where `study` is given, of the study of that name."""
 
     number: Number
@@ -25,7 +26,7 @@ class TrialReference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailedSeed:
+class FailedSeed(Schema):
     """A repetition with another seed that gave no perplexity."""
 
     seed: Seed
@@ -62,7 +63,7 @@ OVER_RANDOM_WEIGHTS = "; it says nothing, as the weights under the adapter are r
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexitySource:
+class PerplexitySource(Schema):
     """How the perplexity of a trial was obtained; which fields it has depends on `kind`.
 
     Raises ValueError where the fact that its kind needs is missing.
@@ -99,16 +100,6 @@ class PerplexitySource:
         cls, trial: TrialReference, *, over_random_weights: bool = False
     ) -> "PerplexitySource":
         return cls(kind="shared", trial=trial, over_random_weights=over_random_weights)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "PerplexitySource":
-        """Return the source from what `dataclasses.asdict` gave. Raises TypeError, ValueError."""
-        trial = values.get("trial")
-        nested = {
-            "trial": None if trial is None else TrialReference(**trial),
-            "failed_seeds": tuple(FailedSeed(**one) for one in values.get("failed_seeds", ())),
-        }
-        return cls(**{**values, **nested})
 
     @property
     def is_shared(self) -> bool:

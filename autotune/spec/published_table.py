@@ -11,11 +11,12 @@ from typing import Any
 
 from autotune.errors import InvalidInput
 from autotune.spec.prediction import check_release
+from autotune.spec.schema import Schema
 from autotune.units import is_positive_number, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class Figures(Schema):
     """The three objectives of one configuration; None: not published."""
 
     peak_memory_bytes: int | None = None
@@ -24,7 +25,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reference:
+class Reference(Schema):
     """Published figures by name of the configuration."""
 
     source: str
@@ -36,12 +37,6 @@ class Reference:
     control: str
     """Name of the row that the savings and speeds of all others are relative to."""
     rows: Mapping[str, Figures]
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "Reference":
-        """Return the table that `dataclasses.asdict` stored, also after a trip through JSON."""
-        rows = {name: Figures(**row) for name, row in stored["rows"].items()}
-        return cls(**{**stored, "rows": rows})
 
     def to_table(self) -> dict[str, Any]:
         """Return the table in the form that `read_reference` reads."""

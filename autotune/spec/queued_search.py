@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from autotune.spec.limits import Count, Moment, Number
+from autotune.spec.schema import Schema
 
 SearchState = Literal["queued", "running", "finished", "cancelled", "failed"]
 SEARCH_STATES: tuple[SearchState, ...] = get_args(SearchState)
@@ -21,7 +22,7 @@ PROFILED_TRIAL = "profiled_trial"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchProcess:
+class SearchProcess(Schema):
     """The process that runs a search. A pid is used again; with its start it is one process."""
 
     host: str
@@ -31,7 +32,7 @@ class SearchProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueuedSearch:
+class QueuedSearch(Schema):
     """One search of the queue; moments are seconds since 1970 by the clock of the database."""
 
     id: Number

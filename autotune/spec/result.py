@@ -22,6 +22,7 @@ from autotune.spec.limits import (
     Work,
 )
 from autotune.spec.provenance import PerplexitySource, TrialReference
+from autotune.spec.schema import Schema
 from autotune.spec.workload import Workload
 
 Outcome = Literal[
@@ -58,7 +59,7 @@ ON_HOST = (PINNED_ON_HOST, STATE_ON_HOST)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceInfo:
+class DeviceInfo(Schema):
     """The device that a study measures on, as reported by a process that used it."""
 
     device: str
@@ -94,9 +95,6 @@ class DeviceInfo:
     notes: tuple[str, ...] = ()
     """What is unknown or unusual about the device, a sentence each without its full stop."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "notes", tuple(self.notes))  # JSON gives a list
-
     @property
     def type(self) -> str:
         """Type of the device in torch, `cpu` or `cuda`."""
@@ -124,7 +122,7 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class Measurement(Schema):
     """What the process of a trial returns; a value of None was not measured."""
 
     outcome: Outcome
@@ -189,25 +187,6 @@ class Measurement:
     """Those that the configuration computes again; None: not known."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
-        """Return the measurement from what `dataclasses.asdict` gave, also by way of JSON.
-
-        Types are not checked. Raises TypeError for an unknown field, and TypeError or ValueError
-        for provenance that is incomplete.
-        """
-        provenance: dict[str, Any] = {}
-        source, origin = values.get("perplexity_source"), values.get("reused_from")
-        if isinstance(source, Mapping):
-            provenance["perplexity_source"] = PerplexitySource.from_dict(source)
-        if isinstance(origin, Mapping):
-            provenance["reused_from"] = TrialReference(**origin)
-        of_devices = {
-            "devices": values.get("devices") or 1,
-            "peak_memory_bytes_by_rank": tuple(values.get("peak_memory_bytes_by_rank") or ()),
-        }
-        return cls(**{**values, **provenance, **of_devices})
 
     @property
     def shares_perplexity(self) -> bool:
@@ -326,7 +305,7 @@ _PROVENANCE_FIELDS = ("perplexity_source", "reused_from")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pick:
+class Pick(Schema):
     """The recommended trial, with the reason for it."""
 
     number: int
@@ -347,7 +326,7 @@ class Pick:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyResult:
+class StudyResult(Schema):
     """Everything that a report on a study needs: settings, records, Pareto front and pick."""
 
     study: str

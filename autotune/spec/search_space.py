@@ -26,13 +26,14 @@ from autotune.spec.config import (
     rule_violations,
 )
 from autotune.spec.published_table import Reference
+from autotune.spec.schema import Schema
 from autotune.spec.workload_settings import overridden
 
 DIVISORS = "divisors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class Condition(Schema):
     """If every field of `when` has one of its values there, so must every field of `then`."""
 
     when: Mapping[str, tuple[Any, ...]]
@@ -50,7 +51,7 @@ class Condition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSpace:
+class SearchSpace(Schema):
     """The checked content of a search-space file, not yet bound to a workload or a device.
 
     Two spaces are equal if they lead to the same trials; description and reference do not count.
@@ -125,28 +126,6 @@ class SearchSpace:
             if values[name] == default:
                 del values[name]
         return values
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> "SearchSpace":
-        """Return the space that `to_dict` stored, also after a round trip through JSON."""
-        return cls(
-            name=stored["name"],
-            description=stored["description"],
-            techniques={field: _to_tuple(values) for field, values in stored["techniques"].items()},
-            conditions=tuple(
-                Condition(
-                    when={field: tuple(values) for field, values in condition["when"].items()},
-                    then={field: tuple(values) for field, values in condition["then"].items()},
-                )
-                for condition in stored["conditions"]
-            ),
-            defaults=dict(stored["defaults"]),
-            configurations=tuple(dict(configuration) for configuration in stored["configurations"]),
-            workload=dict(stored["workload"]),
-            scales={name: dict(settings) for name, settings in stored.get("scales", {}).items()},
-            scale=stored.get("scale"),
-            reference=Reference.from_dict(stored["reference"]) if stored.get("reference") else None,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.limits import Seed, SizeBytes
 from autotune.spec.result import DeviceInfo
+from autotune.spec.schema import Schema
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.workload import Workload
 
@@ -23,7 +24,7 @@ DEFAULT_STORAGE = f"sqlite:///{RESULTS_FOLDER}/autotune.db"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyDefinition:
+class StudyDefinition(Schema):
     """What all trials of a study share; stored in the database when the study is created."""
 
     name: str

@@ -29,6 +29,7 @@ from autotune.spec.model_file import (
     model_name,
     sizes_of,
 )
+from autotune.spec.schema import Built
 from autotune.spec.user_code import (
     SCRIPT,
     is_function_reference,
@@ -57,7 +58,7 @@ SHORT_TIMED_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Built):
     """Everything that decides which numbers a training computes, apart from its `TrainingConfig`.
 
     Raises InvalidInput for settings that are impossible or do not fit together.

@@ -38,7 +38,7 @@ def upgraded_measurement(stored: Any) -> Any:
     """Returns a stored measurement with facts where it has sentences, ready for JSON.
 
     Anything else is returned as it is: a measurement of this release, and also a sentence that no
-    release has written, which `check_types` then rejects.
+    release has written, which `parse` then rejects.
     """
     if not isinstance(stored, dict):
         return stored  # damaged, or null

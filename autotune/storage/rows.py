@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, get_args
 
@@ -12,30 +12,23 @@ from autotune.errors import InvalidInput
 from autotune.spec.attempt import AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import (
+    CONFIRMATION_KINDS,
     Confirmation,
     VariantMeasurement,
-    confirmation_from_dict,
     confirmation_to_dict,
 )
 from autotune.spec.limits import Moment, Number, Seconds
-from autotune.spec.prediction import Forecast, Prediction
-from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
-from autotune.spec.search_space import SearchSpace, check_space
+from autotune.spec.prediction import Forecast
+from autotune.spec.reading import check, fits, parse, possible, shown
+from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.search_space import check_space
 from autotune.spec.study import StudyDefinition, check_device, check_study_name
-from autotune.spec.workload import Workload
 from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.stored_columns import check_decoded, check_depth
 from autotune.storage.tables import SCHEMA_VERSION
-from autotune.storage.typed import (
-    check_measurement,
-    check_prediction,
-    check_types,
-    field_fits,
-    is_of_type_check,
-    shown,
-)
 
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
+_DEFINITION_FIELDS = tuple(field.name for field in fields(StudyDefinition))
 _ALWAYS_STORED = (
     "perplexity",
     "outcome",
@@ -89,20 +82,8 @@ def measurement_values(measurement: Measurement) -> dict[str, Any]:
 
     JSON has neither infinities nor NaN, and a number out of its range could not be read again.
     """
-    values = {}
-    for name in _MEASUREMENT_FIELDS:
-        value = getattr(measurement, name)
-        if not field_fits(Measurement, name, value):
-            value = _possible_items(name, value)
-        values[name] = _plain(value)
-    return values
-
-
-def _possible_items(name: str, value: Any) -> Any:
-    """Returns the items of a mapping that its field may have; None for everything else."""
-    if not isinstance(value, Mapping):
-        return None
-    return {key: item for key, item in value.items() if field_fits(Measurement, name, {key: item})}
+    values = {name: getattr(measurement, name) for name in _MEASUREMENT_FIELDS}
+    return {name: _plain(value) for name, value in possible(Measurement, values).items()}
 
 
 def measurement_from_values(stored: Any) -> Measurement:
@@ -110,19 +91,17 @@ def measurement_from_values(stored: Any) -> Measurement:
 
     Raises ValueError or TypeError where it is not a measurement.
     """
-    measurement = _parse_measurement(stored)
-    check_measurement(measurement)
-    return measurement
+    return parse(Measurement, _measured_fields(stored))
 
 
-def _parse_measurement(stored: Any) -> Measurement:
-    """Returns the measurement; infinities and NaN, which older databases contain, become None."""
+def _measured_fields(stored: Any) -> dict[str, Any]:
+    """Returns the fields of a measurement; infinities and NaN of older databases become None."""
     if not isinstance(stored, dict):
         raise ValueError(f"measurement is {shown(stored)}")
     for name in _ALWAYS_STORED:
         if name not in stored:
             raise ValueError(f"it has no {name!r}")
-    return Measurement.from_dict(upgraded_measurement(finite_values(stored)))
+    return dict(upgraded_measurement(finite_values(stored)))
 
 
 def finite_values(stored: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -174,19 +153,8 @@ def definition_from_row(row: Any) -> StudyDefinition:
         check_decoded(row, "workload", "space", "device", "unavailable", "created_at")
         check_study_name(row.name)  # it becomes the name of a folder and of files
         check_depth(row.workload, row.space)
-        definition = StudyDefinition(
-            name=row.name,
-            workload=Workload(**row.workload),
-            space=SearchSpace.from_dict(row.space),
-            device=DeviceInfo(**row.device),
-            unavailable=row.unavailable,
-            cap_bytes=row.cap_bytes,
-            seed=row.seed,
-            sampler=row.sampler,
-        )
-        check_types(definition)
-        check_types(definition.device)
-        check_types(definition.space)
+        fields_of_row = {name: getattr(row, name) for name in _DEFINITION_FIELDS}
+        definition = parse(StudyDefinition, fields_of_row)
         check_space(definition.space)
         check_device(definition.device.device)
         _check_number("trials_wanted", row.trials_wanted)
@@ -195,7 +163,7 @@ def definition_from_row(row: Any) -> StudyDefinition:
 
 def _check_number(name: str, value: object) -> None:
     """Raises ValueError unless the value of a column is a number of trials or the like."""
-    if not is_of_type_check(Number)(value):
+    if not fits(Number, value):
         raise ValueError(f"{name} is {shown(value)}")
 
 
@@ -236,20 +204,23 @@ def record_from_row(
         check_decoded(row, "config", "measurement", "started_at", "finished_at")
         if row.measurement is None:
             message = _message_without_result(losses, cause)
-            measurement = Measurement(outcome="interrupted", message=message)
+            measured = {"outcome": "interrupted", "message": message}
         else:
-            measurement = _parse_measurement(row.measurement)
-        record = TrialRecord(
-            **vars(measurement),
-            number=row.number,
-            config=_config_from_row(row),
-            name=row.name,
-            feasible=is_feasible(measurement, cap_bytes=cap_bytes),
-            predicted_peak_memory_bytes=None if predicted_bytes is None else int(predicted_bytes),
-            seconds=finite_seconds(row.seconds),
+            measured = _measured_fields(row.measurement)
+        record = parse(
+            TrialRecord,
+            {
+                **measured,
+                "number": row.number,
+                "config": _config_from_row(row),
+                "name": row.name,
+                "predicted_peak_memory_bytes": (
+                    None if predicted_bytes is None else int(predicted_bytes)
+                ),
+                "seconds": finite_seconds(row.seconds),
+            },
         )
-        check_measurement(record)
-        return record
+        return replace(record, feasible=is_feasible(record, cap_bytes=cap_bytes))
 
 
 def _message_without_result(losses: int, cause: str) -> str:
@@ -294,12 +265,9 @@ def forecast_from_row(row: Any) -> Forecast:
     with _reading(f"prediction {_text(row.fingerprint)}"):
         check_decoded(row, "config", "prediction")
         config = _config_from_row(row)
-        prediction = None if row.prediction is None else Prediction.from_dict(row.prediction)
-        forecast = Forecast(config=config, prediction=prediction, error=row.refusal)
-        check_types(forecast)
-        if prediction:
-            check_prediction(prediction)
-        return forecast
+        return parse(
+            Forecast, {"config": config, "prediction": row.prediction, "error": row.refusal}
+        )
 
 
 # -- confirmations ---------------------------------------------------------------------------------
@@ -332,11 +300,13 @@ def confirmation_from_values(stored: Any) -> Confirmation:
     """
     if not isinstance(stored, dict):
         raise ValueError(f"confirmation is {shown(stored)}")
+    fields_of_kind = dict(stored)
+    kind = fields_of_kind.pop("kind", None)
+    if kind not in CONFIRMATION_KINDS:
+        raise ValueError(f"there is no kind {kind!r:.60} of confirmation")
     if "measurement" in stored:
-        measurement_from_values(stored["measurement"])  # raises where it is not a measurement
-    confirmation = confirmation_from_dict(stored)
-    check_types(confirmation)
-    return confirmation
+        fields_of_kind["measurement"] = _measured_fields(stored["measurement"])
+    return parse(CONFIRMATION_KINDS[kind], fields_of_kind)
 
 
 def confirmation_from_row(row: Any) -> Confirmation:
@@ -362,7 +332,7 @@ def running_attempt_from_row(row: Any) -> RunningAttempt:
             renewals=row.renewals,
             is_expired=bool(row.expired),
         )
-        check_types(attempt)
+        check(attempt)
         return attempt
 
 
@@ -374,9 +344,9 @@ def check_attempt_row(row: Any) -> None:
             raise ValueError(f"there is no state {shown(row.state)}")
         _check_number("ordinal", row.ordinal)
         _check_number("renewals", row.renewals)
-        if not is_of_type_check(Moment)(row.lease_until):
+        if not fits(Moment, row.lease_until):
             raise ValueError(f"lease_until is {shown(row.lease_until)}")
-        if row.seconds is not None and not is_of_type_check(Seconds)(row.seconds):
+        if row.seconds is not None and not fits(Seconds, row.seconds):
             raise ValueError(f"seconds is {shown(row.seconds)}")
         for name in ("id", "worker", "cause"):
             if not isinstance(getattr(row, name), str):

@@ -42,12 +42,12 @@ from autotune.spec.queued_search import (
     SearchState,
     ServiceEvent,
 )
+from autotune.spec.reading import check
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
 from autotune.storage.rows import storable_text
 from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
-from autotune.storage.typed import check_types
 
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
@@ -705,9 +705,7 @@ def _search(row: Row[Any]) -> QueuedSearch:
     try:
         check_decoded(row, "request", "progress")
         search = _readable_search(row)
-        check_types(search)
-        if search.process is not None:
-            check_types(search.process)
+        check(search)
     except (ValueError, TypeError) as error:
         return QueuedSearch(
             id=row.id,

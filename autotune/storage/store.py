@@ -24,6 +24,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Confirmation, new_confirmation_id
 from autotune.spec.limits import SizeBytes
 from autotune.spec.prediction import Forecast
+from autotune.spec.reading import fits
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import with_files_of_trial
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
@@ -58,7 +59,6 @@ from autotune.storage.tables import (
     DatabaseNow,
 )
 from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
-from autotune.storage.typed import is_of_type_check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -617,7 +617,7 @@ def _entry(row: Any) -> StudyEntry:
         name=row.name,
         created_at=created_at,
         device=str(row.device.get("name", "")) if isinstance(row.device, dict) else "",
-        cap_bytes=row.cap_bytes if is_of_type_check(SizeBytes)(row.cap_bytes) else 0,
+        cap_bytes=row.cap_bytes if fits(SizeBytes, row.cap_bytes) else 0,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
+from autotune.spec.schema import Schema
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 
@@ -51,7 +52,7 @@ class StudyOpened:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialBegan:
+class TrialBegan(Schema):
     number: int
     config: TrainingConfig
     name: str | None
@@ -60,7 +61,7 @@ class TrialBegan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnded:
+class TrialEnded(Schema):
     record: TrialRecord
 
 
@@ -81,7 +82,7 @@ class Comparing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialPhase:
+class TrialPhase(Schema):
     """Another phase of the running trial begins, or another step of its training has ended."""
 
     doing: str
@@ -116,7 +117,7 @@ class PlaceLeft:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirming:
+class Confirming(Schema):
     """A measurement after the trials begins."""
 
     doing: str

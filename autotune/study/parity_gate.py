@@ -29,6 +29,7 @@ from typing import Literal, Protocol
 from autotune.files import durable_file
 from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.parity import ParityTrace, largest_difference
+from autotune.spec.reading import parse
 
 LARGEST_RATIO = 2**0.5
 """Largest ratio of the gradient norms of one training on two global batches. It is nearer to 1 than
@@ -261,7 +262,7 @@ def _have_similar_norms(norms: Mapping[str, float], others: Mapping[str, float])
 def _read(file: Path) -> ParityTrace | None:
     """Return a stored trace; None if it is missing or unreadable, and is to be made again."""
     try:
-        return ParityTrace.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        return parse(ParityTrace, json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 

@@ -18,6 +18,7 @@ from autotune.spec.prediction import (
     check_release,
     parse_compute_capability,
 )
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
@@ -100,7 +101,7 @@ class Forecaster:
         return ended
 
     def _result(self, future: "Future[Any]") -> Prediction:
-        return Prediction.from_dict(self.executor.wait_for(future).result)
+        return parse(Prediction, self.executor.wait_for(future).result)
 
     def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> "Future[Any]":
         return self.executor.submit_prediction(

@@ -29,6 +29,7 @@ from autotune.reporting.profile_files import (
 )
 from autotune.spec.device_group import check_one_model
 from autotune.spec.profile import MOST_STEPS, Profile
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
@@ -304,7 +305,6 @@ def read_profile(folder: Path, profiled: Content) -> Profile | None:
         stored = json.loads((folder / PROFILE_FILE).read_text())
         if not is_profile_of(stored, profiled):
             return None
-        fields = {field.name for field in dataclasses.fields(Profile)}
-        return Profile.from_dict({name: stored[name] for name in fields})
+        return parse(Profile, stored, ignore_unknown=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -36,6 +36,7 @@ from autotune.models.weights import draw_weights
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import known_sizes, model_name
 from autotune.spec.parity import ParityTrace, largest_difference
+from autotune.spec.reading import parse
 from autotune.spec.workload import Workload, make_workload
 from studies.causal_models.small_config import candidates
 
@@ -162,7 +163,7 @@ class TypeMeasurement:
                 return answer
             if answer["trace"] is None:
                 return str(answer["failure"])
-            traces.append(ParityTrace.from_dict(answer["trace"]))
+            traces.append(parse(ParityTrace, answer["trace"]))
         difference = largest_difference(traces[1], traces[0], precision="fp32")
         return difference.message if difference.is_outside else "yes"
 

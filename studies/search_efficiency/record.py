@@ -30,6 +30,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import parse
 from autotune.spec.study import StudyDefinition
 from autotune.study.new_study import new_definition
 from autotune.study.parity_gate import ParityGate
@@ -172,7 +173,7 @@ class Recorder:
         future = self._executor.submit_prediction(
             self._definition.workload, config, device_type=self._definition.device.type
         )
-        prediction = Prediction.from_dict(self._executor.wait_for(future).result)
+        prediction = parse(Prediction, self._executor.wait_for(future).result)
         seconds = time.perf_counter() - began
         kept = dataclasses.replace(prediction, holders=(), notes=())
         self._keep("prediction", config, seconds=seconds, result=kept.to_dict())

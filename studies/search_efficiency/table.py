@@ -22,6 +22,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
@@ -132,7 +133,7 @@ class Table:
         table = cls(
             space=load_space(str(files.space)),
             workload=Workload(**environment["workload"]),
-            device=DeviceInfo(**environment["device"]),
+            device=parse(DeviceInfo, environment["device"]),
             unavailable=environment["unavailable"],
         )
         for row in read_rows(files.trainings):
@@ -145,9 +146,9 @@ class Table:
         config = TrainingConfig(**row["config"])
         name, seconds = config.fingerprint, row["seconds"]
         if row["part"] == "prediction":
-            self.predictions[name] = Prediction.from_dict(row["result"]), seconds
+            self.predictions[name] = parse(Prediction, row["result"]), seconds
         elif row["part"] == "trace":
-            self.traces[name] = ParityTrace.from_dict(row["result"]), seconds
+            self.traces[name] = parse(ParityTrace, row["result"]), seconds
         else:
             training = Training(measurement=measurement_from_values(row["result"]), seconds=seconds)
             if row["repeat"]:

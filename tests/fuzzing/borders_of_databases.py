@@ -237,7 +237,7 @@ OUTBOX = Border(
     inputs=lambda: changed_files(_outbox_files(), json_bytes),
     valid=lambda: [json_bytes(content) for content in _outbox_files()],
     reader=_reading_outboxes,
-    modules=("study/workers/outbox.py", "storage/rows.py", "storage/typed.py"),
+    modules=("study/workers/outbox.py", "storage/rows.py", "spec/reading.py"),
     errors=(SetAside,),
 )
 
@@ -422,7 +422,7 @@ def _border_of_rows(*tables: str, modules: tuple[str, ...]) -> Border:
         inputs=lambda: _row_inputs(tables),
         valid=lambda: [_row_bytes(row) for row in _rows(*tables)],
         reader=_reading_rows,
-        modules=("storage/rows.py", "storage/typed.py", *modules),
+        modules=("storage/rows.py", "spec/reading.py", *modules),
         errors=(InvalidInput, StorageUnavailable, NotStorable),
     )
 

@@ -21,6 +21,7 @@ from autotune.errors import InvalidInput, InvalidSpace
 from autotune.spec.config import LegalityContext
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.published_table import Reference
+from autotune.spec.reading import parse
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import TABLES, load_space
@@ -106,7 +107,7 @@ class _Spaces(Reader):
         self._again.write_text(text, encoding="utf-8")
         again = replace(load_space(str(self._again)), name=space.name)
         assert again == space, "the text of a space is read as another space"
-        assert SearchSpace.from_dict(space.to_dict()) == space
+        assert parse(SearchSpace, space.to_dict()) == space
         for scale in (None, *space.scales):
             settings = space.at_scale(scale).workload
             try:
@@ -172,7 +173,7 @@ class _Tables(Reader):
         space = load_space(str(self._file))
         if space.reference is None:
             return
-        assert Reference.from_dict(json.loads(json.dumps(asdict(space.reference)))) == (
+        assert parse(Reference, json.loads(json.dumps(asdict(space.reference)))) == (
             space.reference
         )
         answer = of_study(study_view(self._result, space=space))

@@ -18,6 +18,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
 from autotune.storage.rows import measurement_from_values, measurement_values
 from tests.building.results import study_result
@@ -107,15 +108,15 @@ class _Replies(Reader):
         elif task == "train":
             yield from self._measured(dict(reply.result))
         elif task == "predict":
-            Prediction.from_dict(reply.result).to_dict()
+            parse(Prediction, reply.result).to_dict()
         elif task == "identify":
-            DeviceInfo(**reply.result)
+            parse(DeviceInfo, reply.result)
         elif task == "trace" and reply.result["trace"] is not None:
-            ParityTrace.from_dict(reply.result["trace"])
+            parse(ParityTrace, reply.result["trace"])
 
     def _measured(self, values: dict[str, Any]) -> Iterator[str]:
         script_files = values.pop("script_files", {})
-        measurement = Measurement.from_dict(values)
+        measurement = parse(Measurement, values)
         FinishedTrial(measurement=measurement, seconds=1.0, script_files=script_files)
         stored = json.loads(json.dumps(measurement_values(measurement), allow_nan=False))
         record = TrialRecord(

@@ -22,6 +22,7 @@ from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name, sizes_of
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import parse
 from autotune.spec.workload import make_workload
 
 LAYERS = 16
@@ -391,5 +392,5 @@ def test_a_prediction_from_before_extrapolation_can_be_read(user_model):
     stored = whole.to_dict()
     for field in ("extrapolated_from", "checked_at", "check_error_bytes"):
         del stored[field]
-    assert Prediction.from_dict(stored) == whole
-    assert Prediction.from_dict(extrapolated.to_dict()) == extrapolated
+    assert parse(Prediction, stored) == whole
+    assert parse(Prediction, extrapolated.to_dict()) == extrapolated

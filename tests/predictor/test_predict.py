@@ -12,6 +12,7 @@ from autotune.shipped.gpt import Attention
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name, sizes_of
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import parse
 from autotune.spec.workload import make_workload
 
 GLOBAL_BATCH = 4
@@ -123,7 +124,7 @@ def test_a_prediction_survives_being_stored_as_json(prediction_of):
     import json
 
     prediction = prediction_of(with_timeline=True)
-    assert Prediction.from_dict(json.loads(json.dumps(prediction.to_dict()))) == prediction
+    assert parse(Prediction, json.loads(json.dumps(prediction.to_dict()))) == prediction
 
 
 def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(prediction_of):

@@ -13,6 +13,7 @@ from autotune.reporting.trial_text import (
     place_and_cap,
 )
 from autotune.service.pages.contexts import trial_page
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.study.event_text import headline
@@ -99,6 +100,6 @@ def test_a_measurement_from_before_there_were_several_devices_is_of_one():
     older = dataclasses.asdict(Measurement(outcome="ok"))
     del older["devices"], older["peak_memory_bytes_by_rank"]
     del older["communication_seconds"], older["communication_share"]
-    read = Measurement.from_dict(older)
+    read = parse(Measurement, older)
     assert (read.devices, read.peak_memory_bytes_by_rank) == (1, ())
     assert (read.communication_seconds, read.communication_share) == (None, None)

@@ -8,6 +8,7 @@ import torch
 
 from autotune.spec.config import CHOICES
 from autotune.spec.parity import TOLERANCES, ParityTrace, largest_difference
+from autotune.spec.reading import parse
 
 REFERENCE = ParityTrace(
     losses=(5.5, 5.4, 5.3),
@@ -68,7 +69,7 @@ def test_an_update_that_only_one_of_two_skipped_leaves_the_first_loss_to_tell():
 
 
 def test_a_trace_survives_json():
-    assert ParityTrace.from_dict(REFERENCE.to_dict()) == REFERENCE
+    assert parse(ParityTrace, REFERENCE.to_dict()) == REFERENCE
 
 
 def test_one_relu_that_rounding_turns_over_is_no_other_training():

@@ -6,6 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from tests.building.results import mean_of, record, shared_with, trial
 
@@ -39,7 +40,7 @@ def test_a_measurement_comes_back_from_json_with_its_source(source):
     measurement = Measurement(
         outcome="ok", perplexity_source=source, reused_from=trial(4, "earlier")
     )
-    assert Measurement.from_dict(json.loads(json.dumps(asdict(measurement)))) == measurement
+    assert parse(Measurement, json.loads(json.dumps(asdict(measurement)))) == measurement
 
 
 def test_a_trial_in_json_has_the_sentences():

@@ -7,6 +7,7 @@ import pytest
 
 from autotune.errors import InvalidSpace
 from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.reading import parse
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
@@ -73,7 +74,7 @@ def test_the_spaces_of_the_documentation_are_shipped():
 @EVERY_SHIPPED_SPACE
 def test_a_shipped_space_is_the_same_after_a_trip_through_json(name):
     space = load_space(name)
-    assert SearchSpace.from_dict(json.loads(json.dumps(space.to_dict()))) == space
+    assert parse(SearchSpace, json.loads(json.dumps(space.to_dict()))) == space
 
 
 @EVERY_SHIPPED_SPACE
@@ -98,7 +99,7 @@ def test_nothing_of_a_shipped_space_is_excluded_on_a_device_that_can_do_everythi
 
 def test_a_space_with_conditions_is_the_same_after_a_trip_through_json(write):
     space = load_space(str(write(CONDITIONS)))
-    assert SearchSpace.from_dict(json.loads(json.dumps(space.to_dict()))) == space
+    assert parse(SearchSpace, json.loads(json.dumps(space.to_dict()))) == space
 
 
 # precision, checkpointing, optimizer fusion, compile, memory budget

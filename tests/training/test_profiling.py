@@ -8,6 +8,7 @@ import pytest
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.profile import Profile
+from autotune.spec.reading import parse
 from autotune.spec.training_request import TrainingRequest
 from autotune.training.profiling import profile_training
 
@@ -86,7 +87,7 @@ def test_without_checkpointing_nothing_runs_again(workload, prepared, folder):
 
 
 def test_a_profile_survives_json(checkpointed):
-    assert Profile.from_dict(json.loads(json.dumps(checkpointed.to_dict()))) == checkpointed
+    assert parse(Profile, json.loads(json.dumps(checkpointed.to_dict()))) == checkpointed
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImposs
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.tasks import devices
 from autotune.spec.config import Optimizer, TrainingConfig
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_optimizer import with_fusion
@@ -89,7 +90,7 @@ def server(tmp_path_factory):
 
 
 def source_of(found):
-    return str(Measurement.from_dict(found).perplexity_source)
+    return str(parse(Measurement, found).perplexity_source)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 
 from autotune.execution.server.client import TrialServer
 from autotune.spec.config import TrainingConfig
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 
@@ -56,7 +57,7 @@ def test_an_example_is_measured_as_a_trial(library, tmp_path, monkeypatch):
         reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
         found = dict(reply.result(timeout=300).result)
     found.pop("script_files", None)
-    measured = Measurement.from_dict(found)
+    measured = parse(Measurement, found)
     assert (measured.outcome, measured.message) == ("ok", "")
     assert str(measured.perplexity_source) == SOURCE_OF_PERPLEXITY[library]
 

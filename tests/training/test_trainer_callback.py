@@ -13,6 +13,7 @@ import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.execution.server.client import TrialServer
 from autotune.spec.config import TrainingConfig
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.training.script import interface
@@ -355,7 +356,7 @@ def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measur
         reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
         found = dict(reply.result(timeout=120).result)
     found.pop("script_files", None)
-    measured = Measurement.from_dict(found)
+    measured = parse(Measurement, found)
     assert (measured.outcome, measured.message) == ("ok", "")
     assert str(measured.perplexity_source) == "evaluation loss after step 10"
     assert measured.perplexity < VOCABULARY

@@ -19,8 +19,8 @@ import ray.exceptions
 from autotune.errors import AutotuneError, PreparationFailed, Stopped, TrialLost, error_class
 from autotune.execution.cluster.worker import Answer, WorkerState
 from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.spec.reading import check, shown
 from autotune.storage.rows import measurement_from_values, measurement_values
-from autotune.storage.typed import check_types, shown
 
 _ANSWERS = ThreadPoolExecutor(8, thread_name_prefix="ray answers")
 """Handles what workers answer: Ray calls back in a thread of its own, in which its functions may
@@ -265,17 +265,18 @@ def checked_value(answer: Answer, method: str) -> Any:
     TypeError, LookupError or AttributeError for what is no answer: a failure where it is used would
     leave its request without an end.
     """
-    check_types(answer)
+    check(answer)
     if answer.error is not None or method != "train":
         return answer.value
     trained = answer.value
-    finished = trained["finished"]
-    check_types(finished)
+    received = trained["finished"]
+    measurement = measurement_from_values(measurement_values(received.measurement))
+    finished = replace(received, measurement=measurement)
+    check(finished)
     for name in ("log", "snapshot"):
         if not isinstance(trained[name], bytes | None):
             raise ValueError(f"{name} is {shown(trained[name])}")
-    measurement = measurement_from_values(measurement_values(finished.measurement))
-    return {**trained, "finished": replace(finished, measurement=measurement)}
+    return {**trained, "finished": finished}
 
 
 def _then(reference: Any, handle: "Callable[[Future[Any]], None]") -> None:

@@ -27,6 +27,7 @@ from autotune.execution.server.trial_log import LARGEST_LOG_BYTES
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.memory.nvml import open_device
 from autotune.spec.result import DeviceInfo
+from autotune.spec.schema import Schema
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 FORWARDED = frozenset(
@@ -45,7 +46,7 @@ FORWARDED = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Answer(Schema):
     """What a request to a worker ended with."""
 
     value: Any = None

@@ -23,16 +23,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.errors import AutotuneError, Stopped, error_class
+from autotune.spec.limits import Count, Work
 from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.profile import Profile
+from autotune.spec.reading import fits, parse
 from autotune.spec.result import DeviceInfo, Measurement
-from autotune.storage.typed import (
-    check_measurement,
-    check_prediction,
-    check_types,
-    field_fits,
-)
+from autotune.spec.schema import Schema
 
 MEASURED_TASKS = ("train", "train_in_turn")
 """Tasks whose failure is a Measurement."""
@@ -285,11 +282,11 @@ def _training(result: Any) -> dict[str, Any]:
     for name in ("message", "parity_message", "peak_phase"):
         if isinstance(values.get(name), str):
             values[name] = _text(values[name])
-    measurement = Measurement.from_dict(values)
-    check_measurement(measurement)
-    _check_training(measurement)
+    _check_training(parse(Measurement, values))
     if script_files is not None:
-        values["script_files"] = _texts(script_files, "script_files")
+        if not fits(dict[str, str], script_files):
+            raise ValueError(f"script_files is {_shown(script_files)}")
+        values["script_files"] = script_files
     return values
 
 
@@ -309,8 +306,7 @@ def _trace(result: Any) -> dict[str, Any]:
     result = _object(result)
     if result["trace"] is None:
         return {"trace": None, "failure": _text(_string(result["failure"], "failure"))}
-    trace = ParityTrace.from_dict(result["trace"])
-    check_types(trace)
+    trace = parse(ParityTrace, result["trace"])
     if not 1 <= len(trace.losses) <= PARITY_STEPS:
         raise ValueError(f"it has the losses of {len(trace.losses)} steps")
     if trace.gradient_norms.keys() != trace.gradient_projections.keys():
@@ -324,26 +320,17 @@ def _profile(result: Any) -> dict[str, Any]:
     result = _object(result)
     if result["profile"] is None:
         return {"profile": None, "failure": _text(_string(result["failure"], "failure"))}
-    profile = Profile.from_dict(_object(result["profile"]))
-    parts: list[Any] = [profile, profile.timeline, *profile.operators, *profile.holders]
-    if profile.compilation is not None:
-        parts += [profile.compilation, *profile.compilation.graphs]
-    for part in parts:
-        check_types(part)
+    parse(Profile, result["profile"])
     return {"profile": result["profile"], "failure": ""}
 
 
 def _prediction(result: Any) -> dict[str, Any]:
-    result = _object(result)
-    prediction = Prediction.from_dict(result)
-    check_prediction(prediction)
+    parse(Prediction, result)
     return dict(result)
 
 
 def _device(result: Any) -> dict[str, Any]:
-    result = _object(result)
-    device = DeviceInfo(**result)
-    check_types(device)
+    device = parse(DeviceInfo, result)
     if device.total_memory_bytes == 0:
         raise ValueError("total_memory_bytes is 0")
     return dict(result)
@@ -355,56 +342,58 @@ def _devices(result: Any) -> list[dict[str, Any]]:
     return [_device(one) for one in result]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Probe(Schema):
+    """What `probe` finds: the device, and the choices that do not work on it, with reasons."""
+
+    device: DeviceInfo
+    unavailable: Mapping[str, Mapping[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks(Schema):
+    """What `measure_peaks` measures: fields of `DeviceInfo`."""
+
+    matrix_flops_per_second: Mapping[str, Work]
+    bandwidth_bytes_per_second: Work | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination(Schema):
+    """What `examine` finds: of a script also its files and an environment variable it misses."""
+
+    unavailable: Mapping[str, Mapping[str, str]]
+    files: Mapping[str, str] | None = None
+    missing_variable: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Schema):
+    """What `prepare` has written: hashes of the text and the model, and what it counted."""
+
+    text_sha256: str
+    model_sha256: str
+    chat_column: str | None
+    parameters: Count | None
+
+
 def _probe(result: Any) -> dict[str, Any]:
-    result = _object(result)
+    found = parse(Probe, result)
     return {
         "device": _device(result["device"]),
-        "unavailable": _unavailable(result["unavailable"]),
+        "unavailable": _unavailable(found.unavailable),
     }
-
-
-def _peaks(result: Any) -> dict[str, Any]:
-    result = _object(result)
-    found = {name: result[name] for name in _PEAKS}
-    for name, value in found.items():
-        is_missing = value is None and name == "matrix_flops_per_second"
-        if is_missing or not field_fits(DeviceInfo, name, value):
-            raise ValueError(f"{name} is {_shown(value)}")
-    return found
 
 
 def _examination(result: Any) -> dict[str, Any]:
-    """Returns what `examine` has found: of a script also its files and a missing variable."""
-    result = _object(result)
-    found: dict[str, Any] = {"unavailable": _unavailable(result["unavailable"])}
-    if "files" in result:
-        found["files"] = _texts(result["files"], "files")
-        found["missing_variable"] = _string(result["missing_variable"], "missing_variable")
-    return found
+    found = parse(Examination, result)
+    return {**result, "unavailable": _unavailable(found.unavailable)}
 
 
-def _unavailable(value: Any) -> dict[str, dict[str, str]]:
-    if not isinstance(value, dict):
-        raise ValueError(f"unavailable is {_shown(value)}")
+def _unavailable(found: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
     return {
-        technique: {choice: _text(why) for choice, why in _texts(reasons, technique).items()}
-        for technique, reasons in value.items()
-    }
-
-
-def _prepared(result: Any) -> dict[str, Any]:
-    result = _object(result)
-    parameters = result["parameters"]
-    if parameters is not None and (type(parameters) is not int or parameters < 0):
-        raise ValueError(f"parameters is {_shown(parameters)}")
-    chat_column = result["chat_column"]
-    if chat_column is not None:
-        chat_column = _string(chat_column, "chat_column")
-    return {
-        "text_sha256": _string(result["text_sha256"], "text_sha256"),
-        "model_sha256": _string(result["model_sha256"], "model_sha256"),
-        "chat_column": chat_column,
-        "parameters": parameters,
+        technique: {choice: _text(why) for choice, why in reasons.items()}
+        for technique, reasons in found.items()
     }
 
 
@@ -430,19 +419,11 @@ def _string(value: Any, name: str) -> str:
     return value
 
 
-def _texts(value: Any, name: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
-        raise ValueError(f"{name} is {_shown(value)}")
-    return value
-
-
-_PEAKS = ("matrix_flops_per_second", "bandwidth_bytes_per_second")
-
 RESULTS: Mapping[str, Callable[[Any], Any]] = {
-    "prepare": _prepared,
+    "prepare": lambda result: asdict(parse(Prepared, result)),
     "identify": _device,
     "probe": _probe,
-    "measure_peaks": _peaks,
+    "measure_peaks": lambda result: asdict(parse(Peaks, result)),
     "examine": _examination,
     "rehearse": _sentence,
     "model_sha256": _sentence,

@@ -35,6 +35,7 @@ from autotune.spec.config import Precision, TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
+from autotune.spec.reading import parse, possible
 from autotune.spec.result import DeviceInfo, Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import Workload
@@ -69,7 +70,7 @@ def probe(
     """
     torch_interfaces.check_trials()
     # In a fork, because CUDA must not be initialized in this process for what follows.
-    info = DeviceInfo(**run_in_fork(lambda: identify(device=device)))
+    info = parse(DeviceInfo, run_in_fork(lambda: identify(device=device)))
     if info.type == "cpu":
         torch_interfaces.check_cpu_meter()
     if info.type == "cuda" and with_context:
@@ -190,9 +191,9 @@ def _train_on_ranks(
     except RankFailed as failed:
         if failed.result is None:
             return _measurement_of_ended_rank(failed, memory_kills=memory_kills)
-        measured = Measurement.from_dict(failed.result)
+        measured = parse(Measurement, possible(Measurement, failed.result))
         return replace(measured, message=f"{failed}: {measured.message}")
-    return together([Measurement.from_dict(result) for result in results])
+    return together([parse(Measurement, possible(Measurement, one)) for one in results])
 
 
 _FAILED: tuple[Outcome, ...] = ("out_of_memory", "diverged", "parity_failed", "crashed")
@@ -430,7 +431,7 @@ def _training_request(
         workload=Workload(**workload),
         config=TrainingConfig(**config),
         folder=Path(folder),
-        reference=None if reference is None else ParityTrace.from_dict(reference),
+        reference=None if reference is None else parse(ParityTrace, reference),
         pruning_bounds=tuple(PruningBound(**bound) for bound in pruning_bounds),
         snapshot_file=None if snapshot_file is None else Path(snapshot_file),
         **options,
@@ -478,7 +479,7 @@ def _predict_all_ranks(request: predictor.PredictionRequest) -> Prediction:
                 f"the prediction of rank {named} failed: {error}",
                 hint="measure the configuration: a search works without predictions",
             ) from None
-        return [(Prediction.from_dict(prediction), alike) for prediction, alike in answers]
+        return [(parse(Prediction, prediction), alike) for prediction, alike in answers]
 
     began = time.perf_counter()
     [(first, alike)] = of_ranks([0])

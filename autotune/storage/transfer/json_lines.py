@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 
 from sqlalchemy import JSON, BigInteger, Column, DateTime, Float, Table
 
+from autotune.spec.limits import Finite
+from autotune.spec.reading import fits, shown
 from autotune.storage.rows import storable_text
 from autotune.storage.tables import ATTEMPTS, CONFIRMATIONS, PREDICTIONS, STUDIES, TRIALS
-from autotune.storage.typed import is_of_type_check, shown
 
 FORMAT = 3
 """Format 2 has no confirmations, and format 1 has sentences in measurements where later ones have
@@ -128,7 +129,7 @@ def _is_too_large(column: Column[Any], value: Any) -> bool:
         longest = column.type.length  # type: ignore[attr-defined]  # of a String
         return storable_text(value, longest=longest) != value
     if isinstance(column.type, Float):
-        return not is_of_type_check(float)(value)
+        return not fits(Finite, value)
     if not isinstance(value, int):
         return False
     limit = 2**63 if isinstance(column.type, BigInteger) else 2**31

@@ -19,13 +19,14 @@ from autotune.files import durable_file, read_plain_file
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.confirmation import Confirmation
 from autotune.spec.limits import Number
+from autotune.spec.reading import check
+from autotune.spec.schema import Schema
 from autotune.storage.attempts import Delivery
 from autotune.storage.rows import (
     confirmation_from_values,
     confirmation_values,
     measurement_from_values,
 )
-from autotune.storage.typed import check_types
 
 OUTBOX_FOLDER = "spool"
 """Name of the outbox in a study's work folder."""
@@ -37,7 +38,7 @@ _UNFINISHED, _UNREADABLE, _UNKNOWN = ".unfinished", ".unreadable", ".unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutboxResult:
+class OutboxResult(Schema):
     """The result of an attempt at trial `number`."""
 
     attempt_id: str
@@ -51,7 +52,7 @@ class OutboxResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutboxConfirmation:
+class OutboxConfirmation(Schema):
     """A measurement beside the trials of a study."""
 
     id: str
@@ -174,8 +175,7 @@ def parse_result(content: bytes, *, result_id: str) -> OutboxEntry | None:
             result = _confirmation_from_json(**values)
         else:
             result = _result_from_json(**values)
-            check_types(result.finished)
-        check_types(result)
+        check(result)
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
         return None
     except (RecursionError, InvalidInput):

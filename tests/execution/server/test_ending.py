@@ -16,6 +16,7 @@ from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants
 from autotune.spec.config import TrainingConfig
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 
@@ -54,7 +55,7 @@ SCRIPT = """
 def measurement_of(future):
     """Return what a training of the script measured, without the files that it read."""
     reply = future.result(WAIT_SECONDS).result
-    return Measurement.from_dict({name: reply[name] for name in reply if name != "script_files"})
+    return parse(Measurement, {name: reply[name] for name in reply if name != "script_files"})
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ RESULTS = [
         ),
         (
             "UPDATE autotune_studies SET space = '{}'",
-            "study 'by-hand' cannot be read: it has no 'name'",
+            "study 'by-hand' cannot be read: it has no 'space.name'",
         ),
         ("UPDATE autotune_studies SET sampler = 'guess'", "sampler is 'guess'"),
         ("UPDATE autotune_studies SET schema_version = 99", "has schema 99, this autotune reads 4"),

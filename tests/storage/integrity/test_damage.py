@@ -261,7 +261,7 @@ CASES = {
     "device: a number for a note": (
         set_field("device", "notes", "json('[1]')", table="studies"),
         SOME,
-        "notes is (1,)",
+        "device.notes.0 is 1",
     ),
     "device: a list for a name": (
         set_field("device", "name", "json('[]')", table="studies"),

@@ -10,6 +10,7 @@ from sqlalchemy import select, update
 
 from autotune.errors import StorageUnreachable
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS, FinishedTrial
+from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
@@ -268,7 +269,7 @@ def test_a_late_result_is_rejected_reported_and_stored_with_its_attempt(machines
     ]
     with machines.store._database.reading() as connection:
         kept = connection.scalar(select(ATTEMPTS.c.measurement).where(ATTEMPTS.c.id == late.id))
-    assert Measurement.from_dict(kept) == measured(tokens_per_second=2.0)
+    assert parse(Measurement, kept) == measured(tokens_per_second=2.0)
 
 
 def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(machines):
