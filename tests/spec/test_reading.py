@@ -58,7 +58,7 @@ def test_what_a_later_version_added_can_be_left_out_at_every_level():
 
 def test_an_instance_is_checked_with_all_that_is_in_it():
     with pytest.raises(ValueError, match=r"parts\.0\.name is 3"):
-        check(Whole(seconds=1.0, parts=(Part(name=3),)))  # type: ignore[arg-type]
+        check(Whole(seconds=1.0, parts=(Part(name=3),)))
 
 
 def test_a_configuration_checks_its_values_itself():
