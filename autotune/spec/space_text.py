@@ -4,12 +4,14 @@ A model that is code or a path cannot be part of a file; it is given on the comm
 """
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import tomlkit
+from tomlkit.items import AoT, Item, Table
+
 from autotune.printable import printable
-from autotune.spec.search_space import Condition, SearchSpace
+from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import WORKLOAD_KEYS
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
@@ -17,26 +19,36 @@ from autotune.spec.workload import Workload
 
 def space_text(space: SearchSpace, *, about: str = "") -> str:
     """Return the space as TOML, below a comment with the text `about`."""
-    blocks: list[list[str]] = []
+    document = tomlkit.document()
     if about:
-        blocks.append([f"# {printable(' '.join(about.split()))}"])
+        document.add(tomlkit.comment(printable(" ".join(about.split()))))
+        document.add(tomlkit.nl())
     if space.description:
-        blocks.append([f"description = {_value(space.description)}"])
-    blocks += _table("[workload]", space.workload)
-    blocks += _table("[techniques]", space.techniques)
-    for condition in space.conditions:
-        blocks.append(["[[conditions]]", *_condition(condition)])
-    blocks += _table("[defaults]", space.defaults)
-    for configuration in space.configurations:
-        blocks += _table("[[configurations]]", configuration)
-    for scale, settings in space.scales.items():
-        blocks.append([f"[scales.{_key(scale)}]", *_entries(settings)])
+        document.add("description", tomlkit.string(space.description))
+    if space.workload:
+        document.add("workload", _table(space.workload))
+    if space.techniques:
+        document.add("techniques", _table(space.techniques))
+    if space.conditions:
+        document.add(
+            "conditions",
+            _tables({"if": one.when, "then": one.then} for one in space.conditions),
+        )
+    if space.defaults:
+        document.add("defaults", _table(space.defaults))
+    if space.configurations:
+        document.add("configurations", _tables(space.configurations))
+    if space.scales:
+        scales = tomlkit.table(is_super_table=True)  # only [scales.tiny], no [scales]
+        for scale, settings in space.scales.items():
+            scales.add(scale, _table(settings))
+        document.add("scales", scales)
     if space.reference is not None:
         table = space.reference.to_table()
-        rows = table.pop("rows")
-        blocks += _table("[reference]", table)
-        blocks += _table("[reference.rows]", rows)
-    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+        reference = _table({key: value for key, value in table.items() if key != "rows"})
+        reference.add("rows", _table(table["rows"]))
+        document.add("reference", reference)
+    return _escaped(tomlkit.dumps(document))
 
 
 def workload_table(workload: Workload) -> dict[str, Any]:
@@ -52,47 +64,39 @@ def workload_table(workload: Workload) -> dict[str, Any]:
     return settings
 
 
-def _table(head: str, entries: Mapping[str, Any]) -> list[list[str]]:
-    return [[head, *_entries(entries)]] if entries else []
+def _table(entries: Mapping[str, Any]) -> Table:
+    table = tomlkit.table()
+    for key, value in entries.items():
+        table.add(key, _inline(value))
+    return table
 
 
-def _entries(entries: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(key)} = {_value(value)}" for key, value in entries.items()]
+def _tables(all_entries: Iterable[Mapping[str, Any]]) -> AoT:
+    tables = tomlkit.aot()
+    for entries in all_entries:
+        tables.append(_table(entries))
+    return tables
 
 
-def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
-
-
-def _condition(condition: Condition) -> Iterable[str]:
-    for key, fields in (("if", condition.when), ("then", condition.then)):
-        yield f"{key} = {_value(dict(fields))}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
+def _inline(value: Any) -> Item:
+    """Return a value in one line: a table within a table is written in braces."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(_entries(value)) + " }"
+        table = tomlkit.inline_table()
+        for key, item in value.items():
+            table.add(key, _inline(item))
+        return table
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return f'"{_quoted(str(value))}"'
+        return tomlkit.item([_inline(one) for one in value])
+    item: Item = tomlkit.item(value)
+    return item
 
 
-def _quoted(text: str) -> str:
-    """Return `text` with an escape for each character with a meaning in TOML or in a terminal."""
-    return "".join(map(_escaped, text))
+def _escaped(text: str) -> str:
+    """Return TOML with an escape for each character that a terminal would obey.
 
-
-def _escaped(letter: str) -> str:
-    if letter in '\\"':
-        return "\\" + letter
-    if letter.isprintable():
-        return letter
-    if letter == "\n":
-        return "\\n"
-    if ord(letter) < 0x10000:
-        return f"\\u{ord(letter):04X}"
-    return f"\\U{ord(letter):08X}"
+    Outside of strings and comments there is none, and in both the escape may stand.
+    """
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else f"\\U{ord(letter):08X}"
+        for letter in text
+    )
