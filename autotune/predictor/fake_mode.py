@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
+from autotune.predictor.known_values import KnownValues
 from autotune.predictor.routing import Routing
 from autotune.predictor.work import WorkMeter, tensors_in
 from autotune.spec.prediction import Category
@@ -87,6 +88,7 @@ class StorageWatch:
         """Phases whose tensors are all in the host's memory, where that is not the device's."""
         self._is_on_host = False
         self._is_in_kernel = False
+        self.values = KnownValues()
         self.routing = Routing()
         self.work = WorkMeter()
         """What the recorded step computes."""
@@ -168,6 +170,7 @@ class StorageWatch:
     def note_generated_kernel(self, kernel: str, args: object) -> None:
         """Records that a kernel that inductor has generated runs with these arguments."""
         self.name_allocations(kernel)
+        self.values.forget_written(tensors_in(args))
         if self._recording is not None:
             self.work.count_kernel(self._phase_name(), args)
 
@@ -242,9 +245,9 @@ class StorageWatch:
             with self.mode:
                 result = _grouped_product(*args, **(kwargs or {}))
         elif func is _NONZERO:
-            result = args[0].new_empty((self.routing.rows(args[0]), args[0].dim()), dtype=_INDEX)
+            result = args[0].new_empty((self._rows(args[0]), args[0].dim()), dtype=_INDEX)
         elif func is _MASKED_SELECT:
-            result = args[0].new_empty(self.routing.rows(args[1]))
+            result = args[0].new_empty(self._rows(args[1]))
         elif _name_of(func) == _FOUR_BIT_PRODUCT:
             with self.mode:
                 result = _four_bit_product(*args, **(kwargs or {}))
@@ -255,6 +258,7 @@ class StorageWatch:
         if func is _RECURRENT_LAYER:
             result = self._with_workspace(result, self._workspace(func, args))
         if not self._is_in_kernel:
+            self.values.pass_on(func, args, kwargs or {}, result)
             self.routing.pass_on(func, args, kwargs or {}, result)
         if self._recording is not None and not self._is_in_kernel:
             name = _name_of(func)
@@ -274,6 +278,9 @@ class StorageWatch:
 
     def _read(self, tensor: Tensor) -> float:
         """Return a value for a tensor of one element whose value the program reads."""
+        known = self.values.of(tensor)
+        if known is not None:
+            return known.item()
         if not self._modules and torch._C._current_autograd_node() is None:
             # An optimizer, a gradient scaler or the training step reads the value. None of their
             # branches changes the memory, so that any value will do.
@@ -286,6 +293,11 @@ class StorageWatch:
         if tensor.dtype == torch.bool:
             return answer > 0
         return float(answer) if tensor.is_floating_point() else max(0, int(answer))
+
+    def _rows(self, mask: Tensor) -> int:
+        """Return how many elements of a mask are true, or are expected to be."""
+        known = self.values.of(mask)
+        return self.routing.rows(mask) if known is None else int(known.count_nonzero())
 
     def _run_fake_kernel(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -7,6 +7,7 @@ recording.
     fake_mode.py       fake tensors, and when their storages are allocated and freed
     generated_code.py  torch.compile: the program that inductor generates, without its kernels
     cpu.py             memory that CPU kernels allocate while they run
+    known_values.py    values of fake tensors that depend on neither data nor weights
     measured_kernels.py  the same of a kernel that is run once on zeros; recurrent.py: of an LSTM
     cuda.py            what differs on a CUDA device from a fake CPU
     work.py            floating-point operations and bytes accessed of the step
@@ -63,6 +64,7 @@ from autotune.predictor.depths import (
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
+from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.predictor.routing import Parts
 from autotune.shipped.checkpointing import Checkpointed
@@ -452,6 +454,7 @@ class _FakeTraining:
             training = apply_techniques(
                 request.config, request.workload, weights_file=None, device=_FAKE_DEVICE, mesh=mesh
             )
+            stack.enter_context(taken_for_real())
             self._parameters = training.number_of_parameters
             if self._is_cuda:
                 self._host_bytes = bytes_to_host(request.config, training.parts.model.parameters())
@@ -553,16 +556,16 @@ class _FakeTraining:
         return min(workload.global_batch, MICRO_BATCHES * config.micro_batch_size * size)
 
     def _batch(self) -> Batch:
-        """Returns a batch on the host.
+        """Returns a batch on the host, of unknown tokens.
 
         On a CPU tokens and labels are views of the same rows, and micro batches are copied out of
         them. What is moved to a GPU is contiguous there, so that its micro batches are no copies.
         """
         length = self._request.workload.sequence_length
         if self._is_cuda:
-            rows = torch.zeros(self._sequences(), length, dtype=torch.long)
+            rows = torch.empty(self._sequences(), length, dtype=torch.long)
             return Batch(rows, rows.clone())
-        rows = torch.zeros(self._sequences(), length + 1, dtype=torch.long)
+        rows = torch.empty(self._sequences(), length + 1, dtype=torch.long)
         return Batch(rows[:, :-1], rows[:, 1:])
 
     @contextmanager
