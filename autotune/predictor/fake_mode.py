@@ -88,12 +88,15 @@ class StorageWatch:
         """Phases whose tensors are all in the host's memory, where that is not the device's."""
         self._is_on_host = False
         self._is_in_kernel = False
+        self._is_recorded = True
         self.values = KnownValues()
         self.routing = Routing()
         self.work = WorkMeter()
         """What the recorded step computes."""
         self.reads: list[str] = []
         """Where a module has read a value that is not known: file, line and module."""
+        self.latest_unknown = ""
+        """What has been assumed last: a value that was read, or how much a mask selects."""
         self.answer: float = 1
         """What is returned there."""
 
@@ -154,6 +157,21 @@ class StorageWatch:
             yield
         finally:
             self._is_on_host = False
+
+    @contextmanager
+    def not_recorded(self) -> Iterator[None]:
+        """Runs operators of which only the values matter: no training runs them."""
+        self._is_recorded = False
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._is_recorded = True
+
+    def note_same(self, tensor: Tensor, other: Tensor) -> None:
+        """Notes that a tensor has the elements of another one."""
+        self.values.note_same(tensor, other)
+        self.routing.note_same(tensor, other)
 
     def note_real(self, tensor: Tensor) -> None:
         """Records a tensor that is not fake, such as the state of a random number generator."""
@@ -231,6 +249,8 @@ class StorageWatch:
             return self._fake_dispatch(func, types, args, kwargs or {})
         if func is _ITEM and args[0].constant is None:
             return self._read(args[0])
+        if not self._is_recorded:
+            return self._run_for_values(func, types, args, kwargs or {})
         if func is _ADD and not kwargs:
             total = self._sum_in_place(*args)
             if total is not None:
@@ -288,16 +308,36 @@ class StorageWatch:
         expected = self.routing.value(tensor)
         if expected is not None:
             return expected
-        self.reads.append(f"{_line_that_runs()}{_in_module(self._module())}")
+        self.reads.append(self._where())
+        self.latest_unknown = value_read_at(self.reads[-1])
         answer = self.answer
         if tensor.dtype == torch.bool:
             return answer > 0
         return float(answer) if tensor.is_floating_point() else max(0, int(answer))
 
+    def _run_for_values(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run an operator to see what is known of its results."""
+        result = self._run_fake_kernel(func, types, args, kwargs)
+        if not self._is_in_kernel:
+            self.values.pass_on(func, args, kwargs, result)
+            self.routing.pass_on(func, args, kwargs, result)
+        return result
+
     def _rows(self, mask: Tensor) -> int:
         """Return how many elements of a mask are true, or are expected to be."""
         known = self.values.of(mask)
-        return self.routing.rows(mask) if known is None else int(known.count_nonzero())
+        if known is not None:
+            return int(known.count_nonzero())
+        if not self.routing.knows_mean(mask):
+            self.latest_unknown = f"how much {self._where()} selects by a mask (aten.nonzero)"
+        return self.routing.rows(mask)
+
+    def _where(self) -> str:
+        """Return the line and the module that run."""
+        path = self._module()
+        return f"{_line_that_runs()} in {path}" if path else _line_that_runs()
 
     def _run_fake_kernel(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -457,8 +497,9 @@ def _line_that_runs() -> str:
     return "a compiled program"
 
 
-def _in_module(path: str) -> str:
-    return f" in {path}" if path else ""
+def value_read_at(place: str) -> str:
+    """Returns in words which value is read at this line."""
+    return f"the value that {place} reads (aten._local_scalar_dense)"
 
 
 def _stream() -> int:

@@ -9,7 +9,8 @@ torch/_inductor/codegen/wrapper.py
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
@@ -24,6 +25,7 @@ import torch._inductor.graph
 from torch import Tensor, nn
 
 from autotune.predictor.fake_mode import StorageWatch
+from autotune.predictor.whole_numbers import part_of_whole_numbers
 
 _NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
@@ -50,7 +52,11 @@ class GeneratedPrograms:
         original_compile = graph._compile_to_module_lines
 
         def load(lowering: Any, code: Any) -> Any:
-            return self._load(code.value, constants=lowering.constants)
+            program = self._load(code.value, constants=lowering.constants)
+            numbers = part_of_whole_numbers(lowering.orig_gm)
+            if numbers is not None:
+                program.call = partial(self._run_with_numbers, program.call, numbers)
+            return program
 
         graph._compile_to_module_lines = load  # type: ignore[method-assign, assignment]
         # Kernels are generated but never compiled. Without vector instructions that takes a third
@@ -68,6 +74,24 @@ class GeneratedPrograms:
             finally:
                 graph._compile_to_module_lines = original_compile  # type: ignore[method-assign]
                 torch._inductor.cpu_vec_isa.pick_vec_isa = original_pick_vec_isa
+
+    def _run_with_numbers(
+        self,
+        program: Callable[[list[Any]], Sequence[Any]],
+        numbers: Callable[..., Mapping[int, Tensor]],
+        args: list[Any],
+    ) -> Sequence[Any]:
+        """Runs a program; notes what is known of the whole numbers among its results."""
+        try:
+            with self._watch.not_recorded():
+                known = numbers(*args)
+        except Exception:  # then nothing is known of them
+            traceback.print_exc()
+            known = {}
+        results = program(args)
+        for position, tensor in known.items():
+            self._watch.note_same(results[position], tensor)
+        return results
 
     def _load(self, source: str, *, constants: Mapping[str, Any]) -> ModuleType:
         self._sources.append(source)

@@ -34,7 +34,7 @@ _FILLED: Mapping[Any, Callable[[Sequence[Any]], Any]] = {
     _aten.scalar_tensor: lambda args: args[0],
 }
 """Operators whose results have one value, whatever tensor gives them their shape."""
-_WITHOUT_TENSORS = (_aten.arange,)
+_WITHOUT_TENSORS = (_aten.arange, torch.ops.prims.iota)
 _LITERALS = (_aten.lift_fresh, _aten.lift_fresh_copy)
 """Operators that make a fake tensor of a real one, which a program has written down."""
 _NOT_COMPUTED = (
@@ -56,6 +56,11 @@ class KnownValues:
         if known is None and isinstance(tensor, FakeTensor):
             return tensor.constant
         return known
+
+    def note_same(self, tensor: Tensor, other: Tensor) -> None:
+        """Notes of a tensor what is known of another one, which has the same elements."""
+        if other in self._known:
+            self._known[tensor] = self._known[other]
 
     def forget_written(self, written: Iterable[Tensor]) -> None:
         """Forgets the values of these tensors, and of all that share their memory."""

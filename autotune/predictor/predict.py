@@ -6,6 +6,8 @@ recording.
 
     fake_mode.py       fake tensors, and when their storages are allocated and freed
     generated_code.py  torch.compile: the program that inductor generates, without its kernels
+    whole_numbers.py   what is known of whole numbers that such a program computes
+    routing.py         how many tokens each expert gets
     cpu.py             memory that CPU kernels allocate while they run
     known_values.py    values of fake tensors that depend on neither data nor weights
     measured_kernels.py  the same of a kernel that is run once on zeros; recurrent.py: of an LSTM
@@ -61,12 +63,12 @@ from autotune.predictor.depths import (
     deeper_than,
     extrapolate,
 )
-from autotune.predictor.fake_mode import StorageWatch
+from autotune.predictor.fake_mode import StorageWatch, value_read_at
 from autotune.predictor.generated_code import GeneratedPrograms, is_compiled
 from autotune.predictor.gpu import gpu_of
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
-from autotune.predictor.routing import Parts
+from autotune.predictor.routing import UNEQUAL_PARTS
 from autotune.shipped.checkpointing import Checkpointed
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
@@ -91,7 +93,6 @@ _KNOWN_REASONS = (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-_UNEQUAL_PARTS: tuple[Parts, ...] = ("to the first", "to the last")
 _OTHER_ANSWERS = (0, 2, -(10.0**4), 10.0**4)
 """Values that are returned instead of 1 where a module reads a value, in one step after another."""
 MICRO_BATCHES = 2
@@ -474,8 +475,8 @@ class _FakeTraining:
                 recording = self._recorded(step, training)
                 self._work_per_token = self._count_work()
             except Exception as error:
-                if self._watch.reads and not isinstance(error, _KNOWN_REASONS):
-                    raise _depends_on(self._watch.reads[-1]) from error
+                if self._watch.latest_unknown and not isinstance(error, _KNOWN_REASONS):
+                    raise _depends_on(self._watch.latest_unknown) from error
                 raise
             self._run_alternatives(step, training, recording)
             return recording
@@ -510,7 +511,7 @@ class _FakeTraining:
         """
         watch, routing = self._watch, self._watch.routing
         if routing.was_used:
-            for routing.parts in _UNEQUAL_PARTS:
+            for routing.parts in UNEQUAL_PARTS:
                 peak_bytes = _peak_bytes(self._recorded(step, training))
                 # Experts that are never chosen have no state of the optimizer either.
                 state_bytes = _bytes_of(training.updater.state())
@@ -534,10 +535,10 @@ class _FakeTraining:
                 traceback.print_exc()
                 continue
             if other_bytes != peak_bytes:
-                raise _depends_on(watch.reads[-1])
+                raise _depends_on(value_read_at(watch.reads[-1]))
             agreeing += 1
         if agreeing == 1:
-            raise _depends_on(watch.reads[-1])
+            raise _depends_on(value_read_at(watch.reads[-1]))
 
     def _count_work(self) -> tuple[float | None, float]:
         """Returns FLOPs and bytes accessed per token of the recorded step."""
@@ -643,8 +644,9 @@ class _FakeTraining:
         if self._unequal_bytes and routing.was_used:
             least, most = min(self._unequal_bytes), max(self._unequal_bytes)
             yield (
-                "tokens are routed to experts in equal parts; with all tokens to the same experts "
-                f"the peak is {format_size(least)} to {format_size(most)}, as the bounds allow"
+                "tokens are routed to experts in equal parts; with all or nearly all of them to "
+                f"the same experts the peak is {format_size(least)} to {format_size(most)}, as the "
+                "bounds allow"
             )
         if routing.assumed_all:
             yield (
@@ -681,11 +683,9 @@ def _peak_bytes(recording: Recording) -> int:
     return find_peak(recording).size_bytes
 
 
-def _depends_on(read: str) -> PredictionImpossible:
+def _depends_on(unknown: str) -> PredictionImpossible:
     return PredictionImpossible(
-        f"the model cannot be predicted: the value that {read} reads "
-        "(aten._local_scalar_dense) decides how much memory is needed",
-        hint=_WAY_OUT,
+        f"the model cannot be predicted: {unknown} decides how much memory is needed", hint=_WAY_OUT
     )
 
 

@@ -11,9 +11,11 @@ what is known of such tensors is passed on from operator to operator:
 | any, sum | the expected share or number of true elements |
 | nonzero, index by a mask | as many rows as expected: equal parts, tokens x k / E for an expert |
 
-Equal parts are what a trained router aims at. In the other extreme all tokens choose the same
-experts, the first of the model or its last: these get every token, the others none. A mask of which
-nothing is known, such as that of a causal attention, counts as all true.
+Equal parts are what a trained router aims at. In the other extremes all tokens choose the same
+experts, the first of the model or its last: these get every token, the others none, or as few as
+one: what is stored for the first is then still in memory when all others have gradients.
+
+A mask of which nothing is known, such as that of a causal attention, counts as all true.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -26,18 +28,21 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 _aten = torch.ops.aten
 
-_CHOOSE = {_aten.topk: 2, _aten.sort: 1, _aten.argsort: 1, _aten.argmax: 1, _aten.argmin: 1}
+CHOOSE = {_aten.topk: 2, _aten.sort: 1, _aten.argsort: 1, _aten.argmax: 1, _aten.argmin: 1}
 """Operators that return indices, with the position of the dimension in their arguments."""
 _SAME_ELEMENTS = (
     *(_aten.view, _aten._unsafe_view, _aten.permute, _aten.transpose, _aten.t, _aten.squeeze),
     *(_aten.unsqueeze, _aten.select, _aten.slice, _aten.clone, _aten._to_copy, _aten.detach),
     *(_aten.expand, _aten.alias, _aten.unbind, _aten.split, _aten.index, _aten.index_select),
-    *(_aten.reshape, _aten.lift_fresh, _aten.gather),
+    *(_aten.reshape, _aten.lift_fresh, _aten.gather, torch.ops.prims.convert_element_type),
 )
+PASSED_ON = (*_SAME_ELEMENTS, _aten.sum, _aten.scatter)
+"""Operators of which something may be known even where they return floating-point numbers."""
 _POSITIVE = (_aten.gt, _aten.ne)
 
 
-Parts = Literal["equal", "to the first", "to the last"]
+Parts = Literal["equal", "to the first", "nearly all to the first", "to the last"]
+UNEQUAL_PARTS: tuple[Parts, ...] = ("to the first", "nearly all to the first", "to the last")
 
 
 @dataclass
@@ -75,7 +80,7 @@ class Routing:
 
     def __init__(self) -> None:
         self.parts: Parts = "equal"
-        """How tokens choose: in equal parts, or all of them the first or the last experts."""
+        """How tokens choose: in equal parts, or all or nearly all of them the same experts."""
         self.was_used = False
         """Whether a number of rows followed from a choice of experts."""
         self.assumed_all = False
@@ -84,6 +89,11 @@ class Routing:
         """Whether such a mask is all true, or all false."""
         self._known: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
         self._counts: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
+
+    def knows_mean(self, mask: Tensor) -> bool:
+        """Returns whether it is known how many elements of a mask are expected to be true."""
+        known = self._known.get(mask)
+        return known is not None and known.mean is not None
 
     def rows(self, mask: Tensor) -> int:
         """Returns how many elements of a mask are expected to be true."""
@@ -101,6 +111,8 @@ class Routing:
             return expected
         self.was_used = True
         if known.is_of_experts:
+            # A mask may have an element more, for a token that chooses none.
+            expected = min(expected, known.source.experts)
             fewest = -(-known.source.total // max(1, known.source.tokens))
             return min(expected, fewest) if self.parts == "to the first" else expected
         return self._share(known, expected, most=min(mask.numel(), known.source.tokens))
@@ -117,11 +129,18 @@ class Routing:
             expected = max(0, left - (source.experts - source.asked) * most)
         elif self.parts == "to the first":
             expected = most
+        elif self.parts == "nearly all to the first":
+            expected = max(0, min(most, left - (source.experts - source.asked)))
         share = min(expected, left)
         source.taken += share
         if known.key is not None:
             source.counts[known.key] = share
         return share
+
+    def note_same(self, tensor: Tensor, other: Tensor) -> None:
+        """Notes of a tensor what is known of another one, which has the same elements."""
+        if other in self._known:
+            self._known[tensor] = self._known[other]
 
     def value(self, tensor: Tensor) -> int | bool | None:
         """Returns the expected value of a tensor of one element, None where nothing is known."""
@@ -155,7 +174,7 @@ class Routing:
     ) -> None:
         """Notes what is known of the results of an operator."""
         packet = getattr(operator, "overloadpacket", None)
-        if packet in _CHOOSE:
+        if packet in CHOOSE:
             self._choose(packet, args, kwargs, result)
             return
         if not self._known or not args or isinstance(args[0], int | float):
@@ -176,7 +195,7 @@ class Routing:
         self, packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> None:
         scores = args[0]
-        position = _CHOOSE[packet]
+        position = CHOOSE[packet]
         dim = kwargs.get("dim", args[position] if len(args) > position else -1)
         if not scores.is_floating_point() or dim is None or scores.dim() == 0:
             return
@@ -210,7 +229,8 @@ class Routing:
                 mean=1.0 if known.mean > 0 else 0.0, source=known.source, is_of_experts=True
             )
         if packet is _aten.nonzero and args[0].dim() == 1:
-            return _Known(mean=None, below=args[0].numel())
+            most = args[0].numel() if known.source is None else known.source.experts
+            return _Known(mean=None, below=min(args[0].numel(), most))
         if packet in (_aten.logical_not, _aten.bitwise_not) and result.dtype == torch.bool:
             return _Known(mean=1 - known.mean)
         return None

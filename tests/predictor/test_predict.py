@@ -330,6 +330,22 @@ def test_a_mask_of_unknown_values_is_predicted_as_all_true(prediction_of, monkey
     assert any("all true" in note for note in prediction.notes)
 
 
+def test_a_model_that_knows_how_much_a_mask_selects_is_rejected_with_the_line(
+    prediction_of, monkeypatch
+):
+    def select(model):
+        forward = model.norm.forward
+
+        def half(x):
+            return forward(torch.cat([x, x])[torch.cat([x > 0, x <= 0])].view(x.shape))
+
+        model.norm.forward = half
+
+    changed_model(monkeypatch, select)
+    with pytest.raises(PredictionImpossible, match=r"test_predict\.py.* selects by a mask"):
+        prediction_of()
+
+
 def test_a_model_that_counts_distinct_values_is_rejected_with_the_operation(
     prediction_of, monkeypatch
 ):

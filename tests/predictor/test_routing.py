@@ -1,10 +1,11 @@
-"""How many rows experts get on fake tensors: equal parts, or all tokens to the same experts."""
+"""How many rows experts get on fake tensors: equal parts, or nearly all tokens to the same ones."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from autotune.predictor.fake_mode import StorageWatch
+from autotune.predictor.generated_code import GeneratedPrograms
 
 TOKENS, EXPERTS, CHOSEN = 24, 4, 2
 
@@ -56,6 +57,37 @@ def test_in_the_extreme_as_few_experts_as_possible_get_every_token(way, parts):
     rows = rows_of_experts(way, parts=parts)
     assert sum(rows) == TOKENS * CHOSEN
     assert max(rows) == TOKENS
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nearly_all_tokens_to_the_first_leave_one_for_each_other(way):
+    rows = [part for part in rows_of_experts(way, parts="nearly all to the first") if part]
+    assert rows == [TOKENS, TOKENS - EXPERTS + CHOSEN, *[1] * (EXPERTS - CHOSEN)]
+
+
+def test_experts_of_a_compiled_function_get_equal_parts():
+    watch = StorageWatch()
+
+    @torch.compile
+    def rows(scores):
+        return by_one_hot(torch.topk(scores.softmax(-1), CHOSEN).indices)
+
+    with watch.mode, GeneratedPrograms(watch).active():
+        watch.enter_module("experts")
+        parts = [len(part) for part in rows(torch.ones(TOKENS, EXPERTS))]
+    assert parts == [TOKENS * CHOSEN // EXPERTS] * EXPERTS
+    assert not watch.routing.assumed_all
+
+
+def test_a_class_for_tokens_without_an_expert_is_no_expert():
+    watch = StorageWatch()
+    watch.routing.parts = "to the last"
+    with watch.mode:
+        watch.enter_module("experts")
+        classes = F.one_hot(chosen_experts(), EXPERTS + 1)
+        hit = torch.greater(classes.sum((0, 1)), 0).nonzero()
+        assert len(hit) == EXPERTS
+        assert hit[0, 0].item() == EXPERTS - 1
 
 
 def test_a_mask_has_as_many_rows_each_time_it_is_used():
