@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autotune.memory.recording import Block, Phase, Recording, Scope
 from autotune.predictor.known_values import KnownValues
-from autotune.predictor.routing import Routing
+from autotune.predictor.routing import Known, Routing
 from autotune.predictor.work import WorkMeter, tensors_in
 from autotune.spec.prediction import Category
 
@@ -168,10 +168,15 @@ class StorageWatch:
         finally:
             self._is_recorded = True
 
-    def note_same(self, tensor: Tensor, other: Tensor) -> None:
-        """Notes that a tensor has the elements of another one."""
-        self.values.note_same(tensor, other)
-        self.routing.note_same(tensor, other)
+    def known(self, tensor: Tensor) -> tuple[Tensor | None, Known | None]:
+        """Returns what is known of the elements of a tensor."""
+        return self.values.of(tensor), self.routing.known(tensor)
+
+    def note_known(self, tensor: Tensor, known: tuple[Tensor | None, Known | None]) -> None:
+        """Notes what is known of the elements of a tensor."""
+        values, expected = known
+        self.values.note(tensor, values)
+        self.routing.note(tensor, expected)
 
     def note_real(self, tensor: Tensor) -> None:
         """Records a tensor that is not fake, such as the state of a random number generator."""

@@ -55,7 +55,8 @@ class GeneratedPrograms:
             program = self._load(code.value, constants=lowering.constants)
             numbers = part_of_whole_numbers(lowering.orig_gm)
             if numbers is not None:
-                program.call = partial(self._run_with_numbers, program.call, numbers)
+                names = vars(program)
+                names["call"] = partial(self._run_with_numbers, names["call"], numbers)
             return program
 
         graph._compile_to_module_lines = load  # type: ignore[method-assign, assignment]
@@ -82,15 +83,17 @@ class GeneratedPrograms:
         args: list[Any],
     ) -> Sequence[Any]:
         """Runs a program; notes what is known of the whole numbers among its results."""
+        known = {}
         try:
             with self._watch.not_recorded():
-                known = numbers(*args)
+                for position, tensor in numbers(*args).items():
+                    known[position] = self._watch.known(tensor)
+                    del tensor  # which may be a view of an input, that the program frees
         except Exception:  # then nothing is known of them
             traceback.print_exc()
-            known = {}
         results = program(args)
-        for position, tensor in known.items():
-            self._watch.note_same(results[position], tensor)
+        for position, one in known.items():
+            self._watch.note_known(results[position], one)
         return results
 
     def _load(self, source: str, *, constants: Mapping[str, Any]) -> ModuleType:

@@ -57,10 +57,10 @@ class KnownValues:
             return tensor.constant
         return known
 
-    def note_same(self, tensor: Tensor, other: Tensor) -> None:
-        """Notes of a tensor what is known of another one, which has the same elements."""
-        if other in self._known:
-            self._known[tensor] = self._known[other]
+    def note(self, tensor: Tensor, values: Tensor | None) -> None:
+        """Notes the values of a fake tensor."""
+        if values is not None:
+            self._known[tensor] = values
 
     def forget_written(self, written: Iterable[Tensor]) -> None:
         """Forgets the values of these tensors, and of all that share their memory."""

@@ -62,7 +62,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
     """What is known of the elements of a tensor."""
 
     mean: float | None = None
@@ -87,7 +87,7 @@ class Routing:
         """Whether a mask of which nothing is known was taken as all true."""
         self.unknown_is_all = True
         """Whether such a mask is all true, or all false."""
-        self._known: MutableMapping[Tensor, _Known] = WeakIdKeyDictionary()
+        self._known: MutableMapping[Tensor, Known] = WeakIdKeyDictionary()
         self._counts: MutableMapping[Tensor, int] = WeakIdKeyDictionary()
 
     def knows_mean(self, mask: Tensor) -> bool:
@@ -117,7 +117,7 @@ class Routing:
             return min(expected, fewest) if self.parts == "to the first" else expected
         return self._share(known, expected, most=min(mask.numel(), known.source.tokens))
 
-    def _share(self, known: _Known, expected: int, *, most: int) -> int:
+    def _share(self, known: Known, expected: int, *, most: int) -> int:
         """Returns the rows of one expert: together they are no more than were chosen."""
         source = known.source
         assert source is not None
@@ -137,10 +137,14 @@ class Routing:
             source.counts[known.key] = share
         return share
 
-    def note_same(self, tensor: Tensor, other: Tensor) -> None:
-        """Notes of a tensor what is known of another one, which has the same elements."""
-        if other in self._known:
-            self._known[tensor] = self._known[other]
+    def known(self, tensor: Tensor) -> Known | None:
+        """Returns what is known of a tensor."""
+        return self._known.get(tensor)
+
+    def note(self, tensor: Tensor, known: Known | None) -> None:
+        """Notes what is known of a tensor."""
+        if known is not None:
+            self._known[tensor] = known
 
     def value(self, tensor: Tensor) -> int | bool | None:
         """Returns the expected value of a tensor of one element, None where nothing is known."""
@@ -203,20 +207,20 @@ class Routing:
         chosen = 1 if packet in (_aten.argmax, _aten.argmin) else indices.shape[dim]
         below = scores.shape[dim]
         tokens = scores.numel() // max(1, below)
-        self._known[indices] = _Known(
+        self._known[indices] = Known(
             below=below, source=Source(experts=below, total=tokens * chosen, tokens=tokens)
         )
 
     def _computed(
-        self, packet: Any, known: _Known, args: Sequence[Any], result: Any
-    ) -> _Known | None:
+        self, packet: Any, known: Known, args: Sequence[Any], result: Any
+    ) -> Known | None:
         """Returns what is known of the result of an operator on a known tensor."""
         if packet is _aten.eq and known.below is not None:
             key = args[1] if isinstance(args[1], int) else None
-            return _Known(mean=1 / known.below, source=known.source, key=key)
+            return Known(mean=1 / known.below, source=known.source, key=key)
         if packet is _aten.bincount:
             share = args[0].numel() / max(1, result.numel())
-            return _Known(mean=share, source=known.source)
+            return Known(mean=share, source=known.source)
         if known.mean is None or not isinstance(result, Tensor):
             return None
         reduced = args[0].numel() / max(1, result.numel())
@@ -225,17 +229,17 @@ class Routing:
         if packet is _aten.any:
             return replace(known, mean=min(1.0, known.mean * reduced))
         if packet in _POSITIVE and isinstance(args[1], int) and args[1] == 0:
-            return _Known(
+            return Known(
                 mean=1.0 if known.mean > 0 else 0.0, source=known.source, is_of_experts=True
             )
         if packet is _aten.nonzero and args[0].dim() == 1:
             most = args[0].numel() if known.source is None else known.source.experts
-            return _Known(mean=None, below=min(args[0].numel(), most))
+            return Known(mean=None, below=min(args[0].numel(), most))
         if packet in (_aten.logical_not, _aten.bitwise_not) and result.dtype == torch.bool:
-            return _Known(mean=1 - known.mean)
+            return Known(mean=1 - known.mean)
         return None
 
-    def _scattered(self, packet: Any, args: Sequence[Any]) -> _Known | None:
+    def _scattered(self, packet: Any, args: Sequence[Any]) -> Known | None:
         """Returns what is known of zeros into which ones were scattered at known indices."""
         if packet not in (_aten.scatter, _aten.scatter_) or len(args) < 4:
             return None
@@ -244,4 +248,4 @@ class Routing:
         indices = self._known.get(args[2])
         if indices is None or indices.below is None:
             return None
-        return _Known(mean=args[2].numel() / max(1, args[0].numel()), source=indices.source)
+        return Known(mean=args[2].numel() / max(1, args[0].numel()), source=indices.source)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import Graph, GraphModule, Node
 
 from autotune.predictor.routing import CHOOSE, PASSED_ON
 
@@ -40,10 +40,11 @@ def part_of_whole_numbers(module: GraphModule) -> Callable[..., Mapping[int, Ten
             found[position] = output
     if not found:
         return None
-    interpreter = Interpreter(GraphModule(module, _part_of(nodes, set(found.values()), found)))
+    # Not an Interpreter, which would hold inputs beyond its run.
+    part = GraphModule(module, _part_of(nodes, set(found.values()), found))
 
     def run(*inputs: Any) -> Mapping[int, Tensor]:
-        return dict(zip(found, interpreter.run(*inputs), strict=True))
+        return dict(zip(found, part(*inputs), strict=True))
 
     return run
 

@@ -1,11 +1,15 @@
 """How many rows experts get on fake tensors: equal parts, or nearly all tokens to the same ones."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.generated_code import GeneratedPrograms
+from autotune.predictor.whole_numbers import part_of_whole_numbers
 
 TOKENS, EXPERTS, CHOSEN = 24, 4, 2
 
@@ -106,3 +110,16 @@ def test_the_number_of_an_expert_is_that_of_the_last_one_where_those_get_all(par
     with watch.mode:
         watch.enter_module("experts")
         assert int(chosen_experts()[0, 0].item()) == expected
+
+
+def test_what_a_graph_computes_of_whole_numbers_holds_no_inputs():
+    graph = make_fx(lambda scores, positions: (scores * 2, positions == 3))(
+        torch.ones(4), torch.arange(4)
+    )
+    numbers = part_of_whole_numbers(graph)
+    scores = torch.ones(4)
+    held = weakref.ref(scores)
+    found = numbers(scores, torch.arange(4))
+    del scores
+    assert held() is None
+    assert {position: one.tolist() for position, one in found.items()} == {1: [0, 0, 0, 1]}
