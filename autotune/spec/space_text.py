@@ -86,9 +86,11 @@ def _inline(value: Any) -> Item:
             table.add(key, _inline(item))
         return table
     if isinstance(value, list | tuple):
-        return tomlkit.item([_inline(one) for one in value])
-    item: Item = tomlkit.item(value)
-    return item
+        array = tomlkit.array()
+        array.extend(_inline(one) for one in value)
+        return array
+    written: Item = tomlkit.item(value)
+    return written
 
 
 def _escaped(text: str) -> str:
