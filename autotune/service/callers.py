@@ -13,7 +13,7 @@ from autotune.storage.tokens import OWNER, NamedToken, Tokens, digest_of
 
 _FRESH_SECONDS = 2.0
 """A token that was revoked is valid for at most this long."""
-_FRESH_FOR_UNKNOWN_SECONDS = 0.25
+_SECONDS_BETWEEN_READS = 0.25
 """Wrong tokens make the server read the database at most this often."""
 
 
@@ -31,10 +31,13 @@ class Callers:
         digest = digest_of(token)
         if hmac.compare_digest(digest, self._owner_digest):
             return Caller(name=OWNER, is_read_only=False)
-        await self._read(tokens, older_than_seconds=_FRESH_SECONDS)
+        asked_at = time.monotonic()
+        if self._read_at < asked_at - _FRESH_SECONDS:
+            await self._read_after(asked_at - _FRESH_SECONDS, tokens)
         found = self._named(digest)
         if found is None:
-            await self._read(tokens, older_than_seconds=_FRESH_FOR_UNKNOWN_SECONDS)
+            # It may have been added since the database was read.
+            await self._read_after(asked_at, tokens)
             found = self._named(digest)
         if found is None:
             return None
@@ -48,12 +51,18 @@ class Callers:
                 found = token
         return found
 
-    async def _read(self, tokens: Tokens, *, older_than_seconds: float) -> None:
+    async def _read_after(self, moment: float, tokens: Tokens) -> None:
+        """Reads the valid tokens, unless they were read after `moment` of the monotonic clock.
+
+        Waits until the last reading is long enough ago; all who wait share one reading.
+        """
         async with self._reading:
-            if time.monotonic() - self._read_at < older_than_seconds:
+            if self._read_at >= moment:
                 return
+            await asyncio.sleep(self._read_at + _SECONDS_BETWEEN_READS - time.monotonic())
+            began = time.monotonic()
             self._valid = await anyio.to_thread.run_sync(tokens.valid)
-            self._read_at = time.monotonic()
+            self._read_at = began
 
 
 def csrf_token(cookie: str) -> str:

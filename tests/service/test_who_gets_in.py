@@ -1,16 +1,19 @@
 """Nobody gets past the gate without a token, with a foreign Host or from a foreign page."""
 
+import asyncio
 import logging
 import re
 
 import pytest
 
 from autotune.service.application import create_app
-from autotune.service.callers import csrf_token
+from autotune.service.callers import Callers, csrf_token
 from autotune.service.gate import CSRF_FIELD, CSRF_HEADER, own_path
 from autotune.service.hosts import OwnHosts
 from autotune.service.settings import ServerSettings
+from autotune.storage.tokens import Tokens
 from tests.building.service import BEARER, TOKEN, routes_of, serving
+from tests.building.studies import open_store
 
 HEALTH = ("GET", "/api/v1/health")
 SIGN_IN = (("GET", "/sign-in"), ("POST", "/sign-in"))
@@ -39,6 +42,12 @@ def sent(client, route, **headers):
     return client.request(method, path, headers=shown)
 
 
+@pytest.fixture
+def _unlimited_wrong_tokens(monkeypatch):
+    """Spare a test of many wrong tokens the wait before each reading of the database."""
+    monkeypatch.setattr("autotune.service.callers._SECONDS_BETWEEN_READS", 0.0)
+
+
 @pytest.fixture(scope="module")
 def read_only(served_storage, anonymous):
     return anonymous.app.state.service.tokens.add("a-reader", read_only=True)
@@ -58,6 +67,7 @@ def test_without_a_token_only_health_answers(anonymous, route):
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.usefixtures("_unlimited_wrong_tokens")
 @pytest.mark.parametrize("route", ROUTES, ids=" ".join)
 @pytest.mark.parametrize("token", ["Bearer wrong", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}"])
 def test_with_a_wrong_token_only_health_answers(anonymous, route, token):
@@ -115,11 +125,39 @@ def test_a_revoked_token_is_refused_within_seconds_without_a_restart(anonymous, 
     assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
 
 
+def test_a_token_that_is_added_right_after_a_wrong_one_is_let_in(tmp_path):
+    with serving(f"sqlite:///{tmp_path}/a.db") as client:
+        wrong = {"Authorization": "Bearer wrong"}
+        assert client.get("/api/v1/studies", headers=wrong).status_code == 401
+        headers = {"Authorization": f"Bearer {client.app.state.service.tokens.add('ann')}"}
+        assert client.get("/api/v1/studies", headers=headers).status_code == 200
+
+
+def test_wrong_tokens_at_once_share_one_reading_of_the_database(tmp_path):
+    readings = []
+
+    class CountedTokens(Tokens):
+        def valid(self):
+            readings.append(1)
+            return super().valid()
+
+    async def callers_of_wrong_tokens(tokens):
+        callers = Callers("the owner's")
+        wrong = (callers.caller_of(f"wrong {number}", tokens) for number in range(20))
+        return await asyncio.gather(*wrong)
+
+    with open_store(f"sqlite:///{tmp_path}/a.db") as store:
+        found = asyncio.run(callers_of_wrong_tokens(CountedTokens(store.database)))
+    assert found == [None] * 20
+    assert len(readings) <= 2
+
+
 def test_a_wrong_bearer_token_is_not_made_good_by_a_cookie(anonymous):
     headers = {"Authorization": "Bearer wrong", "Cookie": f"{COOKIE}={TOKEN}"}
     assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
 
 
+@pytest.mark.usefixtures("_unlimited_wrong_tokens")
 @pytest.mark.parametrize("token", ["ÄÖ", "a" * 5000, "\x7f", "%00", "\u2028"])
 def test_an_odd_token_is_just_wrong(anonymous, token):
     headers = {"Authorization": f"Bearer {token}".encode()}
