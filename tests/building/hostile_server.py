@@ -1,7 +1,5 @@
 """A trial server whose tasks do what a hostile trial may do.
 
-python tests/building/hostile_server.py    # requests on stdin, replies on stdout
-
 The real server, without torch. Each request names the attack; the process of the trial carries it
 out, and then does nothing until it is ended, unless it leaves.
 """
@@ -10,16 +8,27 @@ import os
 import signal
 import sys
 import time
-import types
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from autotune.execution.server import fork_server
 from autotune.spec.result import Measurement
+from tests.building.light_server import serve_without_torch
 
-HOSTILE_COMMAND = (sys.executable, str(Path(__file__)))
 RESULT = asdict(Measurement(outcome="ok"))
+
+
+def hostile_command(*, before: str = "") -> tuple[str, ...]:
+    """Return the command of the server, which runs the statements `before` first."""
+    root = str(Path(__file__).parents[2])
+    program = f"""
+import sys
+sys.path.insert(0, {root!r})
+{before}
+from tests.building.hostile_server import serve
+serve()
+"""
+    return (sys.executable, "-c", program)
 
 
 def result_pipe() -> int:
@@ -129,19 +138,5 @@ def attack(*, doing: str, progress: Any = None, remark: Any = None, **arguments:
     return RESULT
 
 
-def main() -> None:
-    tasks = types.ModuleType("autotune.execution.server.tasks")
-    vars(tasks)["TASKS"] = dict.fromkeys(("train", "trace", "rehearse", "devices"), attack)
-    progress = types.ModuleType("autotune.execution.server.progress")
-    vars(progress)["PipeProgress"] = lambda pipe: types.SimpleNamespace(remark=None)
-    for module in (tasks, progress):
-        sys.modules[module.__name__] = module
-        setattr(
-            sys.modules["autotune.execution.server"], module.__name__.rpartition(".")[2], module
-        )
-    fork_server._import_what_trials_need = lambda: None
-    fork_server.main()
-
-
-if __name__ == "__main__":
-    main()
+def serve() -> None:
+    serve_without_torch(dict.fromkeys(("train", "trace", "rehearse", "devices"), attack))

@@ -13,27 +13,49 @@ import pytest
 
 from autotune.errors import AutotuneError, InvalidInput, StudyMismatch, TrialLost, TrialServerLost
 from autotune.execution.server.child_process import SECONDS_BETWEEN_ATTEMPTS
+from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import time_limits
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
+from tests.building.hostile_server import hostile_command
 
 WAIT_SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """One that all tests share but those that end it."""
-    from autotune.execution.server.client import TrialServer
+def libraries(tmp_path_factory):
+    """A folder whose modules the server can import."""
+    return tmp_path_factory.mktemp("libraries")
 
-    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
+
+@pytest.fixture(scope="module")
+def server_log(tmp_path_factory):
+    return tmp_path_factory.mktemp("server") / "server.log"
+
+
+@pytest.fixture(scope="module")
+def server(server_log, libraries, tmp_path_factory):
+    """One that all tests share but those that end it; in its folder are modules that end it."""
+    folder = tmp_path_factory.mktemp("current")
+    for name in ("json", "torch", "datasets"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
+    path = os.pathsep.join([str(libraries), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with contextlib.chdir(folder):
+        trial_server = TrialServer(log_file=server_log, environment={"PYTHONPATH": path})
+    with trial_server:
         yield trial_server
 
 
 @pytest.fixture
 def doomed_server(tmp_path):
-    from autotune.execution.server.client import TrialServer
-
     with TrialServer(log_file=tmp_path / "server.log") as trial_server:
+        yield trial_server
+
+
+@pytest.fixture
+def light_server(tmp_path):
+    """A server that starts without torch, and whose trainings sleep."""
+    with TrialServer(log_file=tmp_path / "server.log", command=hostile_command()) as trial_server:
         yield trial_server
 
 
@@ -94,6 +116,11 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def sleep(light_server, tmp_path):
+    """Begins a training that sleeps; returns its future."""
+    return light_server.submit("train", {"doing": "sleep"}, log_file=tmp_path / "trial.log")
 
 
 def start_endless_trial(server, train, workload) -> int:
@@ -229,23 +256,21 @@ def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
         future.result(WAIT_SECONDS)
 
 
-def test_the_server_imports_a_module_once_for_all_its_processes(tmp_path, monkeypatch):
-    from autotune.execution.server.client import TrialServer
-
-    (tmp_path / "library.py").write_text("print('imported', flush=True)")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    log = tmp_path / "server.log"
-    with TrialServer(log_file=log) as own_server:
-        for _ in range(2):
-            modules = ["library", "none_of_this_name"]
-            reply = own_server.submit("devices", {}, log_file=tmp_path / "log", modules=modules)
-            assert reply.result(timeout=WAIT_SECONDS).result
-    assert log.read_text().splitlines().count("imported") == 1
+def test_the_server_imports_a_module_once_for_all_its_processes(
+    server, server_log, libraries, tmp_path
+):
+    (libraries / "library.py").write_text("print('imported', flush=True)")
+    for _ in range(2):
+        modules = ["library", "none_of_this_name"]
+        reply = server.submit("devices", {}, log_file=tmp_path / "log", modules=modules)
+        assert reply.result(timeout=WAIT_SECONDS).result
+    assert server_log.read_text().splitlines().count("imported") == 1
 
 
-def test_closing_the_server_ends_its_trials(doomed_server, train, workload):
-    pid = start_endless_trial(doomed_server, train, workload)
-    doomed_server.close()
+def test_closing_the_server_ends_its_trials(light_server, tmp_path):
+    sleep(light_server, tmp_path)
+    pid = pid_of_trial(light_server)
+    light_server.close()
     assert wait_until(lambda: is_gone(pid))
 
 
@@ -255,19 +280,19 @@ def test_trials_end_with_a_killed_server(doomed_server, train, workload):
     assert wait_until(lambda: is_gone(pid))
 
 
-def test_the_loss_of_the_server_reaches_the_caller(doomed_server, train, workload):
-    future = train(workload=endless(workload), by=doomed_server)
-    assert wait_until(lambda: children_of(doomed_server.pid))
-    os.kill(doomed_server.pid, signal.SIGKILL)
+def test_the_loss_of_the_server_reaches_the_caller(light_server, tmp_path):
+    future = sleep(light_server, tmp_path)
+    assert wait_until(lambda: children_of(light_server.pid))
+    os.kill(light_server.pid, signal.SIGKILL)
     with pytest.raises(TrialServerLost):
         future.result(WAIT_SECONDS)
 
 
-def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train):
-    os.kill(doomed_server.pid, signal.SIGKILL)
-    doomed_server._reader.join(WAIT_SECONDS)
+def test_a_request_to_a_server_that_has_ended_fails_at_once(light_server, tmp_path):
+    os.kill(light_server.pid, signal.SIGKILL)
+    light_server._reader.join(WAIT_SECONDS)
     with pytest.raises(TrialServerLost):
-        train(by=doomed_server).result(WAIT_SECONDS)
+        sleep(light_server, tmp_path).result(WAIT_SECONDS)
 
 
 # -- trials that another process has disturbed -----------------------------------------------------
@@ -275,7 +300,7 @@ def test_a_request_to_a_server_that_has_ended_fails_at_once(doomed_server, train
 DISTURBED = """
     from pathlib import Path
     from autotune.errors import DeviceDisturbed
-    from autotune.execution.server import fork_server as server, tasks
+    from tests.building.light_server import serve_without_torch
 
     def measure(*, folder, disturbed, requested_at):
         attempts = Path(folder, "attempts")
@@ -284,17 +309,13 @@ DISTURBED = """
             raise DeviceDisturbed("process 7 began on cuda:0", hint="end it")
         return requested_at
 
-    tasks.TASKS = {"measure": measure}
-    server._import_what_trials_need = lambda: None
-    server.main()
+    serve_without_torch({"measure": measure})
 """
 """A server whose task is disturbed as often as it is told, and returns when it was asked."""
 
 
 @pytest.fixture(scope="module")
 def disturbed_server(tmp_path_factory):
-    from autotune.execution.server.client import TrialServer
-
     command = (sys.executable, "-c", textwrap.dedent(DISTURBED))
     with TrialServer(
         log_file=tmp_path_factory.mktemp("disturbed") / "server.log", command=command
@@ -339,8 +360,6 @@ def test_a_cancelled_trial_is_not_begun_again(disturbed_server, measure, tmp_pat
 
 
 def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
-    from autotune.execution.server.client import TrialServer
-
     program = """
         from autotune.execution.server import fork_server
         from autotune.execution.server.clean_imports import CudaTouched
@@ -360,30 +379,17 @@ def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
             future.result(WAIT_SECONDS)
 
 
-SERVER = (
-    "import runpy; runpy.run_module('autotune.execution.server.fork_server', run_name='__main__')"
-)
-
-
 def test_what_an_interpreter_says_before_the_server_begins_is_no_reply(tmp_path):
     """As a line in sitecustomize or a .pth file does."""
-    from autotune.execution.server.client import TrialServer
-
-    command = (
-        sys.executable,
-        "-c",
-        f"print('hello', flush=True); print('[1]', flush=True); {SERVER}",
-    )
+    command = hostile_command(before="print('hello', flush=True); print('[1]', flush=True)")
     with TrialServer(log_file=tmp_path / "server.log", command=command) as chatty:
-        devices = chatty.submit("devices", {}, log_file=tmp_path / "devices.log").result(
-            WAIT_SECONDS
+        future = chatty.submit(
+            "train", {"doing": "print_much", "size": 0}, log_file=tmp_path / "trial.log"
         )
-    assert devices.result[-1]["device"] == "cpu"
+        assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "ok"
 
 
 def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path):
-    from autotune.execution.server.client import TrialServer
-
     half = "import sys; sys.stdin.readline(); print('{\"id\": 1, \"resu', end='', flush=True)"
     with TrialServer(
         log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)
@@ -394,8 +400,6 @@ def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path
 
 
 def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
-    from autotune.execution.server.client import TrialServer
-
     echo = """
         import json, sys
         for line in sys.stdin:
@@ -419,15 +423,15 @@ def test_a_study_whose_prepared_files_are_gone_ends_and_no_configuration_is_char
         future.result(WAIT_SECONDS)
 
 
-def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path):
+def test_nothing_outlives_a_caller_that_was_killed(tmp_path):
     caller = textwrap.dedent(
         f"""
-        import json, time
+        import time
         from pathlib import Path
         from autotune.execution.server.client import TrialServer
-        server = TrialServer(log_file=Path({str(tmp_path / "server.log")!r}))
-        payload = json.loads({__import__("json").dumps(_payload(workload, prepared))!r})
-        server.submit("train", payload, log_file=Path({str(tmp_path / "trial.log")!r}))
+        log_file = Path({str(tmp_path / "server.log")!r})
+        server = TrialServer(log_file=log_file, command={hostile_command()!r})
+        server.submit("train", {{"doing": "sleep"}}, log_file=log_file.with_name("trial.log"))
         print(server.pid, flush=True)
         time.sleep(600)
         """
@@ -439,17 +443,6 @@ def test_nothing_outlives_a_caller_that_was_killed(workload, prepared, tmp_path)
     process.kill()
     process.wait()
     assert wait_until(lambda: is_gone(server_pid) and is_gone(trial_pid))
-
-
-def _payload(workload, prepared):
-    return {
-        "workload": endless(workload).to_dict(),
-        "config": TrainingConfig(micro_batch_size=workload.global_batch).to_dict(),
-        "folder": str(prepared),
-        "device": "cpu",
-        "cap_bytes": 2**40,
-        "requested_at": time.monotonic(),
-    }
 
 
 def test_the_server_has_no_thread_and_no_device(server, train):
@@ -498,19 +491,10 @@ def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_ther
     )
 
 
-def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(tmp_path, monkeypatch):
-    from autotune.execution.server.client import TrialServer
-
-    monkeypatch.chdir(tmp_path)
-    for name in ("json", "torch", "datasets"):
-        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')\n")
-    with TrialServer(log_file=tmp_path / "server.log") as server:
-        devices = (
-            server.submit("devices", {}, log_file=tmp_path / "devices.log")
-            .result(WAIT_SECONDS)
-            .result
-        )
-    assert devices[-1]["device"] == "cpu"
+def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(server, tmp_path):
+    future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
+    assert (Path(f"/proc/{server.pid}/cwd") / "torch.py").exists()
+    assert future.result(WAIT_SECONDS).result[-1]["device"] == "cpu"
 
 
 def test_a_task_runs_on_its_cpus_with_a_thread_on_each(server, tmp_path):

@@ -14,7 +14,7 @@ from autotune.execution.server import fork_server, trial_log
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.silence import Silence
-from tests.building.hostile_server import HOSTILE_COMMAND
+from tests.building.hostile_server import hostile_command
 
 WAIT_SECONDS = 60
 SILENCE_SECONDS = 4.0
@@ -22,14 +22,10 @@ SILENCE_SECONDS = 4.0
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory):
+def command():
     """The hostile server with a quicker heartbeat, as no test can wait for minutes."""
-    program = (
-        "import runpy; from autotune.execution.server import fork_server; "
-        "fork_server.BEAT_SECONDS = 0.5; "
-        f"runpy.run_path({HOSTILE_COMMAND[1]!r}, run_name='__main__')"
-    )
-    return (HOSTILE_COMMAND[0], "-c", program)
+    quicker = "from autotune.execution.server import fork_server; fork_server.BEAT_SECONDS = 0.5"
+    return hostile_command(before=quicker)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,23 @@
+"""The real trial server without torch, which takes seconds to import, for tests of the server."""
+
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autotune.execution.server import fork_server
+
+
+def serve_without_torch(tasks: Mapping[str, Callable[..., Any]]) -> None:
+    """Serve with these tasks in the place of the real ones; a training's progress is not seen."""
+    tasks_module = types.ModuleType("autotune.execution.server.tasks")
+    vars(tasks_module)["TASKS"] = tasks
+    progress = types.ModuleType("autotune.execution.server.progress")
+    vars(progress)["PipeProgress"] = lambda pipe: types.SimpleNamespace(remark=None)
+    for module in (tasks_module, progress):
+        sys.modules[module.__name__] = module
+        setattr(
+            sys.modules["autotune.execution.server"], module.__name__.rpartition(".")[2], module
+        )
+    fork_server._import_what_trials_need = lambda: None
+    fork_server.main()
