@@ -118,15 +118,6 @@ def losses_of(make_trainer):
     return losses
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A new trial server, which ends with the test."""
-    from autotune.execution.server.client import TrialServer
-
-    with TrialServer(log_file=tmp_path / "server.log") as trial_server:
-        yield trial_server
-
-
 @pytest.fixture(scope="session")
 def _trial_servers(tmp_path_factory):
     from tests.building.trial_servers import TrialServers
@@ -134,6 +125,14 @@ def _trial_servers(tmp_path_factory):
     servers = TrialServers(tmp_path_factory.mktemp("servers"))
     yield servers
     servers.close()
+
+
+@pytest.fixture
+def server(_trial_servers, tmp_path):
+    """The trial server of the session; what the test has begun on it ends with the test."""
+    borrowed = _trial_servers.lend(log_file=tmp_path / "server.log")
+    yield borrowed
+    borrowed.close()
 
 
 @pytest.fixture(scope="module")

@@ -37,10 +37,11 @@ class TrialServers:
     @contextlib.contextmanager
     def lent_to_executors(self):
         """Lend the servers to all executors that are made in the block."""
-        with mock.patch.object(server_tasks, "TrialServer", self._lend):
+        with mock.patch.object(server_tasks, "TrialServer", self.lend):
             yield
 
-    def _lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
+    def lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
+        """Return the running server of a command, which is started where there is none."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
         command = tuple(command)
         with self._lending:  # the places of a search each ask in their own thread

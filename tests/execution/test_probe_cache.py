@@ -13,6 +13,7 @@ from autotune.spec.result import DeviceInfo
 CPU = DeviceInfo(
     device="cpu", name="a processor", total_memory_bytes=2**30, versions={"torch": "2.13.0"}
 )
+pytestmark = pytest.mark.usefixtures("one_trial_server")
 CHOICES = {"precision": ["fp32", "tf32"], "compile": ["none"]}
 
 

@@ -30,7 +30,7 @@ evaluation_sequences = 4
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def searched(tmp_path_factory, one_trial_server):
     """Search a space of two configurations with these settings; return the events."""
     folder = tmp_path_factory.mktemp("default_end")
     space = folder / "two.toml"

@@ -17,7 +17,7 @@ SCALED = "for p in model.parameters(): p.grad"
 
 
 @pytest.fixture(scope="module")
-def executor(tmp_path_factory):
+def executor(tmp_path_factory, one_trial_server):
     with LocalExecutor(tmp_path_factory.mktemp("work")) as executor:
         yield executor
 

@@ -20,7 +20,6 @@ from torch import nn
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
-from autotune.execution.server.client import TrialServer
 from autotune.execution.server.tasks import devices
 from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.reading import parse
@@ -81,12 +80,6 @@ def script(tmp_path):
         return file
 
     return write
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
-        yield trial_server
 
 
 def source_of(found):

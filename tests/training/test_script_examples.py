@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.execution.server.client import TrialServer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
@@ -36,7 +35,7 @@ def test_there_is_an_example_for_each_trainer():
 
 
 @pytest.mark.parametrize("library", sorted(SOURCE_OF_PERPLEXITY))
-def test_an_example_is_measured_as_a_trial(library, tmp_path, monkeypatch):
+def test_an_example_is_measured_as_a_trial(library, server, tmp_path, monkeypatch):
     pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)  # trainers make a folder for their output
     script = tmp_path / "train.py"
@@ -53,9 +52,8 @@ def test_an_example_is_measured_as_a_trial(library, tmp_path, monkeypatch):
         "shares_perplexity": False,
         "pruning_bounds": [],
     }
-    with TrialServer(log_file=tmp_path / "server.log") as server:
-        reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
-        found = dict(reply.result(timeout=300).result)
+    reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
+    found = dict(reply.result(timeout=300).result)
     found.pop("script_files", None)
     measured = parse(Measurement, found)
     assert (measured.outcome, measured.message) == ("ok", "")

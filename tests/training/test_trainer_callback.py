@@ -11,7 +11,6 @@ import torch
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
-from autotune.execution.server.client import TrialServer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
@@ -328,7 +327,9 @@ args = dict(
 
 
 @pytest.mark.slow
-def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measured(tmp_path):
+def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measured(
+    server, tmp_path
+):
     script, settings = tmp_path / "train.py", tmp_path / "settings.py"
     script.write_text(SCRIPT)
     settings.write_text(SETTINGS)
@@ -352,9 +353,8 @@ def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measur
         "shares_perplexity": False,
         "pruning_bounds": [],
     }
-    with TrialServer(log_file=tmp_path / "server.log") as server:
-        reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
-        found = dict(reply.result(timeout=120).result)
+    reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
+    found = dict(reply.result(timeout=120).result)
     found.pop("script_files", None)
     measured = parse(Measurement, found)
     assert (measured.outcome, measured.message) == ("ok", "")

@@ -58,12 +58,6 @@ def measurement_of(future):
     return parse(Measurement, {name: reply[name] for name in reply if name != "script_files"})
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with TrialServer(log_file=tmp_path_factory.mktemp("server") / "server.log") as trial_server:
-        yield trial_server
-
-
 @pytest.fixture
 def run(server, tmp_path):
     """run("time.sleep(1)") is the future of a trial that does so in every step but the first."""
