@@ -253,7 +253,7 @@ def test_what_was_not_measured_is_missing_in_the_frame(url):
 # -- predictions -----------------------------------------------------------------------------------
 
 
-def test_a_prediction_from_python_is_the_predictors_own():
+def test_a_prediction_from_python_is_the_predictors_own(one_trial_server):
     prediction = autotune.predict(configuration={"checkpointing": "block"}, device="cpu", **SIZES)
     config = TrainingConfig(checkpointing="block", micro_batch_size=SIZES["global_batch"])
     own = predict(

@@ -77,6 +77,7 @@ def _marked(arguments):
     return pytest.param(arguments, marks=[pytest.mark.slow] if is_read_elsewhere else [])
 
 
+@pytest.mark.usefixtures("one_trial_server")
 @pytest.mark.parametrize(
     "arguments", [_marked(arguments) for arguments in all_mistakes()], ids=case_name
 )

@@ -78,47 +78,46 @@ def output(*arguments, folder):
 
 @pytest.fixture(scope="module")
 def ended(folder, one_trial_server):
-    """The explanation of a trial, as the command that has ended."""
-    return run("by-hand", "0", folder=folder)
+    """The explanation of a study's pick, as the command that has ended."""
+    return run("by-hand", folder=folder)
 
 
 @pytest.fixture(scope="module")
-def of_a_trial(ended):
+def of_the_pick(ended):
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
 
-def test_explain_says_where_the_peak_of_a_trial_is(of_a_trial):
-    assert of_a_trial.startswith("#0 fp32, micro-batch 2")
-    assert "is at the start of backward" in of_a_trial
-    assert "no gradient exists yet" in of_a_trial
-    assert "Measured: 1.00 MiB" in of_a_trial
+def test_without_a_trial_explain_takes_the_pick(of_the_pick):
+    assert of_the_pick.startswith("#0 fp32, micro-batch 2")
 
 
-def test_without_a_trial_explain_takes_the_pick(of_a_trial, folder):
-    assert output("by-hand", folder=folder) == of_a_trial
+def test_explain_says_where_the_peak_of_the_pick_is(of_the_pick):
+    assert "is at the start of backward" in of_the_pick
+    assert "no gradient exists yet" in of_the_pick
+    assert "Measured: 1.00 MiB" in of_the_pick
 
 
-def test_explain_says_what_another_trial_measured(of_a_trial):
+def test_explain_says_what_another_trial_measured(of_the_pick):
     (line,) = [
-        line for line in of_a_trial.splitlines() if line.startswith("  checkpointing block: ")
+        line for line in of_the_pick.splitlines() if line.startswith("  checkpointing block: ")
     ]
     assert line.endswith(
         "measured in #1: 1.00 MiB, 760 tokens/s (24 % slower), the same perplexity"
     )
 
 
-def test_explain_says_why_a_step_in_backward_cannot_help_alone(of_a_trial):
+def test_explain_says_why_a_step_in_backward_cannot_help_alone(of_the_pick):
     (line,) = [
         line
-        for line in of_a_trial.splitlines()
+        for line in of_the_pick.splitlines()
         if line.startswith("  optimizer-fusion backward saves nothing")
     ]
     assert "before any gradient exists; with " in line
 
 
-def test_explain_says_what_the_device_cannot_do(of_a_trial):
-    assert "compile block does not work on this device: there is no compiler" in of_a_trial
+def test_explain_says_what_the_device_cannot_do(of_the_pick):
+    assert "compile block does not work on this device: there is no compiler" in of_the_pick
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +148,7 @@ def test_techniques_in_use_are_weighed(as_json):
     assert as_json["in_use"][0]["saved_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_row_of_a_search_space_brings_its_own_workload(folder):
     text = output(
         "--device", "cuda", "--torch", "2.8", "--space", "rows.toml", "--name", "one", folder=folder
@@ -220,5 +220,5 @@ def test_in_a_pipe_the_phases_are_lines(ended):
     assert all(re.match(r"Predicting \d+ more configurations?, after \d", line) for line in others)
 
 
-def test_no_study_is_left_behind(folder, of_a_trial):
+def test_no_study_is_left_behind(folder, of_the_pick):
     assert sorted(path.name for path in (folder / "studies").iterdir()) == ["autotune.db"]

@@ -101,9 +101,8 @@ def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     assert "Not confirmed by a trial: not asked for." in ended.stdout
 
 
-@pytest.mark.parametrize("option", ["--no-trial", "--no-confirm"], ids=["now", "formerly"])
-def test_in_a_pipe_only_what_was_found_is_printed_unless_all_progress_is_wanted(option, folder):
-    arguments = ("--max-mem", "2MiB", option, "--compile", "none", "--vary", "seq-len")
+def test_in_a_pipe_only_what_was_found_is_printed_unless_all_progress_is_wanted(folder):
+    arguments = ("--max-mem", "2MiB", "--no-trial", "--compile", "none", "--vary", "seq-len")
     (found,) = fit(*arguments, folder=folder).stderr.splitlines()
     assert found.startswith("as given: ")
     verbose = fit(*arguments, "-v", folder=folder)
@@ -113,14 +112,17 @@ def test_in_a_pipe_only_what_was_found_is_printed_unless_all_progress_is_wanted(
     assert "Not confirmed by a trial: not asked for." in verbose.stdout
 
 
-def test_a_former_option_is_not_in_the_help(folder):
+def test_a_former_option_means_the_same_and_is_not_in_the_help(folder):
+    arguments = ("--max-mem", "2MiB", "--compile", "none", "--vary", "micro-batch")
+    former = fit(*arguments, "--no-confirm", folder=folder)
+    assert "Not confirmed by a trial: not asked for." in former.stdout
     shown = fit("--help", folder=folder).stdout
     assert "--no-trial" in shown
     assert "--no-confirm" not in shown
 
 
 def test_at_80_columns_no_word_is_cut_and_the_largest_is_named_with_its_configuration(folder):
-    command = ("fit", "--device", "cpu", *SMALL, "--max-mem", "3MiB", "--no-trial", "--quiet")
+    command = ("fit", "--device", "cpu", *SMALL, "--max-mem", "2MiB", "--no-trial", "--quiet")
     printed = run_here(*command, "--checkpointing", "block", folder=folder, COLUMNS="80").stdout
     lines = printed.splitlines()
     assert any(line.rstrip().endswith("at most") for line in lines)

@@ -398,7 +398,15 @@ def wait_until_gone(folder: Path) -> bool:
     return not processes_of_this_folder(folder)
 
 
-def begin(name: str, *, trials: int) -> subprocess.Popen:
+QUICK = {"PYTHONPATH": str(Path(__file__).parents[2]), "STAND_IN_SECONDS": "1"}
+"""For searches whose trials are a stand-in, without torch."""
+
+
+def quick_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tests.building.quick_search", *arguments]
+
+
+def begin(name: str, *, trials: int, is_quick: bool = False) -> subprocess.Popen:
     # The default sampler would end the study once nothing that is left can fit.
     arguments = [
         "search",
@@ -411,12 +419,13 @@ def begin(name: str, *, trials: int) -> subprocess.Popen:
         "--space",
         "small.toml",
     ]
-    arguments += ["--max-mem", str(CAP_BYTES)]
+    arguments += ["--max-mem", "1GiB" if is_quick else str(CAP_BYTES)]
     return subprocess.Popen(
-        command(*arguments, "--trials", str(trials)),
+        (quick_command if is_quick else command)(*arguments, "--trials", str(trials)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **(QUICK if is_quick else {})},
     )
 
 
@@ -427,9 +436,13 @@ def wait_for_trial(process: subprocess.Popen, trials: int) -> None:
             return
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_stops_the_search_and_prints_the_command_that_continues(number, code, folder):
-    process = begin(f"signal-{code}", trials=TRIALS)
+@pytest.mark.parametrize(
+    ("number", "code", "is_quick"), [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)]
+)
+def test_a_signal_stops_the_search_and_prints_the_command_that_continues(
+    number, code, is_quick, folder
+):
+    process = begin(f"signal-{code}", trials=TRIALS, is_quick=is_quick)
     wait_for_trial(process, 2)
     process.send_signal(number)
     _, rest = process.communicate(timeout=60)
@@ -471,12 +484,13 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, fo
 
 
 def test_a_second_search_of_a_running_study_joins_it(folder):
-    first = begin("shared", trials=TRIALS)
+    first = begin("shared", trials=TRIALS, is_quick=True)
     wait_for_trial(first, 1)
     second = subprocess.run(
-        command("search", "--name", "shared", "--no-confirm", "--json"),
+        quick_command("search", "--name", "shared", "--no-confirm", "--json"),
         capture_output=True,
         text=True,
+        env={**os.environ, **QUICK},
     )
     first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0)

@@ -94,8 +94,8 @@ def test_a_memory_budget_does_not_change_the_losses(budget, losses_of, reference
 @pytest.mark.parametrize(
     "value",
     [
-        # Two stand for the rest: recomputed within a block, and by a policy.
-        value if value in ("block", "selective") else pytest.param(value, marks=pytest.mark.slow)
+        # One stands for the rest.
+        value if value == "block" else pytest.param(value, marks=pytest.mark.slow)
         for value in CHOICES["checkpointing"]
         if value != "none"
     ],
