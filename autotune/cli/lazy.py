@@ -1,6 +1,7 @@
 """Commands that are imported when they are used, so that `autotune --help` stays fast."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -26,14 +27,8 @@ class LazyCommand(TyperCommand):
     def load(self) -> TyperCommand | TyperGroup:
         """Import the command and return it with its options."""
         module, _, name = self._source.partition(":")
-        found = getattr(import_module(module), name)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-            alone.command(self.name, cls=HelpfulCommand)(found)
-            found = alone
-        command = get_command(found)
-        assert isinstance(command, TyperCommand | TyperGroup)
-        return command
+        assert self.name is not None
+        return _command_of(getattr(import_module(module), name), self.name)
 
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
@@ -49,6 +44,21 @@ class LazyCommand(TyperCommand):
 
             extra["default_map"] = defaults_for(command, info_name, args, parent)
         return command.make_context(info_name, args, parent, **extra)
+
+
+@functools.cache
+def _command_of(found: Callable[..., Any], name: str) -> TyperCommand | TyperGroup:
+    """Return the command of a function or of a `typer.Typer`, once for each.
+
+    To build one takes as long as to parse a command line with it.
+    """
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(name, cls=HelpfulCommand)(found)
+        found = alone
+    command = get_command(found)
+    assert isinstance(command, TyperCommand | TyperGroup)
+    return command
 
 
 class LazyGroup(HelpfulGroup):
