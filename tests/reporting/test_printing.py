@@ -1,5 +1,6 @@
 """Pages as they are printed: what a browser has laid out between `beforeprint` and `afterprint`."""
 
+import functools
 import shutil
 
 import pytest
@@ -54,24 +55,59 @@ def browser():
         opened.close()
 
 
-@pytest.fixture
-def opened(browser, files):
-    contexts = []
-
+@pytest.fixture(scope="module")
+def open_page(browser, files):
     def open_page(name, *, scheme="light", size=(1280, 800)):
         width, height = size
-        contexts.append(
-            browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
         )
-        shown = contexts[-1].new_page()
+        shown = context.new_page()
         shown.complaints = []
         shown.on("pageerror", lambda error: shown.complaints.append(str(error)))
         shown.goto((files / f"{name}.html").as_uri())
         return shown
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
+
+
+@pytest.fixture
+def opened(open_page):
+    """opened(name, scheme="dark") is a new page, closed after the test."""
+    pages = []
+
+    def open_new(name, **options):
+        pages.append(open_page(name, **options))
+        return pages[-1]
+
+    yield open_new
+    for shown in pages:
+        shown.context.close()
+
+
+@pytest.fixture(scope="module")
+def printed(open_page):
+    """printed(name, scheme="dark") is a page being printed, of tests that only look at it."""
+
+    @functools.cache
+    def print_page(name, **options):
+        shown = open_page(name, **options)
+        begin_printing(shown)
+        return shown
+
+    return print_page
+
+
+@pytest.fixture(scope="module")
+def plain(open_page):
+    """A page on the screen, of tests that end what they print."""
+    return open_page("plain")
+
+
+@pytest.fixture(scope="module")
+def space(open_page):
+    """The page of a figure in three dimensions on a light screen; drawing one takes seconds."""
+    return open_page("space")
 
 
 def begin_printing(shown, *, paper="A4"):
@@ -94,11 +130,18 @@ DRAWN = """() => [...document.querySelectorAll(".on-paper")].map(one => {
 })"""
 
 
-@pytest.mark.parametrize(("name", "figures"), [("ladder", 3), ("figure", 1)])
-@pytest.mark.parametrize("size", [(1280, 800), (375, 812)])
-def test_every_figure_is_printed_whole_though_no_reader_scrolled_to_it(name, figures, size, opened):
-    shown = opened(name, size=size)
-    begin_printing(shown)
+@pytest.mark.parametrize(
+    ("name", "figures", "screen"),
+    [
+        ("ladder", 3, {"size": (1280, 800)}),
+        ("ladder", 3, {"size": (375, 812)}),
+        ("figure", 1, {"scheme": "dark"}),
+    ],
+)
+def test_every_figure_is_printed_whole_though_no_reader_scrolled_to_it(
+    name, figures, screen, printed
+):
+    shown = printed(name, **screen)
     drawn = shown.evaluate(DRAWN)
     assert len(drawn) == figures
     assert all(left >= 0 and left + width <= PAPER["A4"] for left, width, _ in drawn)
@@ -107,16 +150,16 @@ def test_every_figure_is_printed_whole_though_no_reader_scrolled_to_it(name, fig
 
 
 @pytest.mark.parametrize("paper", PAPER)
-def test_nothing_is_wider_than_the_paper(paper, opened):
-    shown = opened("plain")
-    begin_printing(shown, paper=paper)
-    assert shown.evaluate("document.documentElement.scrollWidth") == PAPER[paper]
+def test_nothing_is_wider_than_the_paper(paper, plain):
+    begin_printing(plain, paper=paper)
+    width = plain.evaluate("document.documentElement.scrollWidth")
+    end_printing(plain)
+    assert width == PAPER[paper]
 
 
 @pytest.mark.parametrize("name", ["plain", "figure"])
-def test_a_figure_is_printed_in_light_colours_from_a_dark_screen(name, opened):
-    shown = opened(name, scheme="dark")
-    begin_printing(shown)
+def test_a_figure_is_printed_in_light_colours_from_a_dark_screen(name, printed):
+    shown = printed(name, scheme="dark")
     tick = shown.locator(".on-paper .xtick text").first
     assert tick.evaluate("one => getComputedStyle(one).fill") == "rgb(32, 33, 36)"
 
@@ -151,9 +194,8 @@ def test_of_thousands_of_trials_some_are_printed_and_the_page_says_how_many(open
     assert shown.locator("#shown").inner_text() == "1 to 500 of 3,000 trials"
 
 
-def test_headings_and_numbers_of_trials_are_printed_though_they_are_buttons(opened):
-    shown = opened("plain")
-    begin_printing(shown)
+def test_headings_and_numbers_of_trials_are_printed_though_they_are_buttons(printed):
+    shown = printed("plain", scheme="dark")
     heading = shown.locator("th[data-key=tokens_per_second]")
     assert heading.inner_text().strip() == "tokens/s"
     assert shown.locator("#table tbody th").first.inner_text().strip() == "#0"
@@ -169,22 +211,21 @@ def test_the_toolbar_of_a_figure_on_its_page_covers_no_legend(opened):
     assert bar["y"] + bar["height"] <= shown.locator(".legend").first.bounding_box()["y"]
 
 
-def test_a_long_command_is_printed_whole(opened):
-    shown = opened("plain")
-    begin_printing(shown)
+def test_a_long_command_is_printed_whole(printed):
+    shown = printed("plain", scheme="dark")
     cut = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).length"
     assert shown.locator(".command pre").evaluate_all(cut) == 0
 
 
-def test_after_printing_the_page_is_as_it_was(opened):
-    shown = opened("plain")
+def test_after_printing_the_page_is_as_it_was(plain):
     open_details = "document.querySelectorAll('details[open]').length"
-    before = shown.evaluate(open_details)
-    begin_printing(shown)
-    assert shown.locator("details:not([open])").count() == 0
-    end_printing(shown)
-    assert shown.evaluate(open_details) == before
-    assert shown.locator(".on-paper").count() == 0
+    before = plain.evaluate(open_details)
+    begin_printing(plain)
+    closed = plain.locator("details:not([open])").count()
+    end_printing(plain)
+    assert closed == 0 < plain.locator("details:not([open])").count()
+    assert plain.evaluate(open_details) == before
+    assert plain.locator(".on-paper").count() == 0
 
 
 @pytest.mark.parametrize("name", ["plain", "figure"])
@@ -215,21 +256,22 @@ DARK_POINTS = """() => {
 }"""
 
 
-def test_the_words_of_a_figure_in_three_dimensions_are_printed_dark_from_a_dark_screen(opened):
+def test_the_words_of_a_figure_in_three_dimensions_are_printed_dark_from_a_dark_screen(
+    opened, space
+):
     dark = {}
-    for scheme in ("dark", "light"):
-        shown = opened("space", scheme=scheme)
+    for scheme, shown in (("dark", opened("space", scheme="dark")), ("light", space)):
         begin_printing(shown)
         dark[scheme] = shown.evaluate(DARK_POINTS)
         assert shown.complaints == []
+        end_printing(shown)
     assert dark["dark"] > dark["light"] / 2 > 0
 
 
-def test_a_figure_in_three_dimensions_is_printed_as_the_reader_turned_it(opened):
-    shown = opened("space")
-    begin_printing(shown)
-    before = shown.evaluate(PICTURE)
-    end_printing(shown)
-    shown.evaluate(TURN)
-    begin_printing(shown)
-    assert shown.evaluate(PICTURE) != before
+def test_a_figure_in_three_dimensions_is_printed_as_the_reader_turned_it(space):
+    begin_printing(space)
+    before = space.evaluate(PICTURE)
+    end_printing(space)
+    space.evaluate(TURN)
+    begin_printing(space)
+    assert space.evaluate(PICTURE) != before

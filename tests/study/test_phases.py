@@ -342,7 +342,7 @@ def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
 
 def test_the_steps_of_a_real_training_are_reported(tmp_path, one_trial_server):
     space = tmp_path / "long.toml"
-    space.write_text(SPACE.replace("\nsteps = 9\n", "\nsteps = 600\n"))
+    space.write_text(SPACE.replace("\nsteps = 9\n", "\nsteps = 200\n"))
     steps = []
 
     def listen(event):
@@ -359,4 +359,4 @@ def test_the_steps_of_a_real_training_are_reported(tmp_path, one_trial_server):
         listener=listen,
     )
     assert steps == sorted(set(steps))
-    assert {1 <= ended <= wanted == 600 for ended, wanted in steps} == {True}
+    assert {1 <= ended <= wanted == 200 for ended, wanted in steps} == {True}
