@@ -6,29 +6,25 @@ out, and then does nothing until it is ended, unless it leaves.
 
 import os
 import signal
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.spec.result import Measurement
-from tests.building.light_server import serve_without_torch
+from tests.building.light_server import light_command, serve_without_torch
 
 RESULT = asdict(Measurement(outcome="ok"))
 
 
 def hostile_command(*, before: str = "") -> tuple[str, ...]:
     """Return the command of the server, which runs the statements `before` first."""
-    root = str(Path(__file__).parents[2])
     program = f"""
-import sys
-sys.path.insert(0, {root!r})
 {before}
 from tests.building.hostile_server import serve
 serve()
 """
-    return (sys.executable, "-c", program)
+    return light_command(program)
 
 
 def result_pipe() -> int:

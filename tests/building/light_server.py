@@ -3,9 +3,24 @@
 import sys
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from autotune.execution.server import fork_server
+
+ROOT = Path(__file__).parents[2]
+
+
+def light_command(program: str) -> tuple[str, ...]:
+    """Return the command of a program that can import what is in this folder."""
+    return (sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}")
+
+
+LIGHT_COMMAND = light_command(
+    "from tests.building.light_server import serve_without_torch\n"
+    "serve_without_torch({'check_device': lambda device: {}})"
+)
+"""A server on which every device answers."""
 
 
 def serve_without_torch(tasks: Mapping[str, Callable[..., Any]]) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.study.events import Notice
 from autotune.study.progress import Progress
 from autotune.study.search import SearchRequest, search
+from tests.building.light_server import LIGHT_COMMAND
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -122,7 +122,7 @@ def test_where_the_home_has_a_space_as_well_the_cache_is_temporary(
 
 def environment_of(executor):
     """Of its server, once that runs: before, and after its end, the kernel shows nothing."""
-    executor.devices()
+    executor.check_device("cpu")
     return Path(f"/proc/{executor.server_pid}/environ").read_bytes().split(b"\0")
 
 
@@ -130,9 +130,7 @@ def test_no_task_of_a_trial_server_uses_the_default_cache_of_torch_or_the_users_
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "of all programs"))
-    with LocalExecutor(
-        tmp_path / "work", server_command=(sys.executable, str(STAND_IN))
-    ) as executor:
+    with LocalExecutor(tmp_path / "work", server_command=LIGHT_COMMAND) as executor:
         environment = environment_of(executor)
     assert f"{VARIABLE}={tmp_path / 'work' / 'inductor'}".encode() in environment
     assert f"TRITON_CACHE_DIR={tmp_path / 'work' / 'inductor' / 'triton'}".encode() in environment

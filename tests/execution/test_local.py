@@ -7,6 +7,7 @@ import pytest
 
 from autotune.errors import TrialLost, TrialServerLost
 from autotune.execution.local import LocalExecutor
+from tests.building.light_server import LIGHT_COMMAND
 
 
 @pytest.mark.slow
@@ -19,25 +20,21 @@ def test_torch_compile_works_from_a_folder_with_a_space_in_its_name(tmp_path, mo
     assert list((tmp_path / "cache" / "autotune" / "inductor").glob("*/*")) != []
 
 
-@pytest.fixture(scope="module")
-def executor(tmp_path_factory):
-    with LocalExecutor(tmp_path_factory.mktemp("executor")) as local:
-        yield local
+def test_a_device_that_does_not_answer_is_a_loss(tmp_path, one_trial_server):
+    with LocalExecutor(tmp_path) as executor:
+        executor.check_device("cpu")
+        with pytest.raises(TrialLost, match="cuda:99 does not answer"):
+            executor.check_device("cuda:99")
 
 
-def test_a_device_that_does_not_answer_is_a_loss(executor):
-    executor.check_device("cpu")
-    with pytest.raises(TrialLost, match="cuda:99 does not answer"):
-        executor.check_device("cuda:99")
-
-
-def test_a_server_that_died_is_started_again(executor):
-    lost = executor.server_pid
-    os.kill(lost, signal.SIGKILL)
-    with pytest.raises(TrialServerLost):
-        _check_for_ever(executor)
-    executor.check_device("cpu")
-    assert executor.server_pid != lost
+def test_a_server_that_died_is_started_again(tmp_path):
+    with LocalExecutor(tmp_path, server_command=LIGHT_COMMAND) as executor:
+        lost = executor.server_pid
+        os.kill(lost, signal.SIGKILL)
+        with pytest.raises(TrialServerLost):
+            _check_for_ever(executor)
+        executor.check_device("cpu")
+        assert executor.server_pid != lost
 
 
 def _check_for_ever(executor):
