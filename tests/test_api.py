@@ -133,7 +133,7 @@ def test_an_unknown_study_is_an_error(call, url, tmp_path, monkeypatch):
         (lambda: autotune.fit(max_mem="1GiB", sequence_lenght=3), "'sequence_length'"),
     ],
 )
-def test_a_misspelt_keyword_is_answered_with_what_was_meant(call, near):
+def test_a_misspelt_keyword_is_answered_with_what_was_meant(call, near, one_trial_server):
     with pytest.raises(InvalidInput) as raised:
         call()
     assert f"did you mean {near}" in raised.value.hint

@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -21,6 +19,7 @@ from autotune.spec.result import Outcome
 from autotune.spec.space_file import load_space
 from autotune.spec.study import SAMPLERS
 from autotune.spec.workload import DEFAULTS_BY_DEVICE
+from tests.building.commands import run_here
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,13 +66,8 @@ def command_of(line: str) -> tuple[str, ...]:
 
 @cache
 def help_of(command: tuple[str, ...]) -> str:
-    shown = subprocess.run(
-        [sys.executable, "-m", "autotune", *command, "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "PYTHONPATH": str(ROOT)},
-    )
+    shown = run_here(*command, "--help", folder=ROOT, COLUMNS="200")
+    assert shown.returncode == 0, shown.stderr
     return shown.stdout
 
 

@@ -47,6 +47,7 @@ def test_memory_inside_one_operator_counts():
     assert peak_of(block, resident=[x]) > 4 * MIB + 4096
 
 
+@pytest.mark.slow
 def test_compiled_code_is_seen():
     compiled = torch.compile(lambda x: (x.sin() @ x.cos()).sum(), dynamic=False)
     x = torch.randn(512, 512)

@@ -28,9 +28,12 @@ EAGER = [
     ),
     pytest.param({"optimizer": "adamw-8bit"}, marks=pytest.mark.slow),  # torchao compiles its step
     *({"optimizer_fusion": value} for value in CHOICES["optimizer_fusion"] if value != "none"),
-    {"checkpointing": "block", "optimizer_fusion": "foreach"},
+    pytest.param({"checkpointing": "block", "optimizer_fusion": "foreach"}, marks=pytest.mark.slow),
     {"checkpointing": "block", "optimizer_fusion": "backward"},
-    {"checkpointing": "block", "optimizer": "adafactor", "optimizer_fusion": "backward"},
+    pytest.param(
+        {"checkpointing": "block", "optimizer": "adafactor", "optimizer_fusion": "backward"},
+        marks=pytest.mark.slow,
+    ),
     {"checkpointing": "sqrt", "precision": "bf16-true", "micro_batch_size": 2},
     {"micro_batch_size": 1, "optimizer_fusion": "foreach"},
     {"micro_batch_size": 2, "precision": "fp16-mixed", "optimizer_fusion": "kernel"},
