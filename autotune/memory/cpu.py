@@ -8,7 +8,7 @@ that a step replaces is then recorded, too.
 
 The events are read from `kineto_results`, which is private: the public list omits all events inside
 an operator, and has no addresses. `tests/memory/test_cpu_meter.py` compares the result with peaks
-known by hand.
+known by hand. Memory that does not come from torch's allocator is not seen.
 """
 
 from collections.abc import Callable, Iterable, Iterator

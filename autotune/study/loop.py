@@ -6,6 +6,9 @@ run it and stores the result. Places that are ready at once are served in one ro
 known at its beginning. No configuration runs twice: a suggestion that has a trial already is
 skipped, and so is one that compiles to a program that has run. A configuration predicted to be over
 the cap is not run at all. What runs elsewhere at that moment takes part in each choice.
+
+Not here: how a configuration is chosen (`sampler/`), how a trial is run and judged
+(`trial_runner.py`), and who may store which result (`storage/attempts.py`).
 """
 
 import time

@@ -1,7 +1,12 @@
 """Runs one optimizer step or one forward pass, in a trial and in a prediction.
 
-The effect of a technique on memory is decided here and in `techniques/`, and only once: the
-predictor runs this same code on fake tensors.
+A step goes over the global batch in micro batches and adds up their gradients, then updates:
+
+    gradient = sum over micro batches of d(summed token loss / labels of the global batch)
+
+so that it does not depend on the micro batch size. The effect of a technique on memory is decided
+here and in `techniques/`, and only once: the predictor runs this same code on fake tensors. Timing,
+memory and parity are not here: whoever runs a step wraps it (`trainer.py`, `predictor/predict.py`).
 """
 
 import math

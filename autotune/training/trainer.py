@@ -1,7 +1,19 @@
 """Trains one configuration in this process: build, warm up, measure memory, time, evaluate.
 
+    steps          warm-up (compiles) | memory is recorded | timed, until the workload's last step
+    peak memory    the most bytes that were allocated at once, in the recorded steps or evaluation
+    speed          tokens of a step / median seconds of the timed steps
+    perplexity     exp(mean token loss on the held-out text, in nats)
+    bits per byte  mean token loss / ln 2 / bytes per token
+
+Steps whose memory is recorded are not timed, since recording slows them down. A trial that shares
+its perplexity with another one of the same numerics takes fewer timed steps and evaluates one micro
+batch only, for its memory.
+
 Every trial has a process for itself, so that a leaked setting or a crash cannot reach the next one.
-Failures are exceptions here; `autotune/execution/server/failures.py` turns them into outcomes.
+Failures are exceptions here; `autotune/execution/server/failures.py` turns them into outcomes. Left
+out on purpose: whatever prepares text (`autotune/data/`, once a study), checkpoints of the weights,
+and evaluation between steps. They are the same for every configuration.
 """
 
 import math
