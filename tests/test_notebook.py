@@ -48,26 +48,14 @@ def run_cell(cell, names):
     return str(value) if as_html is None or hasattr(value, "to_plotly_json") else as_html()
 
 
-def is_slow(cell):
-    return "slow" in cell["metadata"].get("tags", [])
-
-
-def run_all(cells, folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    names: dict[str, object] = {"__name__": "__main__"}
-    return ["".join(cell["source"]) for cell in cells if not run_cell(cell, names)]
-
-
+@pytest.mark.slow
 def test_the_example_notebook_runs(tmp_path, monkeypatch, one_trial_server):
-    silent = run_all([cell for cell in CELLS if not is_slow(cell)], tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    silent = ["".join(cell["source"]) for cell in CELLS if not run_cell(cell, names)]
     assert [source for source in silent if not source.startswith(("import ", "print("))] == []
     assert (tmp_path / "report.html").exists()
     assert (tmp_path / "exported" / "train.py").exists()
-
-
-@pytest.mark.slow
-def test_the_whole_example_notebook_runs(tmp_path, monkeypatch, one_trial_server):
-    run_all(CELLS, tmp_path, monkeypatch)
 
 
 def test_the_example_notebook_was_executed_in_order_without_an_error():

@@ -256,6 +256,7 @@ DARK_POINTS = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_the_words_of_a_figure_in_three_dimensions_are_printed_dark_from_a_dark_screen(
     opened, space
 ):

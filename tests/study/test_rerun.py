@@ -6,12 +6,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import autotune
 from autotune.reporting.report.commands import rerun_command
 from autotune.spec.config import TrainingConfig
 from tests.building.studies import definition
 
 
+@pytest.mark.slow
 def test_the_command_that_reruns_a_trial_measures_the_same_peak(
     make_trainer, workload, tmp_path, monkeypatch
 ):
