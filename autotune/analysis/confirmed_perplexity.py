@@ -128,8 +128,8 @@ def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int
     if not once:
         return ""
     return (
-        f"the perplexity of {' and '.join(once)} is that of one training each, and rounding alone "
-        "may move it by more than the difference to fp32: --seeds 3, or autotune confirm"
+        f"the perplexity of {' and '.join(once)} is of one seed, and may differ from that of fp32 "
+        "by rounding alone: use --seeds 3, or autotune confirm"
     )
 
 

@@ -129,7 +129,7 @@ def note(records):
 
 def test_a_comparison_by_one_training_each_is_said_until_further_seeds_are_trained():
     seeds = [seed(9.9), seed(9.9, config=FULL)]
-    assert "one training each" in note(study())
+    assert "is of one seed" in note(study())
     assert note(with_seed_perplexities(study(), seeds)) == ""
 
 
