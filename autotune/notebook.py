@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _ROWS_SHOWN = 8
 _NOTES_SHOWN = 6
 _SECONDS_BETWEEN_UPDATES = 0.5
+_DONE = "Done"
 
 Show = Callable[[str, str], None]
 """Shows HTML, and the text for what cannot show HTML, in place of what it showed before."""
@@ -140,7 +141,7 @@ class LiveOutput:
         self._ended.set()
         self._thread.join()
         if kind is None:
-            self._draw(ended="Done")
+            self._draw(ended=_DONE)
         elif issubclass(kind, KeyboardInterrupt):
             again = "run the cell again to continue"
             self._draw(ended=f"Stopped; every finished trial is stored, {again}")
@@ -176,8 +177,11 @@ class LiveOutput:
         if progress.opened is None:
             return f"<div>{''.join(parts)}</div>"
         done = len(progress.records)
+        wanted = progress.wanted
+        if ended == _DONE:  # also where the space had fewer than that
+            wanted = done
         parts.append(
-            f'<p><progress max="{max(1, progress.wanted)}" value="{done}"></progress> '
+            f'<p><progress max="{max(1, wanted)}" value="{done}"></progress> '
             f"{html_text(progress.status())}</p><p><b>{html_text(progress.best())}</b></p>"
         )
         latest = progress.records[-_ROWS_SHOWN:]

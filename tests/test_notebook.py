@@ -116,6 +116,13 @@ def test_running_trials_results_and_notes_are_shown(live, shown):
     assert "Done" in shown[-1][0]
 
 
+def test_the_bar_of_a_search_that_is_done_is_full_where_it_wanted_more_trials(live, shown):
+    with live:
+        live(opened())
+        live(TrialEnded(record=record(0, config=config(0), speed=1234.0)))
+    assert 'max="1" value="1"' in shown[-1][0]
+
+
 def test_what_a_confirmation_measures_is_shown(live, shown):
     with live:
         live(opened())
