@@ -2,8 +2,8 @@
 
     python studies/causal_models/measure.py
 
-Writes a line of JSON for each type to `results.jsonl` beside itself: what can be done with it, and
-for each of four configurations the predicted and the measured peak. What the file has is not
+Writes a line of JSON for each type to `results.jsonl.xz` beside itself: what can be done with it,
+and for each of four configurations the predicted and the measured peak. What the file has is not
 measured again, so it can be stopped and started. The pairs are taken in a shuffled order, one
 configuration after the other, so that an unfinished file is a fair sample. `--configurations` takes
 only some, `--summary` prints what the file says.
@@ -39,6 +39,7 @@ from autotune.spec.parity import ParityTrace, largest_difference
 from autotune.spec.reading import parse
 from autotune.spec.workload import Workload, make_workload
 from studies.causal_models.small_config import candidates
+from studies.compressed import read_rows, write_rows
 
 IMPORTED_ONCE = (
     "torch._inductor.compile_fx",
@@ -48,7 +49,7 @@ IMPORTED_ONCE = (
     "autotune.training.trainer",
 )
 """Imported before a process is forked, so that its forks need not."""
-RESULTS = Path(__file__).with_name("results.jsonl")
+RESULTS = Path(__file__).with_name("results.jsonl.xz")
 TRAINING = {
     "sequence_length": 32,
     "global_batch": 4,
@@ -262,15 +263,11 @@ def measure_all(file: Path, *, only: list[str], configurations: list[str]) -> No
 
 
 def write(file: Path, rows: Mapping[str, Mapping[str, Any]]) -> None:
-    lines = [json.dumps(rows[name]) for name in causal_types() if name in rows]
-    file.write_text("\n".join(lines) + "\n")
+    write_rows(file, [dict(rows[name]) for name in causal_types() if name in rows])
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
-    if not file.exists():
-        return {}
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    return {row["type"]: row for row in rows}
+    return {row["type"]: row for row in read_rows(file)}
 
 
 # -- what it says ----------------------------------------------------------------------------------

@@ -1,16 +1,15 @@
 """Compares predicted and measured peak memory of models that the predictor was not made for.
 
     python studies/new_models/measure.py
-    python studies/new_models/measure.py --read studies/new_models/results.json
+    python studies/new_models/measure.py --read studies/new_models/results.json.xz
 
 A pair is one prediction on fake tensors and one short real training, each in a process of its own,
 as in `studies/predictor_accuracy/measure.py`. The models are those of users in `models.py` beside
 this file, and some model types of transformers, shrunk as in `studies/causal_models/`. Writes every
-pair to `results.json` and continues where that file ends. `--read` prints the table of a file.
+pair to `results.json.xz` and continues where that file ends. `--read` prints the table of a file.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -31,6 +30,7 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload, make_workload
 from autotune.study.predictions import Forecaster
 from studies.causal_models.small_config import candidates
+from studies.compressed import read_json, write_json
 from studies.predictor_accuracy.measure import (
     SHORTEST,
     SPACE,
@@ -38,11 +38,10 @@ from studies.predictor_accuracy.measure import (
     chosen_in,
     ratio_of,
     run_now,
-    written,
 )
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results.json"
+RESULTS = HERE / "results.json.xz"
 SIZES = {"layers": 2, "width": 128, "sequence_length": 64}
 SMALL = {"layers": 1, "width": 32, "sequence_length": 32}
 
@@ -169,7 +168,7 @@ def measure(file: Path, *, only: list[str]) -> dict[str, Any]:
     """Measures what `file` does not hold yet, and writes it after every row."""
     results: dict[str, Any] = {"runs": [], "pairs": []}
     if file.exists():
-        results = json.loads(file.read_text())
+        results = read_json(file)
     with tempfile.TemporaryDirectory() as temporary, LocalExecutor(Path(temporary)) as executor:
         info, _ = executor.probe("cpu", {})
         run = run_now(info) | {"command": " ".join(["python", *sys.argv])}
@@ -183,7 +182,7 @@ def measure(file: Path, *, only: list[str]) -> dict[str, Any]:
                 benches[model] = _prepared(model, executor, info, Path(temporary))
             row = {**benches[model].pair(config), "run": len(results["runs"])}
             results["pairs"].append(row)
-            file.write_text(written(results))
+            write_json(file, results)
             print(*table([row], heading=False), sep="\n", flush=True)
     return results
 
@@ -243,7 +242,7 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="results to print instead of measuring")
     arguments = parser.parse_args()
     if arguments.read:
-        results = json.loads(arguments.read.read_text())
+        results = read_json(arguments.read)
     else:
         transformers.logging.set_verbosity_error()
         results = measure(arguments.out, only=arguments.only)

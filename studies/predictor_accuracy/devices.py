@@ -1,7 +1,7 @@
 """Compares predicted and measured peak memory of every rank of trainings on several processes.
 
     python studies/predictor_accuracy/devices.py [--models gpt ...] [--out FILE]
-    python studies/predictor_accuracy/devices.py --read studies/predictor_accuracy/devices.json
+    python studies/predictor_accuracy/devices.py --read studies/predictor_accuracy/devices.json.xz
 
 The processes are ranks of a CPU that communicate by gloo, with the same code as in a search: one
 prediction for each distinct rank, and one short real training. Writes machine, versions, date and
@@ -9,7 +9,6 @@ every cell to `--out`, and resumes where such a file ends. Prints the tables of 
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload, make_workload
 from autotune.study.predictions import Forecaster
+from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).parent
 GOAL = 0.005
@@ -121,7 +121,7 @@ def measure(*, models: list[str], file: Path) -> dict[str, Any]:
     """Measure what `file` does not hold yet, and write it after every cell."""
     results: dict[str, Any] = {"models": about(), "runs": [], "cells": []}
     if file.exists():
-        results = json.loads(file.read_text())
+        results = read_json(file)
     known = {(cell["model"], cell["ranks"], cell["configuration"]) for cell in results["cells"]}
     with tempfile.TemporaryDirectory() as temporary, LocalExecutor(Path(temporary)) as executor:
         device, _ = executor.probe("cpu", {})
@@ -140,7 +140,7 @@ def measure(*, models: list[str], file: Path) -> dict[str, Any]:
                 "run": len(results["runs"]),
             }
             results["cells"].append(cell)
-            file.write_text(written(results))
+            write_json(file, results)
             print(model, "|", ranks, "|", cell["configuration"], "|", told(cell), file=sys.stderr)
     return results
 
@@ -160,15 +160,6 @@ def run_now(device: DeviceInfo) -> dict[str, Any]:
         "device": device.name,
         "versions": {**device.versions, "transformers": version("transformers")},
     }
-
-
-def written(results: dict[str, Any]) -> str:
-    """Return JSON with one line a row."""
-    lines = [f' "models": {json.dumps(results["models"])}']
-    for name in ("runs", "cells"):
-        rows = ",\n".join(f"  {json.dumps(row)}" for row in results[name])
-        lines.append(f' "{name}": [\n{rows}\n ]')
-    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -226,10 +217,10 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--read", type=Path, help="results to summarize instead of measuring")
-    parser.add_argument("--out", type=Path, default=HERE / "devices.json")
+    parser.add_argument("--out", type=Path, default=HERE / "devices.json.xz")
     arguments = parser.parse_args()
     if arguments.read:
-        results = json.loads(arguments.read.read_text())
+        results = read_json(arguments.read)
     else:
         results = measure(models=arguments.models, file=arguments.out)
     print(*table(results), "", *summary(results), sep="\n")

@@ -2,7 +2,7 @@
 
     python studies/predictor_accuracy/measure.py [--quick] [--device cpu|cuda:0] [--out FILE]
     python studies/predictor_accuracy/measure.py --adapters [--out FILE]
-    python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json
+    python studies/predictor_accuracy/measure.py --read studies/predictor_accuracy/results.json.xz
 
 Trainings on several devices are compared by `devices.py`.
 With `--adapters`: LoRA and DoRA beside frozen weights in every format, on five shapes of models.
@@ -15,7 +15,6 @@ resumes where such a file ends. Prints a summary and the proposed bounds for
 import argparse
 import hashlib
 import itertools
-import json
 import random
 import statistics
 import sys
@@ -38,6 +37,7 @@ from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_s
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import make_workload
 from autotune.study.predictions import Forecaster
+from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).parent
 MIB = 1024**2
@@ -337,7 +337,7 @@ def measure(
             del choices["compile"]  # the only probe that takes long
         info, unavailable = executor.probe(device, choices)
         empty: dict[str, Any] = {**about(), "runs": [], "pairs": [], "predictions": []}
-        results = json.loads(file.read_text()) if file.exists() else empty
+        results = read_json(file) if file.exists() else empty
         results["runs"].append(run_now(info))
         benches: dict[str, Bench] = {}
         legal = bind_space(
@@ -361,14 +361,14 @@ def measure(
                     benches[model] = prepare(model, executor, info, Path(temporary))
                 row = {**benches[model].pair(config), "run": len(results["runs"])}
                 results["pairs"].append(row)
-                file.write_text(written(results))
+                write_json(file, results)
                 told = f"{row.get('predicted_bytes')} / {row.get('measured_bytes')}"
                 print(model, "|", row["configuration"], "|", told, file=sys.stderr, flush=True)
         if TIMES in groups and not quick:
             timed = {(row["model"], row["configuration"]) for row in results["predictions"]}
             for row in own_seconds(executor, device_type=info.type, known=timed):
                 results["predictions"].append({**row, "run": len(results["runs"])})
-                file.write_text(written(results))
+                write_json(file, results)
         return results
 
 
@@ -521,18 +521,6 @@ def worst(rows: list[dict[str, Any]], *, count: int = 10) -> Iterator[str]:
         )
 
 
-def written(results: dict[str, Any]) -> str:
-    """JSON with one line a row."""
-    lines = []
-    for name, value in results.items():
-        if isinstance(value, list):
-            rows = ",\n".join(f"  {json.dumps(row)}" for row in value)
-            lines.append(f" {json.dumps(name)}: [\n{rows}\n ]")
-        else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(value)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -547,10 +535,10 @@ def main() -> None:
     )
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=GROUPS, help="only these")
     parser.add_argument("--read", type=Path, help="results to summarize instead of measuring")
-    parser.add_argument("--out", type=Path, default=Path("results.json"))
+    parser.add_argument("--out", type=Path, default=Path("results.json.xz"))
     arguments = parser.parse_args()
     if arguments.read:
-        results = json.loads(arguments.read.read_text())
+        results = read_json(arguments.read)
     else:
         models = arguments.models or list(QUICK_MODELS if arguments.quick else MODELS)
         groups = arguments.groups

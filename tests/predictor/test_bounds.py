@@ -1,12 +1,12 @@
 """The stated bounds of a prediction against both halves of the committed study."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_of, group_of
 from autotune.spec.config import TrainingConfig
+from studies.compressed import read_json
 
 STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy"
 NEW_MODELS = STUDY.parent / "new_models"
@@ -14,11 +14,11 @@ EXCEPTIONS = {"longcat_flash"}
 
 
 def pairs_in(name) -> list[dict]:
-    rows = json.loads((STUDY / name).read_text())["pairs"]
+    rows = read_json(STUDY / name)["pairs"]
     return [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
 
 
-PAIRS, PAIRS_WITH_ADAPTERS = pairs_in("results.json"), pairs_in("adapters.json")
+PAIRS, PAIRS_WITH_ADAPTERS = pairs_in("results.json.xz"), pairs_in("adapters.json.xz")
 HALVES = ("calibration", "held out")
 
 
@@ -35,7 +35,7 @@ def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
 
 def test_no_measured_peak_of_new_models_is_outside_its_bounds():
     """But of the types that the README of the study explains."""
-    rows = json.loads((NEW_MODELS / "results.json").read_text())["pairs"]
+    rows = read_json(NEW_MODELS / "results.json.xz")["pairs"]
     compared = [row for row in rows if row["predicted_bytes"] and row["measured_bytes"]]
     assert len(compared) >= 50
     outside = {row["model"] for row in compared if not is_within(row)}
@@ -60,7 +60,7 @@ def test_no_measured_peak_with_adapters_is_more_than_one_percent_from_its_predic
 
 
 def test_no_rank_of_several_devices_is_more_than_half_a_percent_from_its_prediction():
-    cells = json.loads((STUDY / "devices.json").read_text())["cells"]
+    cells = read_json(STUDY / "devices.json.xz")["cells"]
     compared = [cell for cell in cells if "measured_bytes_by_rank" in cell]
     assert {cell["ranks"] for cell in compared} == {2, 4}
     for cell in compared:
