@@ -75,6 +75,7 @@ class Server:
         self._replies = replies
         self._children: dict[int, ChildProcess] = {}
         self._selector = selectors.DefaultSelector()
+        self._wakeup_write = -1
         self._requests = b""
         self._is_closing = False
         self._imported: set[str] = set()
@@ -83,10 +84,10 @@ class Server:
 
     def serve(self, *, requests: int) -> None:
         """Handles requests until the other end of `requests` is closed and all children ended."""
-        wakeup_read, wakeup_write = os.pipe()
+        wakeup_read, self._wakeup_write = os.pipe()
         os.set_blocking(wakeup_read, False)
-        os.set_blocking(wakeup_write, False)
-        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        os.set_blocking(self._wakeup_write, False)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(requests, selectors.EVENT_READ, "requests")
         self._selector.register(wakeup_read, selectors.EVENT_READ, "child ended")
@@ -183,7 +184,8 @@ class Server:
 
         A process that the trial leaves behind would otherwise keep the caller waiting.
         """
-        os.close(signal.set_wakeup_fd(-1))
+        signal.set_wakeup_fd(-1)  # from Python 3.12 on asyncio, if imported, has done so already
+        os.close(self._wakeup_write)
         os.close(self._replies)
         for key in list(self._selector.get_map().values()):
             if key.data != "requests":  # the trial gets another standard input

@@ -267,6 +267,19 @@ def test_the_server_imports_a_module_once_for_all_its_processes(
     assert server_log.read_text().splitlines().count("imported") == 1
 
 
+def test_tasks_run_where_an_imported_module_resets_the_wakeup_descriptor_after_a_fork(
+    tmp_path,
+):
+    """As asyncio does from Python 3.12 on, which torch imports."""
+    (tmp_path / "resets.py").write_text(
+        "import os, signal\nos.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with TrialServer(log_file=tmp_path / "log", environment={"PYTHONPATH": path}) as server:
+        reply = server.submit("devices", {}, log_file=tmp_path / "task.log", modules=["resets"])
+        assert reply.result(timeout=WAIT_SECONDS).result
+
+
 def test_closing_the_server_ends_its_trials(light_server, tmp_path):
     sleep(light_server, tmp_path)
     pid = pid_of_trial(light_server)
