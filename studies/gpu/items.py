@@ -52,6 +52,8 @@ class Settings:
     """torch's name: `cuda:0`, or `cpu` in a rehearsal."""
     rehearse: bool = False
     """Whether sizes are tiny, to test every part; the numbers mean nothing."""
+    trials_per_device: int = 1
+    """Trials that run at once in searches from which only memory and losses are read."""
     source: str = ""
     """Hash of the code that runs."""
 

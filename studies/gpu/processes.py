@@ -256,5 +256,10 @@ def _so_far(name: str, place: Place) -> dict[str, Any]:
         return {}
 
 
+def side_by_side(place: Place) -> list[str]:
+    """Options for a search from which no speed is read."""
+    return ["--trials-per-device", str(place.settings.trials_per_device)]
+
+
 def trials_of(study: Mapping[str, Any]) -> list[dict[str, Any]]:
     return list(study.get("trials", ()))

@@ -82,7 +82,11 @@ def main() -> None:
         say(*standing(chosen, out))
         return
     settings = Settings(
-        out=out, device=arguments.device, rehearse=arguments.rehearse, source=source_hash()
+        out=out,
+        device=arguments.device,
+        rehearse=arguments.rehearse,
+        trials_per_device=arguments.trials_per_device,
+        source=source_hash(),
     )
     out.mkdir(parents=True, exist_ok=True)
     say(check_machine(settings))
@@ -135,6 +139,13 @@ def parsed() -> argparse.Namespace:
         "--part-minutes", type=float, help="time limit of each part, instead of its budget"
     )
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument(
+        "--trials-per-device",
+        type=int,
+        default=1,
+        metavar="N",
+        help="trials at once where only memory and losses count; their speeds mean nothing then",
+    )
     parser.add_argument(
         "--rehearse",
         action="store_true",

@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any
 
 from studies.gpu.items import Item, Part, Place, Settings
-from studies.gpu.processes import MORE_THAN_THERE_ARE, autotune, search, space, trials_of
+from studies.gpu.processes import (
+    MORE_THAN_THERE_ARE,
+    autotune,
+    search,
+    side_by_side,
+    space,
+    trials_of,
+)
 
 SIZES = ("114m", "1600m")
 MIB = 2**20
@@ -32,6 +39,7 @@ def _measured(place: Place, size: str) -> Mapping[str, Any]:
         "--no-predict",
         "--trials",
         MORE_THAN_THERE_ARE,
+        *side_by_side(place),
     ]
     return search(f"measured-{size}", *words, place=place)
 

@@ -7,7 +7,15 @@ from operator import itemgetter
 from typing import Any
 
 from studies.gpu.items import Item, Part, Place, Settings, TimeIsUp
-from studies.gpu.processes import MORE_THAN_THERE_ARE, names_in, program, search, space, trials_of
+from studies.gpu.processes import (
+    MORE_THAN_THERE_ARE,
+    names_in,
+    program,
+    search,
+    side_by_side,
+    space,
+    trials_of,
+)
 
 PRECISIONS = ("tf32", "fp16-mixed", "fp8", "bf16-mixed", "bf16-true", "bf16-stochastic", "fp32")
 """Those first whose tolerances were never measured."""
@@ -36,6 +44,7 @@ def _every_technique(place: Place) -> Mapping[str, Any]:
         "--no-predict",
         "--trials",
         MORE_THAN_THERE_ARE,
+        *side_by_side(place),
     ]
     return search("every-technique", *words, place=place)
 
