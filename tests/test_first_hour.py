@@ -304,9 +304,12 @@ def out(tmp_path):
     (folder / "part" / "results").mkdir(parents=True)
     (folder / "part" / "results" / "a.json").write_text("{}")
     (folder / "part" / "a.log").write_text("first\n" + 100_000 * "x" + "last")
-    (folder / "work" / "prepared").mkdir(parents=True)
+    (folder / "predictions").mkdir()  # a part, and within a study the name of a cache
+    (folder / "predictions" / "b.json").write_text("{}")
+    for left_out in ("prepared", "predictions"):
+        (folder / "work" / left_out).mkdir(parents=True)
+        (folder / "work" / left_out / "text.json").write_text("{}")
     (folder / "work" / "prepared" / "weights.pt").write_bytes(b"w")
-    (folder / "work" / "prepared" / "text.json").write_text("{}")
     with sqlite3.connect(folder / "results.db") as database:
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("CREATE TABLE trials (number)")
@@ -317,7 +320,8 @@ def out(tmp_path):
 def test_the_archive_has_results_databases_and_the_ends_of_logs(out, tmp_path):
     file = tmp_path / "out.tar.gz"
     assert archive.write_archive(out, file) == []
-    assert names_in(file) == {"part/results/a.json", "part/a.log", "results.db"}
+    expected = {"part/results/a.json", "part/a.log", "predictions/b.json", "results.db"}
+    assert names_in(file) == expected
     archive.unpack_archive(file, tmp_path / "again")
     log = (tmp_path / "again" / "part" / "a.log").read_text()
     assert log.endswith("last")

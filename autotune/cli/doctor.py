@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from autotune import __version__
 from autotune.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.cli import completion
 from autotune.cli.tables import as_text, make_console
@@ -60,7 +61,8 @@ def doctor(
             as_text(f"{sentence[0].upper()}{sentence[1:]}."), soft_wrap=True
         )
 
-    for package in ("autotune", "torch", "optuna", "datasets", "sqlalchemy"):
+    say(f"autotune {__version__}")
+    for package in ("torch", "optuna", "datasets", "sqlalchemy"):
         say(f"{package} {version(package)}")
     for tool in (c_compiler(), cpp_compiler(), python_headers()):
         if tool.found:

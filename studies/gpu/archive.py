@@ -19,7 +19,7 @@ TEXTS = frozenset({".json", ".jsonl", ".md", ".toml", ".py", ".yaml"})
 LOGS = frozenset({".log", ".txt"})
 DATABASES = frozenset({".db"})
 NEVER = frozenset({"prepared", "inductor", "triton", "snapshots", "predictions", "__pycache__"})
-"""Folders with weights, tokens, compiled code and allocation histories."""
+"""Folders within a part's with weights, tokens, compiled code and allocation histories."""
 EXCLUDED = "LEFT_OUT.txt"
 
 
@@ -72,7 +72,7 @@ def _packed(members: list[Member], excluded: list[str]) -> bytes:
 def _members(out: Path) -> Iterator[Member]:
     for file in sorted(out.rglob("*")):
         name = file.relative_to(out)
-        if not file.is_file() or file.is_symlink() or NEVER & set(name.parts):
+        if not file.is_file() or file.is_symlink() or NEVER & set(name.parts[1:]):
             continue
         if file.suffix in TEXTS:
             yield Member(name=str(name), content=file.read_bytes())

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from deepspeed.runtime.config import DeepSpeedConfig
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
@@ -102,6 +101,8 @@ def devices_of(trainer, optimizer):
         return done
     name, arguments = strategy.class_path.rpartition(".")[2], strategy.init_args
     if name == "DeepSpeedStrategy":
+        from deepspeed.runtime.config import DeepSpeedConfig  # an extra
+
         settings = {"train_micro_batch_size_per_gpu": 1, **arguments.config}
         return by_deepspeed(DeepSpeedConfig(settings), devices=devices)
     if name == "ModelParallelStrategy":
