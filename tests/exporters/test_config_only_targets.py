@@ -10,7 +10,7 @@ from autotune.exporters.torchtitan.files import chunks
 from autotune.shipped.chunked_loss import tokens_in_a_chunk
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
-from tests.exporters.readers import READERS
+from tests.exporters.readers.registry import READERS
 from tests.exporters.readers.torchtitan import read
 from tests.exporters.recipes import recipe
 from tests.exporters.test_exporter_contract import check

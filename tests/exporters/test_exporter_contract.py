@@ -12,7 +12,7 @@ from autotune.exporters import TARGETS
 from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
 from autotune.shipped.adafactor_fixed_rate import WEIGHT_DECAY
 from autotune.techniques.optimizer import make_optimizer
-from tests.exporters.readers import READERS
+from tests.exporters.readers.registry import READERS
 from tests.exporters.recipes import (
     ON_SEVERAL_DEVICES,
     configurations,
