@@ -39,6 +39,8 @@ class Block:
     stream: int = 0
     """Identity of the stream that it was allocated on: CUDA's allocator does not give memory of one
     stream to another. Only of interest where there are several, as with FSDP2."""
+    earlier: "Block | None" = None
+    """The same storage in the recording before."""
 
     @property
     def category(self) -> Category:
@@ -69,3 +71,5 @@ class Recording:
     resident: list[Block] = field(default_factory=list)
     """The blocks that were alive when the recording began."""
     phases: list[Phase] = field(default_factory=list)
+    workspaces: list[Block] = field(default_factory=list)
+    """What libraries allocate and never free; not in `events`, but `born` is an index of them."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.errors import PredictionImpossible
+from autotune.predictor.fake_mode import Scratch
 from autotune.predictor.gpu import Gpu
 from autotune.spec.config import Attention
 
@@ -290,48 +291,50 @@ OPERATORS: dict[Any, Kernel] = {
 """The operator of each kernel; math has none, it consists of plain operators."""
 
 
-def bytes_during(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> int:
-    """Returns the bytes that an attention kernel allocates while it runs, without its results."""
+def scratch_of_attention(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> Scratch:
+    """Returns what an attention kernel allocates while it runs, without its results."""
     if operator is _aten._scaled_dot_product_efficient_attention.default:
-        return _efficient_forward_bytes(query=args[0], value=args[2])
+        size_bytes = _efficient_forward_bytes(query=args[0], value=args[2])
+        return [[size_bytes]] if size_bytes else ()
     if operator is _aten._scaled_dot_product_flash_attention_backward.default:
-        return _flash_backward_bytes(query=args[1], key=args[2]) + _copied_bytes(args[0], args[4])
+        copies = _copied_bytes(args[0], args[4])
+        return [[*copies, *_flash_backward_bytes(query=args[1], key=args[2])]]
     if operator is _aten._scaled_dot_product_efficient_attention_backward.default:
         return _efficient_backward_bytes(query=args[1], gpu=gpu)
     if operator is _aten._scaled_dot_product_cudnn_attention_backward.default:
-        return cudnn_backward_bytes(query=args[1], key=args[2])
-    return 0
+        return [cudnn_backward_bytes(query=args[1], key=args[2])]
+    return ()
 
 
-def _flash_backward_bytes(*, query: Tensor, key: Tensor) -> int:
-    """Returns the bytes of the query's gradient in fp32 and of one sum per row, both padded.
+def _flash_backward_bytes(*, query: Tensor, key: Tensor) -> list[int]:
+    """Returns the bytes of one sum per row and of the query's gradient in fp32, both padded.
 
     For grouped queries the gradients of keys and values for each query head are added.
     """
     batch, heads, length, size = query.shape
     rows = batch * heads * _round_up(length, 128)
     padded_size = next(padded for padded in (32, 64, 96, 128, 192, 256) if size <= padded)
-    return 4 * rows * padded_size + 4 * rows + _ungrouped_bytes(query, key)
+    return [4 * rows, 4 * rows * padded_size, *_ungrouped_bytes(query, key)]
 
 
-def _copied_bytes(*tensors: Tensor) -> int:
+def _copied_bytes(*tensors: Tensor) -> list[int]:
     """Returns the bytes of the copies that flash's backward pass makes of its two outputs.
 
     It needs the output and its gradient contiguous as [batch, sequence, heads, head size].
     """
-    return sum(
+    return [
         tensor.numel() * tensor.element_size()
         for tensor in tensors
         if not tensor.transpose(1, 2).is_contiguous()
-    )
+    ]
 
 
-def _ungrouped_bytes(query: Tensor, key: Tensor) -> int:
+def _ungrouped_bytes(query: Tensor, key: Tensor) -> list[int]:
     """Returns the bytes of key and value gradients for each query head, before the group sum."""
     batch, heads, _, size = query.shape
     if key.shape[1] == heads:
-        return 0
-    return 2 * batch * heads * key.shape[2] * size * query.element_size()
+        return []
+    return 2 * [batch * heads * key.shape[2] * size * query.element_size()]
 
 
 def _efficient_forward_bytes(*, query: Tensor, value: Tensor) -> int:
@@ -343,23 +346,28 @@ def _efficient_forward_bytes(*, query: Tensor, value: Tensor) -> int:
     return 0
 
 
-def _efficient_backward_bytes(*, query: Tensor, gpu: Gpu) -> int:
-    """Returns the bytes of the query's gradient in fp32 and of two sums per row.
+def _efficient_backward_bytes(*, query: Tensor, gpu: Gpu) -> Scratch:
+    """Returns the gradient's product with the output and its sum per row; then the kernel's own.
 
-    For larger 16-bit heads tiles of keys and values for each head are added.
+    These are the query's gradient in fp32 with a lock for each of its tiles, and, for larger 16-bit
+    heads, tiles of keys and values. Source: _efficient_attention_backward in
+    aten/src/ATen/native/transformers/cuda/attention_backward.cu, and workspace_size in
+    mem_eff_attention/kernel_backward.h.
     """
     batch, heads, length, size = query.shape
     rows = batch * heads * _round_up(length, 64)
-    accumulated = 4 * rows * _round_up(size, 64) + 2 * 4 * rows
+    sums_bytes = 4 * rows
+    kernel_bytes = 4 * rows * _round_up(size, 64) + 16 * (rows // 64)
     keeps_tiles = query.element_size() == 2 and (
         size > 128 or (size > 64 and gpu.capability[0] == 8)
     )
-    if not keeps_tiles:
-        return accumulated
-    return accumulated + 3 * 4 * batch * heads * 128 * _round_up(size, 128)
+    if keeps_tiles:
+        kernel_bytes += 3 * 4 * batch * heads * 128 * _round_up(size, 128)
+    product_bytes = query.element_size() * batch * heads * length * size
+    return [[product_bytes, sums_bytes, sums_bytes], [sums_bytes, kernel_bytes]]
 
 
-def cudnn_backward_bytes(*, query: Tensor, key: Tensor) -> int:
+def cudnn_backward_bytes(*, query: Tensor, key: Tensor) -> list[int]:
     """Returns the bytes of the query's gradient in fp32 and of one sum per row.
 
     For grouped queries the gradients of keys and values for each query head are added. cuDNN may
@@ -368,7 +376,7 @@ def cudnn_backward_bytes(*, query: Tensor, key: Tensor) -> int:
     """
     batch, heads, length, size = query.shape
     rows = batch * heads * length
-    return 4 * rows * size + 4 * rows + _ungrouped_bytes(query, key)
+    return [4 * rows * size, 4 * rows, *_ungrouped_bytes(query, key)]
 
 
 def _round_up(number: int, unit: int) -> int:

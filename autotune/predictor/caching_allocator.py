@@ -13,11 +13,11 @@ alloc_found_block. `studies/peak_memory/` explains a published table with it.
 
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autotune.memory.recording import Block, Recording
+from autotune.spec.workload import MEMORY_STEPS
 
 MIB = 1024**2
 SMALLEST_PIECE_BYTES = 512
@@ -29,8 +29,6 @@ SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 LEAST_SEPARATE_SEGMENT_BYTES = 10 * MIB
 """kMinLargeAlloc: a request of at least this size gets a separate segment, rounded up to 2 MiB."""
-STEPS = 3
-"""Steps that are simulated. The second and later ones begin with the cache of the step before."""
 
 
 def round_up(size_bytes: int) -> int:
@@ -38,35 +36,77 @@ def round_up(size_bytes: int) -> int:
     return _round_up_to(size_bytes, SMALLEST_PIECE_BYTES)
 
 
-def count_pieces(recording: Recording, *, workspaces: Iterable[int]) -> int:
-    """Sets the size of every block of a steady step to that of its piece in the allocator.
+def count_pieces(first_step: Recording, recording: Recording, *, warmup_steps: int) -> int:
+    """Sets the size of every block of a later step to that of its piece in the allocator.
 
-    Returns the bytes of the workspaces' pieces. `recording` is of one step, with sizes that are
-    multiples of 512; `workspaces` has the sizes of what was allocated before and is never freed.
+    Returns the bytes of the pieces of workspaces. `first_step` creates the optimizer's state among
+    the free pieces that the backward pass has left. As in a trial, the cache is emptied after
+    `warmup_steps` steps, so that the next ones find the gaps between what stayed, and new segments.
+    Sizes in the recordings are multiples of 512.
     """
     allocator = CachingAllocator()
     pieces: dict[int, Piece] = {}
-    default_stream = next((block.stream for block in recording.resident), 0)
-    workspace_pieces = [
-        allocator.allocate(size_bytes, stream=default_stream) for size_bytes in workspaces
-    ]
-    for block in recording.resident:
+    for block in first_step.resident:
         _allocate(allocator, pieces, block)
-    sizes = {key: piece.size_bytes for key, piece in pieces.items()}
-    for _ in range(STEPS):
-        for sign, block in recording.events:
-            if sign > 0:
-                _allocate(allocator, pieces, block)
-                sizes[id(block)] = 0
-                if block.size_bytes:
-                    sizes[id(block)] = pieces[id(block)].size_bytes
-            else:
-                _free(allocator, pieces, block)
+    workspace_bytes = _run_step(allocator, pieces, first_step)
+    _continue(allocator, pieces, first_step=first_step, recording=recording)
+    for _ in range(1, warmup_steps):
+        workspace_bytes += _run_step(allocator, pieces, recording)
+        _restore_start(allocator, pieces, recording)
+    allocator.empty_cache()
+    sizes: dict[int, int] = {}
+    for _ in range(MEMORY_STEPS):
+        workspace_bytes += _run_step(allocator, pieces, recording, sizes)
         _restore_start(allocator, pieces, recording)
     allocated = [block for sign, block in recording.events if sign > 0]
     for block in [*recording.resident, *allocated]:
         block.size_bytes = sizes.get(id(block), block.size_bytes)
-    return sum(piece.size_bytes for piece in workspace_pieces)
+    return workspace_bytes
+
+
+def _run_step(
+    allocator: "CachingAllocator",
+    pieces: dict[int, "Piece"],
+    recording: Recording,
+    sizes: dict[int, int] | None = None,
+) -> int:
+    """Allocates and frees what the step does; sets the sizes of its pieces in `sizes`.
+
+    Returns the bytes of the pieces of workspaces, which are allocated only once.
+    """
+    workspace_bytes = 0
+    if sizes is not None:
+        sizes.update({key: piece.size_bytes for key, piece in pieces.items()})
+    for number, (sign, block) in enumerate(recording.events):
+        while recording.workspaces and recording.workspaces[0].born <= number:
+            workspace = recording.workspaces.pop(0)
+            piece = allocator.allocate(workspace.size_bytes, stream=workspace.stream)
+            workspace_bytes += piece.size_bytes
+        if sign < 0:
+            _free(allocator, pieces, block)
+            continue
+        _allocate(allocator, pieces, block)
+        if sizes is not None and block.size_bytes:
+            sizes[id(block)] = pieces[id(block)].size_bytes
+    return workspace_bytes
+
+
+def _continue(
+    allocator: "CachingAllocator",
+    pieces: dict[int, "Piece"],
+    *,
+    first_step: Recording,
+    recording: Recording,
+) -> None:
+    """Gives the pieces of what the first step left to the same memory in the next recording."""
+    for block in recording.resident:
+        if block.earlier is not None and id(block.earlier) in pieces:
+            pieces[id(block)] = pieces.pop(id(block.earlier))
+    for block in [*first_step.resident, *(block for _, block in first_step.events)]:
+        _free(allocator, pieces, block)  # what does not last
+    for block in recording.resident:
+        if id(block) not in pieces:
+            _allocate(allocator, pieces, block)
 
 
 def _restore_start(
@@ -138,6 +178,13 @@ class CachingAllocator:
         if is_split:
             self._split(piece, size_bytes)
         return piece
+
+    def empty_cache(self) -> None:
+        """Returns the segments to the driver that are free as a whole."""
+        for pool, pieces in self._free_pieces.items():
+            self._free_pieces[pool] = [
+                piece for piece in pieces if piece.before is not None or piece.after is not None
+            ]
 
     def free(self, piece: Piece) -> None:
         """Frees the piece and merges it with free neighbours."""

@@ -16,7 +16,7 @@ allocator ran on a driver that computes nothing.
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -58,9 +58,16 @@ class CublasWorkspaces:
     Call `bytes_during` for each operator, then read `persistent`.
     """
 
-    def __init__(self, gpu: Gpu, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        environment: Mapping[str, str] = os.environ,
+        note: Callable[[int], None] = lambda size_bytes: None,
+    ) -> None:
+        """`note` is called with the bytes of each workspace that stays, when it is allocated."""
         self._gpu = gpu
         self._environment = environment
+        self.note = note
         self._used: dict[tuple[Library, bool], int] = {}
 
     def bytes_during(self, operator: Any, args: Sequence[Any]) -> int:
@@ -72,6 +79,8 @@ class CublasWorkspaces:
             library = "cuBLAS"
         size_bytes = self._bytes_of(library)
         is_backward = torch._C._current_autograd_node() is not None
+        if self._is_persistent and (library, is_backward) not in self._used:
+            self.note(size_bytes)
         self._used[library, is_backward] = size_bytes
         return 0 if self._is_persistent else size_bytes
 

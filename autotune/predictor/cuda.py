@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ShardedState
 
-from autotune.predictor.attention import OPERATORS, attention, bytes_during
+from autotune.predictor.attention import OPERATORS, attention, scratch_of_attention
 from autotune.predictor.cublas import CublasWorkspaces
-from autotune.predictor.fake_mode import StorageWatch
+from autotune.predictor.fake_mode import Scratch, StorageWatch
 from autotune.predictor.gpu import Gpu
 from autotune.shipped import activation_offload
 from autotune.spec.config import Attention, Offload
@@ -39,18 +39,19 @@ class CudaKernels:
         """Largest estimate of the bytes that cuDNN allocates in a backward pass; 0 if unused."""
         self._has_recurrent = False
 
-    def scratch_bytes(
+    def scratch(
         self, operator: Any, args: Sequence[Any], _result: Any, _kwargs: Mapping[str, Any]
-    ) -> int:
-        """Returns the bytes that `operator` allocates while it runs, besides its result."""
+    ) -> Scratch:
+        """Returns what `operator` allocates while it runs, besides its result."""
         if operator in OPERATORS:
             self._attention.add(OPERATORS[operator])
         if operator is torch.ops.aten.mkldnn_rnn_layer.default:
             self._has_recurrent = True
-        size_bytes = bytes_during(operator, args, gpu=self._gpu)
+        scratch = scratch_of_attention(operator, args, gpu=self._gpu) or _scratch_of(operator, args)
         if operator is torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default:
-            self.cudnn_bytes = max(self.cudnn_bytes, size_bytes)
-        return size_bytes + self.cublas.bytes_during(operator, args)
+            self.cudnn_bytes = max(self.cudnn_bytes, *map(sum, scratch))
+        workspace_bytes = self.cublas.bytes_during(operator, args)
+        return [*scratch, [workspace_bytes]] if workspace_bytes else scratch
 
     def assumptions(
         self, *, compiled: bool, autocast: bool, torch_version: str | None
@@ -87,6 +88,41 @@ class CudaKernels:
             yield "autocast by the CPU's list of operators"
         if compiled:
             yield "buffers of compiled code as inductor lays them out for a CPU"
+
+
+def _scratch_of(operator: Any, args: Sequence[Any]) -> Scratch:
+    """Returns what CUDA's kernels of some other operators allocate, besides their results.
+
+    Source: aten/src/ATen/native/cuda/SoftMax.cu (host_softmax_backward),
+    aten/src/ATen/native/transformers/attention.cpp (_safe_softmax), and Embedding.cu and
+    EmbeddingBackwardKernel.cu in aten/src/ATen/native/cuda.
+    """
+    if operator is torch.ops.aten._softmax_backward_data.default:
+        gradient = args[0]
+        return [[gradient.numel() * gradient.element_size()]]  # the gradient times the result
+    if operator is torch.ops.aten._safe_softmax.default:
+        elements, rows = args[0].numel(), args[0].numel() // max(1, args[0].shape[-1])
+        return [[elements, rows, 1]]  # which elements are masked, which rows are as a whole
+    if operator is torch.ops.aten.embedding_dense_backward.default:
+        return _scratch_of_embedding(gradient=args[0], tokens=args[1], rows=args[2])
+    return ()
+
+
+_FEW_TOKENS = 3072
+"""Up to so many tokens, the gradient of an embedding is added up without sorting them."""
+_TOKENS_OF_A_PART = 10
+
+
+def _scratch_of_embedding(*, gradient: Tensor, tokens: Tensor, rows: int) -> Scratch:
+    """Returns sorted tokens, the parts of equal ones, and a sum in fp32 for each part."""
+    count = tokens.numel()
+    if count <= _FEW_TOKENS:
+        return ()
+    different = min(count, rows)
+    parts = count // _TOKENS_OF_A_PART + different
+    sums_bytes = parts * gradient.shape[-1] * 4
+    index_bytes = tokens.element_size()
+    return [[*2 * [count * index_bytes], *2 * [different * index_bytes], parts * 8, sums_bytes]]
 
 
 FUSED_RMS_NORM_SINCE = (2, 9)

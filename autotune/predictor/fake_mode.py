@@ -51,23 +51,31 @@ _RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 _REFERENCES_OF_ONE_HOLDER = (4, 2)
 """What `_references_to` returns where there is one besides those of the call."""
+_RESULTS_ON_DEVICE = {torch.ops.aten._scaled_dot_product_efficient_attention.default: 2}
+"""How many results an operator has on a GPU. The others, the seed and the offset of random numbers,
+are on the host."""
 _ALLOCATIONS = ("aten.empty_strided", "aten.as_strided", "aten.new_empty")
 """Operators that do not show what the memory is for: the next operator or generated kernel does."""
+
+
+Scratch = Sequence[Sequence[int]]
+"""Bytes of the blocks that an operator allocates while it runs. Those of one sequence are there
+together, and are freed before those of the next are allocated."""
 
 
 class StorageWatch:
     """A `PhaseMarker` that records the storages of the fake tensors of `mode`.
 
     `round_up` converts the bytes of a tensor to those of the allocator's block. `scratch` returns
-    the bytes that an operator with these arguments and results allocates while it runs, besides
-    its results. `workspace` returns the bytes of a last result that the fake kernel leaves empty.
+    what an operator with these arguments and results allocates while it runs, besides its results.
+    `workspace` returns the bytes of a last result that the fake kernel leaves empty.
     """
 
     def __init__(
         self,
         *,
         round_up: Callable[[int], int] = lambda size_bytes: size_bytes,
-        scratch: Callable[[Any, Sequence[Any], Any, Mapping[str, Any]], int] = lambda *_: 0,
+        scratch: Callable[[Any, Sequence[Any], Any, Mapping[str, Any]], Scratch] = lambda *_: (),
         workspace: Callable[[Any, Sequence[Any]], int] = lambda *_: 0,
     ) -> None:
         # Not a subclass: higher-order operators have rules for exactly this class.
@@ -80,6 +88,8 @@ class StorageWatch:
         self._recording: Recording | None = None
         self._known: dict[int, weakref.ref[Any]] = {}
         self._blocks: dict[int, Block] = {}
+        self._blocks_before: dict[int, Block] = {}
+        """What was alive when the last recording ended and still is."""
         self._modules: list[str] = []
         self._module_of_node: dict[int, str] = {}
         self._scope: Scope | None = None
@@ -121,7 +131,8 @@ class StorageWatch:
             yield recording
         finally:
             self._recording = None
-            self._blocks.clear()
+            self._blocks_before = self._blocks
+            self._blocks = {}
 
     def _note_resident(
         self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording
@@ -132,6 +143,7 @@ class StorageWatch:
             if block is not None:
                 block.born = -1
                 block.resident = category
+                block.earlier = self._blocks_before.get(tensor.untyped_storage()._cdata)
                 recording.resident.append(block)
         recording.events.clear()
 
@@ -182,6 +194,18 @@ class StorageWatch:
         """Records a tensor that is not fake, such as the state of a random number generator."""
         if self._recording is not None:
             self._note_storage(tensor, module=None, operator="random state")
+
+    def note_workspace(self, size_bytes: int) -> None:
+        """Records memory that a library allocates and never frees."""
+        if self._recording is not None:
+            workspace = Block(
+                size_bytes=self._round_up(size_bytes),
+                module=self._module(),
+                operator="workspace",
+                born=len(self._recording.events),
+                stream=_stream(),
+            )
+            self._recording.workspaces.append(workspace)
 
     def mark_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Marks the blocks of these tensors as gradients."""
@@ -288,7 +312,7 @@ class StorageWatch:
         if self._recording is not None and not self._is_in_kernel:
             name = _name_of(func)
             self.work.count(self._phase_name(), func, args, kwargs or {}, result)
-            tensors = list(tensors_in(result))
+            tensors = list(tensors_in(result))[: _RESULTS_ON_DEVICE.get(func)]
             if tensors and self._unnamed and name not in _ALLOCATIONS:
                 self.name_allocations(name)
             self._ignore_unknown((args, kwargs))
@@ -296,9 +320,10 @@ class StorageWatch:
                 self._note_storage(tensor, module=None, operator=name)
             if name == _GATHER:
                 self._mark_gathered(tensors)
-            scratch_bytes = self._scratch(func, args, result, kwargs or {})
-            if scratch_bytes and not self._is_on_host:
-                self._note_scratch(scratch_bytes, operator=name)
+            scratch = self._scratch(func, args, result, kwargs or {})
+            if not self._is_on_host:
+                for together in scratch:
+                    self._note_scratch(together, operator=name)
         return result
 
     def _read(self, tensor: Tensor) -> float:
@@ -460,24 +485,29 @@ class StorageWatch:
         self._recording.events.append((+1, block))
         return block
 
-    def _note_scratch(self, size_bytes: int, *, operator: str) -> None:
-        """Records memory that is freed again when the operator returns."""
+    def _note_scratch(self, sizes: Sequence[int], *, operator: str) -> None:
+        """Records blocks of these bytes that are freed again while the operator runs."""
         assert self._recording is not None
         born = len(self._recording.events)
-        block = Block(
-            size_bytes=self._round_up(size_bytes),
-            module=self._module(),
-            operator=operator,
-            born=born,
-            died=born + 1,
-            scope=self._scope,
-            in_phase=self._phase_name(),
-            stream=_stream(),
-        )
-        self._recording.events += [(+1, block), (-1, block)]
+        blocks = [
+            Block(
+                size_bytes=self._round_up(size_bytes),
+                module=self._module(),
+                operator=operator,
+                born=born + number,
+                died=born + len(sizes) + number,
+                scope=self._scope,
+                in_phase=self._phase_name(),
+                stream=_stream(),
+            )
+            for number, size_bytes in enumerate(sizes)
+        ]
+        self._recording.events += [(+1, block) for block in blocks]
+        self._recording.events += [(-1, block) for block in blocks]
 
     def _forget(self, key: int) -> None:
         del self._known[key]
+        self._blocks_before.pop(key, None)
         block = self._blocks.pop(key, None)
         if block is not None and self._recording is not None:
             block.died = len(self._recording.events)

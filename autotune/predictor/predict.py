@@ -382,9 +382,10 @@ class _FakeStep:
 
 
 class _FakeTraining:
-    """Two training steps on fake tensors, of which the second one is recorded.
+    """Two training steps on fake tensors, of which the second one is the prediction.
 
-    The first one compiles and creates the optimizer's state.
+    The first one compiles and creates the optimizer's state. For a GPU it is recorded as well: what
+    it leaves decides which pieces the allocator has for the second one.
     """
 
     def __init__(self, request: PredictionRequest) -> None:
@@ -394,13 +395,16 @@ class _FakeTraining:
         self._kernels = cuda.CudaKernels(self._gpu)
         self._cpu_kernels = CpuKernels()
         if self._is_cuda:
-            self._watch = StorageWatch(round_up=round_up, scratch=self._kernels.scratch_bytes)
+            self._watch = StorageWatch(round_up=round_up, scratch=self._kernels.scratch)
+            self._kernels.cublas.note = self._watch.note_workspace
         else:
             self._watch = StorageWatch(
-                scratch=self._cpu_kernels.scratch_bytes,
+                scratch=lambda *call: [[self._cpu_kernels.scratch_bytes(*call)]],
                 workspace=self._cpu_kernels.workspace_bytes,
             )
         self._programs = GeneratedPrograms(self._watch)
+        self._first_step = Recording()
+        """What the first step allocates on a GPU."""
         self._parameters = 0
         self._host_bytes = 0
         self._unequal_bytes: list[int] = []
@@ -432,10 +436,11 @@ class _FakeTraining:
         """Replaces each size by that of the allocator's block; returns the workspaces' bytes."""
         if not self._is_cuda:
             return 0
-        workspaces = self._kernels.cublas.persistent
         if self._request.config.allocator == "expandable":
-            return sum(workspaces)  # every block is split to the size of the request
-        return count_pieces(recording, workspaces=workspaces)
+            # Every block is split to the size of the request.
+            return sum(self._kernels.cublas.persistent)
+        warmup_steps = self._request.workload.warmup_steps
+        return count_pieces(self._first_step, recording, warmup_steps=warmup_steps)
 
     def _record(self) -> Recording:
         request = self._request
@@ -471,7 +476,10 @@ class _FakeTraining:
                 marker=self._watch,
             )
             try:
-                step(0, self._batch())
+                if self._is_cuda:
+                    self._first_step = self._recorded(step, training, number=0)
+                else:
+                    step(0, self._batch())
                 recording = self._recorded(step, training)
                 self._work_per_token = self._count_work()
             except Exception as error:
@@ -481,8 +489,8 @@ class _FakeTraining:
             self._run_alternatives(step, training, recording)
             return recording
 
-    def _recorded(self, step: TrainingStep, training: Training) -> Recording:
-        """Runs a step after the first and returns what it allocates."""
+    def _recorded(self, step: TrainingStep, training: Training, *, number: int = 1) -> Recording:
+        """Runs a step and returns what it allocates."""
         gc.collect()
         config = self._request.config
         batch = self._batch()
@@ -490,7 +498,7 @@ class _FakeTraining:
         with self._watch.recording(
             lambda: [*_resident(training, config, is_cuda=self._is_cuda), *on_device]
         ) as recording:
-            step(1, batch)
+            step(number, batch)
         return recording
 
     def _copies_on_device(self, training: Training) -> list[tuple[Category, str, Tensor]]:

@@ -258,8 +258,10 @@ class GradientSketch:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Reads the gradients of all optimizer steps inside."""
+        """Reads the gradients of all optimizer steps inside.
 
+        What is kept of them is in the host's memory afterwards, where it counts for no peak.
+        """
         parts: set[torch.optim.Optimizer] = set()
 
         def read_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -302,6 +304,8 @@ class GradientSketch:
             yield
         finally:
             handle.remove()
+        for sums in (self._squares, self._projections):
+            sums.update({block: total.cpu() for block, total in sums.items()})
 
     def norms(self) -> dict[str, float]:
         """Returns the norm of each block's gradient."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from autotune.predictor.attention import bytes_during
+from autotune.predictor.attention import scratch_of_attention
 from autotune.predictor.gpu import Gpu, gpu_of
 
 _aten = torch.ops.aten
@@ -18,6 +18,11 @@ EFFICIENT, EFFICIENT_BACKWARD = (
 )
 CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
 BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def bytes_during(operator, args, *, gpu):
+    """Returns the most that the kernel has at once."""
+    return max(map(sum, scratch_of_attention(operator, args, gpu=gpu)), default=0)
 
 
 def tensors(batch, heads, length, size, *, key_heads=None, dtype=BF16, device="cpu"):

@@ -152,31 +152,63 @@ def step(*sizes):
     ), blocks
 
 
+def count(recording, first_step=None):
+    """Counts the pieces of a step that follows a first one which is like it, or another."""
+    return count_pieces(first_step or Recording(), recording, warmup_steps=2)
+
+
 def test_a_block_becomes_as_large_as_its_piece():
     recording, (odd, even) = step(63 * MIB, 62 * MIB)
-    count_pieces(recording, workspaces=())
+    count(recording)
     assert (odd.size_bytes, even.size_bytes) == (64 * MIB, 62 * MIB)
 
 
 def test_what_is_resident_is_counted_by_its_pieces_too():
-    resident = block(63 * MIB, resident="parameters")
-    count_pieces(Recording(resident=[resident]), workspaces=())
+    weights = block(63 * MIB, resident="parameters")
+    resident = block(63 * MIB, resident="parameters", earlier=weights)
+    count(Recording(resident=[resident]), Recording(resident=[weights]))
     assert resident.size_bytes == 64 * MIB
 
 
-def test_workspaces_are_pieces_besides_those_of_the_step():
-    assert count_pieces(Recording(), workspaces=[63 * MIB, 2 * MIB]) == 66 * MIB
+def test_workspaces_are_allocated_once_and_are_pieces_besides_those_of_the_step():
+    workspaces = [block(63 * MIB), block(2 * MIB)]
+    first, _ = step(1 * MIB)
+    first.workspaces.extend(workspaces)
+    later, _ = step(1 * MIB)
+    assert count(later, first) == 66 * MIB
+
+
+def test_state_takes_a_piece_that_the_first_step_has_freed():
+    """Of 24 MiB that are free then, 16 remain: too few for the 23 MiB of the next steps."""
+    first, (activation,) = step(24 * MIB)
+    state = block(8 * MIB)
+    first.events.append((+1, state))
+    later, (again,) = step(23 * MIB)
+    kept = block(8 * MIB, resident="optimizer_state", earlier=state)
+    later.resident.append(kept)
+    count(later, first)
+    assert (activation.size_bytes, kept.size_bytes, again.size_bytes) == tuple(
+        size * MIB for size in (24, 8, 24)
+    )
+
+
+def test_the_cache_is_emptied_after_the_warm_up():
+    """The 20 MiB would fit into the 21 that the first step has left, and get a segment instead."""
+    first, _ = step(21 * MIB)
+    later, (again,) = step(20 * MIB)
+    count(later, first)
+    assert again.size_bytes == 20 * MIB
 
 
 def test_an_empty_block_has_no_piece():
     recording, (nothing,) = step(0)
-    count_pieces(recording, workspaces=())
+    count(recording)
     assert nothing.size_bytes == 0
 
 
 def test_a_block_that_outlives_the_step_is_freed_before_the_next():
     kept = block(63 * MIB)
-    count_pieces(Recording(events=[(+1, kept)]), workspaces=())
+    count(Recording(events=[(+1, kept)]))
     assert kept.size_bytes == 64 * MIB
 
 
@@ -185,7 +217,7 @@ def test_replaced_state_is_present_when_the_next_step_begins():
     before, after = block(30 * MIB, resident="optimizer_state"), block(30 * MIB)
     late = block(29 * MIB)
     events = [(+1, after), (-1, before), (+1, late), (-1, late)]
-    count_pieces(Recording(events=events, resident=[before]), workspaces=())
+    count(Recording(events=events, resident=[before]))
     assert (before.size_bytes, after.size_bytes, late.size_bytes) == (30 * MIB, 30 * MIB, 30 * MIB)
 
 

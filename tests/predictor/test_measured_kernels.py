@@ -175,6 +175,6 @@ def test_the_gradient_of_chosen_elements_is_allocated_once(chosen):
 
 def test_on_cuda_no_kernel_runs_and_an_lstm_is_named_as_left_out():
     kernels = CudaKernels(gpu_of(None, None))
-    assert kernels.scratch_bytes(recurrent.FORWARD, [], (), {}) == 0
+    assert kernels.scratch(recurrent.FORWARD, [], (), {}) == ()
     notes = list(kernels.assumptions(compiled=False, autocast=False, torch_version=None))
     assert any("LSTM" in note for note in notes)

@@ -56,7 +56,10 @@ from autotune.spec.workload import make_workload
 from autotune.training.trainer import train
 
 sizes, choices = map(json.loads, sys.argv[1:])
-workload = make_workload("cuda", {**sizes, "dataset": "text.txt", "steps": 8, "warmup_steps": 2})
+workload = make_workload(
+    "cuda",
+    {**sizes, "dataset": "text.txt", "steps": 8, "warmup_steps": 2, "evaluation_sequences": 8},
+)
 prepare(workload=workload.to_dict(), folder="prepared")
 devices = workload.devices_per_trial
 if devices > 1:  # rank 0 of them, which sends nothing to anybody
@@ -111,13 +114,32 @@ def test_a_peak_is_predicted_to_the_byte(machine, choices):
     assert predicted_peak(machine, {**sizes, **choices}) == peak_bytes
 
 
-def predicted_peak(machine, values):
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"precision": "bf16-mixed", "attention": "flash"},
+        {"attention": "math"},
+        {"micro_batch_size": 2},
+    ],
+)
+def test_the_pieces_of_large_tensors_are_predicted_to_the_byte(machine, choices):
+    """Up to a MiB of each is unused: how much depends on what every step before left free."""
+    sizes = {"layers": 4, "width": 512, "heads": 8, "sequence_length": 512, "global_batch": 8}
+    choices = {"micro_batch_size": 8, **choices}
+    ended = machine.run("-c", TRAIN, json.dumps(sizes), json.dumps(choices), cc=90)
+    assert ended.returncode == 0, ended.stderr
+    peak_bytes, _ = json.loads(ended.stdout.splitlines()[-1])
+    assert predicted_peak(machine, {**sizes, **choices}, cc=90) == peak_bytes
+
+
+def predicted_peak(machine, values, **settings):
     """Returns the predicted peak of the first device."""
     options = []
     for name, value in values.items():
         flag = {"sequence_length": "seq-len", "micro_batch_size": "micro-batch"}.get(name, name)
         options += [f"--{flag.replace('_', '-')}", str(value)]
-    ended = machine.run("-m", "autotune", "predict", "--json", "--quiet", *options)
+    ended = machine.run("-m", "autotune", "predict", "--json", "--quiet", *options, **settings)
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
     return (answer["peak_memory_bytes_by_rank"] or [answer["peak_memory_bytes"]])[0]

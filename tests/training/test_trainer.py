@@ -1,6 +1,7 @@
 """The trainer: what it measures is what happened."""
 
 import dataclasses
+import gc
 import math
 import time
 
@@ -251,6 +252,25 @@ def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
         torch.cuda.set_sync_debug_mode(before)
     assert all(step.seconds > 0 for step in timed)
     assert len(timed) == 6
+
+
+@pytest.mark.gpu
+def test_what_parity_keeps_of_gradients_counts_for_no_peak(on_cuda):
+    """On the device each number takes a block of 512 bytes."""
+
+    def held_after_a_step(*, reads_gradients):
+        gc.collect()
+        before = torch.cuda.memory_allocated()
+        trainer, batches = on_cuda()
+        trainer.parity._reads_gradients = reads_gradients
+        trainer.take_step(0, next(batches))
+        torch.cuda.synchronize()
+        assert bool(trainer.parity.trace().gradient_norms) is reads_gradients
+        return torch.cuda.memory_allocated() - before
+
+    held_after_a_step(reads_gradients=True)  # the first step of a process allocates workspaces
+    without = held_after_a_step(reads_gradients=False)
+    assert held_after_a_step(reads_gradients=True) == without
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,8 @@
 #define THREAD_CONTEXTS 32
 #define REGISTERS_OF_A_KERNEL 32
 #define BLOCKS_ON_A_MULTIPROCESSOR 8
+#define FIRST_ADDRESS 0x100000000000 /* 16 TiB: Linux has nothing there on x86-64 and 64-bit Arm */
+#define MOST_ATTEMPTS 1000
 
 /* ---- state of this process ------------------------------------------------------------------------------- */
 
@@ -194,18 +197,21 @@ static void give_back(size_t bytes, enum memory_kind kind, int ordinal) {
         ledger_free(index_of(ordinal), bytes);
 }
 
-/* Addresses whose memory the kernel provides page by page, when they are first written to. */
+/* Addresses whose memory the kernel provides page by page, when they are first written to. They ascend, as those of a
+   real driver do: of two free pieces of one size, torch's allocator takes the one with the lower address. */
 static void *map_lazily(size_t bytes) {
+    static _Atomic uintptr_t next = FIRST_ADDRESS;
     size_t rounded = round_up(bytes, GRANULARITY);
-    char *start = mmap(NULL, rounded + GRANULARITY, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED)
-        return NULL;
-    char *aligned = (char *)round_up((uintptr_t)start, GRANULARITY);
-    if (aligned > start)
-        munmap(start, (size_t)(aligned - start));
-    munmap(aligned + rounded, (size_t)(start + GRANULARITY - aligned));
-    return aligned;
+    for (int attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
+        void *wanted = (void *)atomic_fetch_add(&next, rounded);
+        void *start = mmap(wanted, rounded, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (start == wanted)
+            return start;
+        if (start != MAP_FAILED)
+            munmap(start, rounded);
+    }
+    return NULL;
 }
 
 void *stand_in_allocate(size_t bytes, enum memory_kind kind, int *error) {
