@@ -49,6 +49,8 @@ torch/csrc/autograd/FunctionsManual.cpp
 _FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit"
 _RECURRENT_LAYER = torch.ops.aten.mkldnn_rnn_layer.default
 _GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
+_PRODUCT_IN_FP8_OUT = torch.ops.aten._scaled_mm.out
+"""Compiled code calls it. torch has no fake kernel for it and runs the real one, for minutes."""
 _REFERENCES_OF_ONE_HOLDER = (4, 2)
 """What `_references_to` returns where there is one besides those of the call."""
 _RESULTS_ON_DEVICE = {torch.ops.aten._scaled_dot_product_efficient_attention.default: 2}
@@ -297,6 +299,8 @@ class StorageWatch:
             result = args[0].new_empty((self._rows(args[0]), args[0].dim()), dtype=_INDEX)
         elif func is _MASKED_SELECT:
             result = args[0].new_empty(self._rows(args[1]))
+        elif func is _PRODUCT_IN_FP8_OUT:
+            result = (kwargs or {})["out"]
         elif _name_of(func) == _FOUR_BIT_PRODUCT:
             with self.mode:
                 result = _four_bit_product(*args, **(kwargs or {}))

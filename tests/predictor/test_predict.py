@@ -4,9 +4,11 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
+from torch._subclasses import fake_tensor
 
 from autotune.errors import PredictionImpossible
 from autotune.models import MODELS, gpt
+from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.shipped.gpt import Attention
 from autotune.spec.config import TrainingConfig
@@ -305,6 +307,17 @@ def test_on_cuda_queries_for_the_gpus_autocast_are_answered_for_the_cpus(
     changed_model(monkeypatch, ask)
     prediction_of(device="cuda", precision="bf16-mixed")
     assert set(asked) == {(True, torch.bfloat16)}
+
+
+def test_no_real_kernel_runs_for_a_product_in_fp8_of_compiled_code(monkeypatch):
+    """torch runs one where an operator has no fake kernel, at full size: on a CPU for minutes."""
+    monkeypatch.setattr(fake_tensor, "run_fallback_kernel", lambda *_: pytest.fail("it ran"))
+    with StorageWatch().mode:
+        rows = torch.empty(64, 64, dtype=torch.float8_e4m3fn)
+        scale, result = torch.ones(()), torch.empty(64, 64, dtype=torch.bfloat16)
+        torch.ops.aten._scaled_mm.out(
+            rows, rows.t(), scale, scale, out_dtype=torch.bfloat16, out=result
+        )
 
 
 def test_a_model_that_branches_on_values_is_rejected_with_the_operation(prediction_of, monkeypatch):
