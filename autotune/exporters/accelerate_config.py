@@ -276,7 +276,7 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
             None,
             f"the script sets the batch size: use {recipe.config.micro_batch_size} sequences in "
             "with accelerator.accumulate(model):, and the command makes one step of "
-            f"{recipe.accumulation_steps} of these{_on_each(recipe)}",
+            f"{recipe.accumulation_steps} of these{_if_several_devices(recipe)}",
         ),
         "sequence_length": (
             None,
@@ -307,7 +307,7 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
     return reasons
 
 
-def _on_each(recipe: Recipe) -> str:
+def _if_several_devices(recipe: Recipe) -> str:
     return f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
 
 

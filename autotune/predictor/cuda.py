@@ -22,6 +22,7 @@ from autotune.predictor.attention import OPERATORS, attention, scratch_of_attent
 from autotune.predictor.cublas import CublasWorkspaces
 from autotune.predictor.fake_mode import Scratch, StorageWatch
 from autotune.predictor.gpu import Gpu
+from autotune.predictor.reductions import partial_sums_bytes
 from autotune.shipped import activation_offload
 from autotune.spec.config import Attention, Offload
 from autotune.techniques import offload
@@ -47,7 +48,9 @@ class CudaKernels:
             self._attention.add(OPERATORS[operator])
         if operator is torch.ops.aten.mkldnn_rnn_layer.default:
             self._has_recurrent = True
-        scratch = scratch_of_attention(operator, args, gpu=self._gpu) or _scratch_of(operator, args)
+        scratch = scratch_of_attention(operator, args, gpu=self._gpu) or _scratch_of(
+            operator, args, gpu=self._gpu
+        )
         if operator is torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default:
             self.cudnn_bytes = max(self.cudnn_bytes, *map(sum, scratch))
         workspace_bytes = self.cublas.bytes_during(operator, args)
@@ -90,7 +93,7 @@ class CudaKernels:
             yield "buffers of compiled code as inductor lays them out for a CPU"
 
 
-def _scratch_of(operator: Any, args: Sequence[Any]) -> Scratch:
+def _scratch_of(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> Scratch:
     """Returns what CUDA's kernels of some other operators allocate, besides their results.
 
     Source: aten/src/ATen/native/cuda/SoftMax.cu (host_softmax_backward),
@@ -105,6 +108,8 @@ def _scratch_of(operator: Any, args: Sequence[Any]) -> Scratch:
         return [[elements, rows, 1]]  # which elements are masked, which rows are as a whole
     if operator is torch.ops.aten.embedding_dense_backward.default:
         return _scratch_of_embedding(gradient=args[0], tokens=args[1], rows=args[2])
+    if partial_sums := partial_sums_bytes(operator, args, gpu=gpu):
+        return [[partial_sums]]
     return ()
 
 

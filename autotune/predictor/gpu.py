@@ -10,6 +10,21 @@ ASSUMED_COMPUTE_CAPABILITY = "8.0"
 """An A100: used where no compute capability is specified and no GPU is present."""
 
 
+_MULTIPROCESSORS = {
+    (7, 0): 80,
+    (7, 5): 40,
+    (8, 0): 108,
+    (8, 6): 82,
+    (8, 9): 128,
+    (9, 0): 132,
+    (10, 0): 148,
+    (12, 0): 170,
+}
+"""Of a V100, T4, A100, RTX 3090, RTX 4090, H100 or H200, B200, RTX 5090, by NVIDIA's data sheets.
+Other GPUs of the same capability have fewer or a few more."""
+_USUAL_MULTIPROCESSORS = 128
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """A GPU and the torch release that runs on it."""
@@ -24,6 +39,23 @@ class Gpu:
     must be, too."""
     is_assumed: bool = False
     """Whether no GPU was specified, so that this one is an assumption."""
+
+    @property
+    def multiprocessors(self) -> int:
+        """The number of streaming multiprocessors of the usual GPU of this capability."""
+        return _MULTIPROCESSORS.get(self.capability, _USUAL_MULTIPROCESSORS)
+
+    @property
+    def threads_of_a_multiprocessor(self) -> int:
+        """The most threads that run on a multiprocessor at once.
+
+        Source: CUDA C++ Programming Guide, technical specifications per compute capability.
+        """
+        if self.capability == (7, 5):
+            return 1024
+        return (
+            2048 if self.capability in ((7, 0), (8, 0)) or self.capability[0] in (9, 10) else 1536
+        )
 
     @property
     def name(self) -> str:

@@ -83,7 +83,7 @@ def _study_cells(row: ComparedRow) -> list[str]:
     figures = row.own.figures
     mark = PREDICTED_MARK if row.own.peak_is_predicted else ""
     return [
-        mark + _size(figures.peak_memory_bytes),
+        mark + _size_or_dash(figures.peak_memory_bytes),
         _percent(row.saved),
         _times(row.speed),
         _number(figures.perplexity),
@@ -93,7 +93,7 @@ def _study_cells(row: ComparedRow) -> list[str]:
 def _published_cells(row: ComparedRow) -> list[str]:
     published = row.published
     return [
-        _size(published.peak_memory_bytes),
+        _size_or_dash(published.peak_memory_bytes),
         _percent(row.published_saved),
         _times(row.published_speed),
         _number(published.perplexity),
@@ -153,7 +153,7 @@ def _has_perplexity(rows: Sequence[ComparedRow]) -> bool:
     return any(row.own.figures.perplexity is not None for row in rows)
 
 
-def _size(size_bytes: int | None) -> str:
+def _size_or_dash(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else format_size(size_bytes)
 
 
