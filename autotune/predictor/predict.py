@@ -52,7 +52,7 @@ from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
 from autotune.predictor import cuda
-from autotune.predictor.accuracy import error_of
+from autotune.predictor.accuracy import error_of, is_measured_on_cuda
 from autotune.predictor.caching_allocator import count_pieces, round_up
 from autotune.predictor.cpu import CpuKernels
 from autotune.predictor.depths import (
@@ -357,7 +357,10 @@ class _FakeStep:
         sizes["workspace"] += self.workspace_bytes
         peak_bytes = sum(sizes.values())
         error = error_of(
-            request.config, device=request.device, estimated_bytes=self.estimated_bytes
+            request.config,
+            device=request.device,
+            is_measured=is_measured_on_cuda(request.workload, request.compute_capability),
+            estimated_bytes=self.estimated_bytes,
         )
         notes = self.notes
         if host_bytes:
@@ -670,17 +673,24 @@ class _FakeTraining:
             yield from self._cpu_kernels.notes()
         else:
             config = self._request.config
-            error = error_of(config, device="cuda")
-            yield (
-                f"not compared with a GPU: that a peak is at most "
-                f"{format_percent(error.share)} % and {format_size(error.size_bytes)} off is an "
-                "assumption"
-            )
+            yield self._bounds_in_words()
             yield from self._kernels.assumptions(
                 compiled=config.compile != "none",
                 autocast=config.precision.endswith("mixed") or config.precision == "fp8",
                 torch_version=self._request.torch_version,
             )
+
+    def _bounds_in_words(self) -> str:
+        request = self._request
+        is_measured = is_measured_on_cuda(request.workload, request.compute_capability)
+        error = error_of(request.config, device="cuda", is_measured=is_measured)
+        most = f"{format_percent(error.share)} % and {format_size(error.size_bytes)}"
+        if is_measured:
+            return f"compared with an H200: a peak is at most {most} off"
+        return (
+            f"not compared with such a model on such a GPU: that a peak is at most {most} off is "
+            "an assumption"
+        )
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:

@@ -1,9 +1,9 @@
-"""Computes what torch's sums over rows allocate on a GPU, besides their result.
+"""Computes what torch's sums and means over rows allocate on a GPU, besides their result.
 
-A sum over the rows of a matrix, such as the gradient of a bias, is split among many thread blocks
-where there are many rows. Each writes a partial sum for every thread to a buffer in the device's
-memory. It grows with the columns: of 16,384 rows and 3,072 columns the buffer has 132 MiB on an
-H200. Sums within a row need none, nor do norms, whose kernels are others.
+A sum over the rows of a matrix, such as the gradient of a bias or a mean of Adafactor, is split
+among many thread blocks where there are many rows. Each writes a partial sum for every thread to a
+buffer in the device's memory. It grows with the columns: of 16,384 rows and 3,072 columns the
+buffer has 132 MiB on an H200. Sums within a row need none, nor do norms, whose kernels are others.
 
 Source: setReduceConfig and global_memory_size in aten/src/ATen/native/cuda/Reduce.cuh.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from autotune.predictor.gpu import Gpu
 
-_SUM = torch.ops.aten.sum.dim_IntList
+_SUMS = frozenset((torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim))
 _THREADS = 512
 _WARP = 32
 _FEWEST_VALUES, _MOST_VALUES = 16, 256
@@ -26,7 +26,7 @@ _FEWEST_VALUES, _MOST_VALUES = 16, 256
 
 def partial_sums_bytes(operator: Any, args: Sequence[Any], *, gpu: Gpu) -> int:
     """Returns the bytes of the buffer of a sum over all dimensions but the last; 0 for others."""
-    if operator is not _SUM or not isinstance(args[0], Tensor):
+    if operator not in _SUMS or not isinstance(args[0], Tensor):
         return 0
     tensor, dims = args[0], args[1]
     if not dims or not tensor.is_contiguous() or tensor.dim() < 2:

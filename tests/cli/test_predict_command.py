@@ -181,7 +181,7 @@ def test_the_whole_depth_is_predicted_on_request(folder, tmp_path):
 
 def test_a_prediction_for_a_gpu_says_that_none_was_compared(folder, named):
     ended = run(*SMALL, "--device", "cuda", "--space", named, folder=folder)
-    assert "Note: not compared with a GPU" in ended.stdout
+    assert "Note: not compared with such a model on such a GPU" in ended.stdout
 
 
 def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):

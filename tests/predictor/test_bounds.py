@@ -1,15 +1,24 @@
 """The stated bounds of a prediction against both halves of the committed study."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autotune.predictor.accuracy import ASSUMED_ON_CUDA, MEASURED_ON_CPU, error_of, group_of
+from autotune.predictor.accuracy import (
+    ASSUMED_ON_CUDA,
+    MEASURED_ON_CPU,
+    error_of,
+    group_of,
+    is_measured_on_cuda,
+)
 from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import make_workload
 from studies.compressed import read_json
 
 STUDY = Path(__file__).parents[2] / "studies" / "predictor_accuracy"
 NEW_MODELS = STUDY.parent / "new_models"
+ON_A_GPU = STUDY.parent / "gpu" / "h200" / "compared.json.xz"
 EXCEPTIONS = {"longcat_flash"}
 
 
@@ -90,7 +99,36 @@ def test_what_was_not_measured_has_wider_bounds(group):
     )
 
 
-def test_on_cuda_the_assumed_bounds_hold_whatever_the_configuration():
+# -- on a GPU --------------------------------------------------------------------------------------
+
+
+def test_no_peak_that_was_measured_on_a_gpu_is_outside_its_bounds():
+    pairs = read_json(ON_A_GPU)["pairs"]
+    assert len(pairs) >= 80
+    assert {pair["device"] for pair in pairs} == {"NVIDIA H200"}
+    for pair in pairs:
+        error = error_of(TrainingConfig(**pair["config"]), device="cuda", is_measured=True)
+        predicted = pair["predicted_bytes"]
+        least, most = error.lower_bound(predicted), error.upper_bound(predicted)
+        assert least <= pair["measured_bytes"] <= most, pair["name"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "capability", "is_measured"),
+    [
+        ({}, "9.0", True),
+        ({"model": "deep-one"}, "9.0", True),
+        ({}, "8.9", False),
+        ({}, None, False),
+        ({"devices_per_trial": 2}, "9.0", False),
+    ],
+)
+def test_bounds_of_a_gpu_are_measured_for_what_was_measured(settings, capability, is_measured):
+    workload = replace(make_workload("cuda", {}), **settings)
+    assert is_measured_on_cuda(workload, capability) is is_measured
+
+
+def test_bounds_of_a_gpu_that_was_not_measured_are_assumed_whatever_the_configuration():
     assert {
         error_of(TrainingConfig(compile=scope), device="cuda") for scope in ("none", "model")
     } == {ASSUMED_ON_CUDA}

@@ -39,6 +39,14 @@ def test_a_sum_over_rows_keeps_partial_sums(shape, bytes_of_torch_2_11, dtype):
     assert buffer_of(*shape, dims=dims, dtype=dtype) == bytes_of_torch_2_11
 
 
+def test_a_mean_over_rows_keeps_as_many_as_a_sum():
+    with FakeTensorMode():
+        args = (torch.empty(5400, 2048), [0])
+        assert partial_sums_bytes(torch.ops.aten.mean.dim, args, gpu=ON_AN_H200) == (
+            partial_sums_bytes(SUM, args, gpu=ON_AN_H200)
+        )
+
+
 @pytest.mark.parametrize("dims", [[1], [0, 1], [-1]])
 def test_a_sum_within_rows_keeps_none(dims):
     assert buffer_of(4096, 512, dims=dims) == 0
