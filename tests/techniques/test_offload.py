@@ -69,6 +69,9 @@ def _torchao_on_a_cpu(monkeypatch):
     monkeypatch.setattr(module, "torch", on_cpu)
     monkeypatch.setattr(module, "get_available_devices", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # Where torch is built for CUDA, its optimizers look at the current stream.
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
 
 
