@@ -31,10 +31,14 @@ _NO_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 class GeneratedPrograms:
-    """Collects the programs that inductor generates while `active`."""
+    """Collects the programs that inductor generates while `active`.
 
-    def __init__(self, watch: StorageWatch) -> None:
+    With `for_gpu` it pads the rows of large results, as for a GPU, to multiples of 128 bytes.
+    """
+
+    def __init__(self, watch: StorageWatch, *, for_gpu: bool) -> None:
         self._watch = watch
+        self._settings = {**_NO_CACHES, "disable_padding_cpu": not for_gpu}
         self._sources: list[str] = []
 
     @property
@@ -67,7 +71,7 @@ class GeneratedPrograms:
             torch._inductor.cpu_vec_isa.invalid_vec_isa
         )
         with (
-            torch._inductor.config.patch(_NO_CACHES),
+            torch._inductor.config.patch(self._settings),
             torch._functorch.config.patch(enable_autograd_cache=False),
         ):
             try:

@@ -405,7 +405,7 @@ class _FakeTraining:
                 scratch=lambda *call: [[self._cpu_kernels.scratch_bytes(*call)]],
                 workspace=self._cpu_kernels.workspace_bytes,
             )
-        self._programs = GeneratedPrograms(self._watch)
+        self._programs = GeneratedPrograms(self._watch, for_gpu=self._is_cuda)
         self._first_step = Recording()
         """What the first step allocates on a GPU."""
         self._parameters = 0

@@ -76,7 +76,7 @@ def test_experts_of_a_compiled_function_get_equal_parts():
     def rows(scores):
         return by_one_hot(torch.topk(scores.softmax(-1), CHOSEN).indices)
 
-    with watch.mode, GeneratedPrograms(watch).active():
+    with watch.mode, GeneratedPrograms(watch, for_gpu=False).active():
         watch.enter_module("experts")
         parts = [len(part) for part in rows(torch.ones(TOKENS, EXPERTS))]
     assert parts == [TOKENS * CHOSEN // EXPERTS] * EXPERTS
