@@ -213,16 +213,16 @@ def test_the_gpu_and_its_kernels_are_noted(prediction_of):
 def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(
     prediction_of, workload, choices
 ):
-    on_ampere, on_hopper = (
+    on_ampere, on_blackwell = (
         prediction_of(device="cuda", gpu=gpu, torch_version="2.11", **choices)
-        for gpu in ("8.0", "9.0")
+        for gpu in ("8.0", "10.0")
     )
     rows = GLOBAL_BATCH * workload.heads * workload.sequence_length
     estimated_bytes = 4 * rows * (workload.width // workload.heads) + 4 * rows
-    assert any("cuDNN's workspace" in note for note in on_hopper.notes)
+    assert any("cuDNN's workspace" in note for note in on_blackwell.notes)
     assert not any("cuDNN" in note for note in on_ampere.notes)
     margins = [
-        p.upper_bound_bytes - round(1.1 * p.peak_memory_bytes) for p in (on_ampere, on_hopper)
+        p.upper_bound_bytes - round(1.1 * p.peak_memory_bytes) for p in (on_ampere, on_blackwell)
     ]
     assert margins[1] - margins[0] == pytest.approx(estimated_bytes, abs=2)
 
