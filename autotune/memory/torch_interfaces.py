@@ -61,7 +61,12 @@ OF_THE_CPU_METER = (
     "torch:UntypedStorage._cdata",
 )
 
-OF_TRIALS = ("torch._dynamo.callback:callback_handler.start_callbacks",)
+OF_TRIALS = (
+    "torch._dynamo.callback:callback_handler.start_callbacks",
+    "torch._inductor.cpp_builder:CppBuilder.build",
+    "torch._inductor.cpp_builder:CppBuilder.get_command_line",
+    "torch._inductor.cpp_builder:CppBuilder.get_target_file_path",
+)
 
 OF_SNAPSHOTS = (
     "torch.cuda.memory:_record_memory_history",

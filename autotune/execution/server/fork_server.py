@@ -355,7 +355,7 @@ def _with_start_time(moment: float, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import_what_trials_need() -> None:
-    """Imports modules and does nothing else.
+    """Imports modules, changes how inductor writes files, and does nothing else.
 
     After a kernel, a thread or a device, forked children would hang or share a CUDA context. Raises
     CudaTouched where an import has initialized CUDA.
@@ -363,6 +363,9 @@ def _import_what_trials_need() -> None:
     with without_touching_cuda():
         for module in _MODULES_OF_TRIALS:
             importlib.import_module(module)
+        with suppress(ImportError, AttributeError):  # the probe names what this torch lacks
+            compiled_files = importlib.import_module("autotune.execution.server.compiled_files")
+            compiled_files.keep_incomplete_files_out()
 
 
 def _import_without_gpu(modules: list[str]) -> None:
