@@ -301,6 +301,7 @@ class ConfirmationSession:
         """
         deadline = self._clock() + seconds
         left_out = []
+        are_compared = True
         for technique, config in self._variants_to_train():
             self._check_stop()
             if self._clock() + self._expected_variant_seconds() > deadline:
@@ -316,14 +317,12 @@ class ConfirmationSession:
         while step := self._next_variants_in_turn():
             self._check_stop()
             if self._clock() + self._expected_seconds(step) > deadline:
-                left_out.append("the speeds of the pick without some of its techniques")
+                are_compared = False
                 break
             with self._slot():
                 self._do(step)
-        if left_out:
-            self._note_time_is_up(
-                f"not measured: the pick without {', '.join(sorted(set(left_out)))}"
-            )
+        if left_out or not are_compared:
+            self._note_time_is_up(what_was_left_out(left_out, are_compared=are_compared))
 
     def _variants(self) -> dict[str, TrainingConfig]:
         """Return the pick without each of its techniques, by technique, where that is legal."""
@@ -414,6 +413,21 @@ class ConfirmationSession:
                 f"autotune confirm {self._definition.name} --time-budget none goes on"
             )
         )
+
+
+def what_was_left_out(techniques: list[str], *, are_compared: bool) -> str:
+    """Return which variants of the pick were not measured.
+
+    `techniques` are those without which it was not trained; `are_compared` is whether the others
+    were measured in turn with it.
+    """
+    parts = []
+    if techniques:
+        parts.append(f"not measured: the pick without {', '.join(techniques)}")
+    if not are_compared:
+        which = "its other techniques" if techniques else "some of its techniques"
+        parts.append(f"not measured in turn with it: the pick without {which}")
+    return "; ".join(parts)
 
 
 def _described(step: Step) -> str:

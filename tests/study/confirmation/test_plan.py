@@ -20,6 +20,7 @@ from autotune.study.confirmation.plan import (
     next_variants,
     pick_of,
 )
+from autotune.study.confirmation.session import what_was_left_out
 from tests.building.results import MIB, out_of_memory, record
 from tests.study.confirmation.simulated import CONFIGS, Machine, typical
 
@@ -402,3 +403,20 @@ def test_variants_are_measured_in_turn_once_and_only_those_that_trained():
     assert [subject.config for subject in run.subjects] == [trained]
     machine.do(run)
     assert next_run() is None
+
+
+@pytest.mark.parametrize(
+    ("techniques", "are_compared", "sentence"),
+    [
+        (
+            ["compile", "loss"],
+            False,
+            "not measured: the pick without compile, loss; not measured in turn with it: the pick "
+            "without its other techniques",
+        ),
+        (["compile"], True, "not measured: the pick without compile"),
+        ([], False, "not measured in turn with it: the pick without some of its techniques"),
+    ],
+)
+def test_a_note_says_which_variants_there_was_no_time_for(techniques, are_compared, sentence):
+    assert what_was_left_out(techniques, are_compared=are_compared) == sentence
