@@ -20,6 +20,8 @@ ADAFACTOR = "adafactor_fixed_rate.py"
 """The optimizer that neither torch nor torchao has."""
 
 _PACKAGE = "autotune.shipped"
+_WRITTEN = "autotune.shipped.script.written"
+"""Declares what an exporter writes itself: there is no module to put into the file."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ def code(text: str) -> Part:
     modules = []
     for statement in leading:
         name = statement.module if isinstance(statement, ast.ImportFrom) else None
+        if name == _WRITTEN:
+            continue
         if name is not None and name.startswith(_PACKAGE):
             modules.append(name.removeprefix(f"{_PACKAGE}."))
         else:

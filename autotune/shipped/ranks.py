@@ -53,10 +53,10 @@ class Rank:
         if self.index == 0:
             torch.distributed.barrier()
 
-    def say(self, text: str, *, flush: bool = False) -> None:
+    def say(self, text: str) -> None:
         """Prints a line, once."""
         if self.index == 0:
-            print(text, flush=flush)
+            print(text, flush=True)
 
 
 def join(device: str, *, command: str) -> Rank:

@@ -1,12 +1,34 @@
 """Exported files are put together from whole modules, and define every name once."""
 
 import ast
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from autotune.exporters import TARGETS
 from autotune.exporters.bundle import code, joined, shipped
-from tests.exporters.recipes import configurations, recipe
+from tests.exporters.recipes import (
+    ON_SEVERAL_DEVICES,
+    configurations,
+    recipe,
+    recipe_on_devices,
+)
+
+RUFF = Path(sys.executable).with_name("ruff")
+TEXTS = {
+    "a padded file": {"dataset": "/data/my.jsonl", "packing": "padded", "tokenizer": "bpe"},
+    "a streamed data set": {"dataset": "org/name", "streaming": True, "tokenizer": "/tok"},
+    "packed conversations": {"dataset": "/c.jsonl", "chat_column": "messages", "tokenizer": "/tok"},
+    "padded conversations": {
+        "dataset": "/c.jsonl",
+        "chat_column": "messages",
+        "tokenizer": "/tok",
+        "packing": "padded",
+    },
+    "a user's model": {"model": "my_models:make"},
+}
 
 
 def test_a_module_is_in_a_file_once_and_after_those_that_it_imports():
@@ -39,6 +61,24 @@ def test_no_name_is_defined_twice_in_an_exported_script(target):
             if file in ("train.py", "autotune_trainer.py"):
                 names = defined_names(text)
                 assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.skipif(not RUFF.exists(), reason="ruff is not installed")
+def test_every_name_in_an_exported_python_file_is_defined_and_every_import_is_used(tmp_path):
+    recipes = [recipe(config) for config in configurations().values()]
+    recipes += [recipe_on_devices(case) for case in ON_SEVERAL_DEVICES]
+    recipes += [recipe(**text) for text in TEXTS.values()]
+    texts = set()
+    for target in TARGETS.values():
+        for version in target.versions:
+            for asked in recipes:
+                files = target.write(asked, version).files
+                texts |= {text for file, text in files.items() if file.endswith(".py")}
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.py").write_text(text)
+    command = [RUFF, "check", "--isolated", "--select", "F", "--output-format", "concise", tmp_path]
+    checked = subprocess.run(command, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
 
 
 def defined_names(text):

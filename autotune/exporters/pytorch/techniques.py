@@ -11,7 +11,7 @@ from autotune.exporters.adapters import (
     trained_dtype,
 )
 from autotune.exporters.bundle import Part, code, shipped
-from autotune.exporters.pytorch.devices import divide_state_part
+from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import imported_optimizer, optimizer_flags
 from autotune.spec.config import TrainingConfig
@@ -27,15 +27,48 @@ def autocast_dtype(config: TrainingConfig) -> str | None:
 
 
 def technique_parts(recipe: Recipe) -> list[Part]:
-    """Return the definitions of `apply_techniques(model)` and `Updater(parameters)`."""
+    """Return the definitions of `apply_techniques(model)`, `prepare(model)` and `Updater`."""
     config = recipe.config
-    return [_application(recipe), *_adapters(config), *_optimizer(recipe)]
+    return [
+        _application(recipe),
+        shipped(*technique_modules(config), *_checkpointing_modules(config)),
+        *_prepare(recipe),
+        *_optimizer(recipe),
+    ]
 
 
-def _adapters(config: TrainingConfig) -> list[Part]:
-    """Return the definition of `adapt(model)`, which freezes a model and adds adapters to it."""
+def _prepare(recipe: Recipe) -> list[Part]:
+    """Return the definition of `prepare(model)`.
+
+    It moves a model to the device, and freezes it and adds adapters to it if these are trained.
+    """
+    config = recipe.config
+    moving = "weights"
+    if is_quantized(config):
+        moving = "weights_quantized"
+    elif divides_weights(config):
+        moving = "weights_on_host"
+    parts = [shipped(f"script.{moving}")]
     if config.adapter == "none":
-        return []
+        return [*parts, code(_PREPARE)]
+    if config.base_weights == "nf4":
+        parts.append(shipped("script.quantize_to_4_bits"))
+    elif is_quantized(config):
+        kind = torchao_class(config)
+        parts.append(code(f"from torchao.quantization import {kind}\n\nQUANTIZATION = {kind}()"))
+        parts.append(shipped("script.quantize_to_8_bits"))
+    return [*parts, _add_adapters(config)]
+
+
+_PREPARE = """
+from torch import nn
+
+def prepare(model: nn.Module) -> None:
+    move_to_device(model)
+"""
+
+
+def _add_adapters(config: TrainingConfig) -> Part:
     lines = [
         "found = find_blocks(model)",
         'assert found is not None, "the model has no list of blocks of one class"',
@@ -55,7 +88,7 @@ def _adapters(config: TrainingConfig) -> list[Part]:
         "draw_adapters(model, seed=SEED)",
     ]
     body = "\n".join(f"    {line}" for line in lines)
-    text = f'''
+    return code(f'''
 from typing import Any
 import torch
 from autotune.shipped.adapter_weights import draw_adapters
@@ -71,58 +104,10 @@ ADAPTER_SETTINGS: dict[str, Any] = {{
 }}
 
 
-def adapt(model: Any) -> None:
+def prepare(model: Any) -> None:
     """Moves the model to the device, freezes it and adds the adapters, which are trained."""
 {body}
-'''
-    parts = [code(text)]
-    if config.base_weights == "nf4":
-        parts.append(code(_IN_4_BITS))
-    elif is_quantized(config):
-        parts.append(code(_BY_TORCHAO.replace("CONFIG", torchao_class(config))))
-    return parts
-
-
-_BY_TORCHAO = '''
-import torch
-from torch import nn
-from torchao.quantization import CONFIG, quantize_
-from autotune.shipped.quantized import is_quantized
-
-@torch.no_grad()
-def quantize(model: nn.Module, layers: list[str]) -> None:
-    """Stores the weights of these layers in 8 bits, one after the other on the device."""
-    for path in layers:
-        layer = model.get_submodule(path)
-        if isinstance(layer, nn.Linear):
-            layer.weight.requires_grad_(False).data = layer.weight.to(WEIGHTS_DTYPE).to(DEVICE)
-            quantize_(layer, CONFIG())
-'''
-
-_IN_4_BITS = '''
-from typing import Any
-import torch
-from bitsandbytes.nn import Linear4bit, Params4bit
-from torch import nn
-from autotune.shipped.quantized import is_quantized
-
-@torch.no_grad()
-def quantize(model: nn.Module, layers: list[str]) -> None:
-    """Stores the weights of these layers in 4 bits, one after the other on the device."""
-    kind: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": True}
-    for path in layers:
-        layer = model.get_submodule(path)
-        if isinstance(layer, nn.Linear):
-            sizes = (layer.in_features, layer.out_features, layer.bias is not None)
-            four_bit = Linear4bit(*sizes, compute_dtype=WEIGHTS_DTYPE, device="meta", **kind)
-            weight = layer.weight.to(WEIGHTS_DTYPE)
-            four_bit.weight = Params4bit(weight, requires_grad=False, **kind).to(DEVICE)
-            four_bit.bias = layer.bias
-            four_bit.support_avx512bf16_for_cpu = False  # it would rearrange weights to evaluate
-            owner, _, name = path.rpartition(".")
-            setattr(model.get_submodule(owner), name, four_bit)
-    model.is_loaded_in_4bit = True  # peft looks for it
-'''
+''')
 
 
 def technique_modules(config: TrainingConfig) -> list[str]:
@@ -151,7 +136,8 @@ def _checkpointing_modules(config: TrainingConfig) -> list[str]:
 def _application(recipe: Recipe) -> Part:
     config = recipe.config
     is_ours = recipe.workload.model in MODEL_NAMES
-    lines = [*_loss_lines(config), *_block_lines(config, is_ours=is_ours)]
+    lines = ["model.token_loss = chunked_token_loss"] if config.loss == "chunked" else []
+    lines += _block_lines(config, is_ours=is_ours)
     if config.compile == "model":
         lines.append("model.compile(dynamic=False)  # last: the graph contains all of the above")
     if not lines:
@@ -166,10 +152,6 @@ def apply_techniques(model: Any) -> None:
 {body}
 '''
     return code(text)
-
-
-def _loss_lines(config: TrainingConfig) -> list[str]:
-    return ["model.token_loss = chunked_token_loss"] if config.loss == "chunked" else []
 
 
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
@@ -237,107 +219,65 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
 
 
 def _optimizer(recipe: Recipe) -> list[Part]:
+    """Return the definitions of `make_optimizer(parameters)` and of `Updater`, which uses it."""
     config = recipe.config
-    parts = [
-        shipped(*technique_modules(config), *_checkpointing_modules(config)),
-        _make_optimizer(recipe),
-    ]
-    if config.sharding == "zero1":
-        parts.append(divide_state_part(_optimizer_of(config)))
-    return [*parts, _update(recipe)]
+    is_divided = config.sharding == "zero1"
+    name = "make_part" if is_divided else "make_optimizer"
+    if config.precision == "bf16-stochastic":
+        parts = [_make_optimizer(recipe, name="make_unrounded"), _rounded(name)]
+    else:
+        parts = [_make_optimizer(recipe, name=name)]
+    if is_divided:
+        parts.append(code(_DIVIDED))
+    if config.optimizer_fusion == "backward":
+        return [*parts, shipped("script.update_in_backward")]
+    parts.append(code(f"GRADIENT_CLIPPING: float | None = {recipe.workload.gradient_clipping}"))
+    is_scaled = config.precision == "fp16-mixed"
+    return [*parts, shipped("script.update_from_scaled_loss" if is_scaled else "script.update")]
 
 
-def _make_optimizer(recipe: Recipe) -> Part:
+def _make_optimizer(recipe: Recipe, *, name: str) -> Part:
     config = recipe.config
     settings: dict[str, object] = {"lr": "LEARNING_RATE"}
     if config.optimizer != "adafactor-fixed-rate":
         settings |= recipe.optimizer_settings
     settings |= optimizer_flags(config)
-    name, import_class = imported_optimizer(config)
+    kind, import_class = imported_optimizer(config)
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
     return code(
         f"{import_class}\nimport torch\nfrom torch import nn\n\n"
-        "def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
-        f"    return {name}(\n        parameters,\n{arguments}    )"
+        f"def {name}(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:\n"
+        f"    return {kind}(\n        parameters,\n{arguments}    )"
     )
 
 
-def _optimizer_of(config: TrainingConfig) -> str:
-    """Return the expression that makes the optimizer of `parameters`."""
-    if config.precision == "bf16-stochastic":
-        return f"StochasticallyRounded(parameters, {_ROUNDING})"
-    return "make_optimizer(parameters)"
+def _rounded(name: str) -> Part:
+    return code(f"""
+import torch
+from torch import nn
+from autotune.shipped.stochastic_rounding import StochasticallyRounded
+
+def {name}(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return StochasticallyRounded(
+        parameters, make_unrounded, learning_rate=LEARNING_RATE, seed=SEED
+    )
+""")
 
 
-def _update(recipe: Recipe) -> Part:
-    optimizer = _optimizer_of(recipe.config)
-    if recipe.config.sharding == "zero1":
-        optimizer = "divide_state(parameters)"
-    if recipe.config.optimizer_fusion == "backward":
-        return code(_IN_BACKWARD.replace("OPTIMIZER", optimizer))
-    scales = recipe.config.precision == "fp16-mixed"
-    clipping = recipe.workload.gradient_clipping
-    return code(_after_backward(optimizer, scales=scales, clipping=clipping))
+_DIVIDED = '''
+from typing import Any
+import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
+def make_optimizer(parameters: list[nn.Parameter]) -> ZeroRedundancyOptimizer:
+    """Returns an optimizer whose parameters are divided among the ranks: ZeRO's first stage.
 
-_ROUNDING = "make_optimizer, learning_rate=LEARNING_RATE, seed=SEED"
-_IN_BACKWARD = '''
-from torch import Tensor, nn
-
-class Updater:
-    """Updates each parameter during the backward pass, as soon as its gradient is complete."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.optimizer = step_in_backward(OPTIMIZER)
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_learning_rate(self.optimizer, learning_rate)
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return loss
-
-    def step(self) -> None:
-        self.optimizer.step()
-'''
-
-
-def _after_backward(optimizer: str, *, scales: bool, clipping: float | None) -> str:
-    """Return the definition of `Updater`.
-
-    `scales`: whether a scaler multiplies the loss, as float16 needs.
+    Each rank updates its own and sends them to the others.
     """
-    attributes = [f"self.optimizer = {optimizer}"]
-    update = []
-    if scales:
-        attributes.append("self.scaler = torch.amp.GradScaler(DEVICE)")
-    if clipping is not None:
-        attributes.append("self.parameters = parameters")
-        if scales:
-            update.append("self.scaler.unscale_(self.optimizer)")
-        update.append(f"nn.utils.clip_grad_norm_(self.parameters, {clipping}, foreach=False)")
-    if scales:
-        update += ["self.scaler.step(self.optimizer)", "self.scaler.update()"]
-    else:
-        update.append("self.optimizer.step()")
-    update.append("self.optimizer.zero_grad(set_to_none=True)")
-    imports = "import torch\n" if scales else ""
-    imports += "from torch import Tensor, nn\n"
-    init_body = "\n".join(f"        {line}" for line in attributes)
-    step_body = "\n".join(f"        {line}" for line in update)
-    return f'''
-{imports}
-class Updater:
-    """Updates all parameters once the gradients of a global batch are complete."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-{init_body}
+    def make(parameters: Any, **defaults: Any) -> torch.optim.Optimizer:
+        return make_part(parameters)
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        set_learning_rate(self.optimizer, learning_rate)
-
-    def scale(self, loss: Tensor) -> Tensor:
-        return {"self.scaler.scale(loss)" if scales else "loss"}
-
-    def step(self) -> None:
-{step_body}
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=make, lr=LEARNING_RATE)
 '''
