@@ -62,3 +62,16 @@ def why_no_compilation(device_type: str) -> str | None:
         if tool.found is None:
             return f"torch.compile needs the {tool.name}; {tool.hint}"
     return None
+
+
+def first_compile_error(text: str) -> str:
+    """Return the first error that a C++ compiler printed, from a message of torch that quotes it.
+
+    It begins with a colon, to follow the first line of the message, and is empty where `text` has
+    none.
+    """
+    _, _, printed = text.partition("C++ compile error")[2].partition("\nOutput:\n")
+    for line in printed.splitlines():
+        if "error" in line:
+            return f": {line.strip()}"
+    return ""

@@ -62,3 +62,12 @@ def test_an_optimizer_that_compiles_its_update_is_unavailable_as_well(bare):
     pytest.importorskip("torchao")
     found = optimizer_fusion.unavailable("none", "adamw-8bit", device=torch.device("cpu"))
     assert found == build_tools.why_no_compilation("cpu")
+
+
+def test_the_first_error_of_a_compiler_follows_torchs_message():
+    text = (
+        "CppCompileError: C++ compile error\n\nCommand:\ng++ one.cpp -Werror\n\n"
+        "Output:\none.cpp:1: warning: unused\none.cpp:2:3: error: 'x' was not declared\n"
+    )
+    assert build_tools.first_compile_error(text) == ": one.cpp:2:3: error: 'x' was not declared"
+    assert build_tools.first_compile_error("ValueError: error in the model") == ""

@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from autotune.build_tools import why_no_compilation
+from autotune.build_tools import first_compile_error, why_no_compilation
 from autotune.models.parts import ModelParts
 from autotune.spec.config import CompileScope
 
@@ -50,5 +50,5 @@ def _why_compiling_fails(device: torch.device) -> str | None:
     except Exception as error:  # whatever the compiler, the C++ tool chain or Triton raises
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
-        return f"torch.compile fails: {reason}"
+        return f"torch.compile fails: {reason}{first_compile_error(str(error))}"
     return None

@@ -20,6 +20,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import CheckpointError
 
+from autotune.build_tools import first_compile_error
 from autotune.execution.server.infrastructure import (
     exception_chain,
     first_line,
@@ -53,9 +54,14 @@ _DEVICE_OUT_OF_MEMORY = (
 """Messages of the allocator, the driver, cuBLAS, cuDNN, Triton and their wrappers. The last one
 replaces the allocator's message where NVML fails, which it asks for the other processes."""
 
-_KILLED_HELPER = ("is killed by signal: Killed", "terminated abruptly")
-"""Messages about a killed DataLoader worker or compiler process; the kernel's count of kills says
-whether memory was the reason."""
+_KILLED_HELPER = (
+    "is killed by signal: Killed",
+    "terminated abruptly",
+    "Killed signal terminated program",
+    "died with <Signals.SIGKILL",
+)
+"""Messages about a killed DataLoader worker or compiler; the kernel's count of kills says whether
+memory was the reason."""
 
 _UNIT_BYTES = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 
@@ -91,7 +97,7 @@ def measurement_of_exception(
     loss = machine_failure_behind(error, device_type=device_type)
     if loss:
         raise loss from error
-    message = f"{type(error).__name__}: {first_line(text)}".strip(": ")
+    message = f"{type(error).__name__}: {first_line(text)}{first_compile_error(text)}".strip(": ")
     limit = _limit_of_torch(error, config or {})
     if limit:
         message = f"{limit} ({message})"
@@ -135,7 +141,9 @@ def _is_host_out_of_memory(error: BaseException, *, host_killed_for_memory: bool
         return True
     if "CUDA error: out of memory" in text and _is_of_pinned_memory(error):
         return True
-    return host_killed_for_memory and any(message in text for message in _KILLED_HELPER)
+    return host_killed_for_memory and any(
+        message in str(cause) for cause in exception_chain(error) for message in _KILLED_HELPER
+    )
 
 
 def _is_of_pinned_memory(error: BaseException) -> bool:

@@ -30,6 +30,7 @@ import errno
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +69,8 @@ _HELPER_KILLED = tuple(
     f"is killed by signal: {name}" for name in ("Killed", "Terminated", "Hangup")
 )
 """torch's messages about a killed DataLoader worker."""
+_PART_OF_COMPILER_KILLED = "signal terminated program"
+"""Part of what gcc prints if one of its programs is killed."""
 
 _FROM_OUTSIDE = (
     signal.SIGKILL,
@@ -98,12 +101,20 @@ def machine_failure_behind(error: BaseException, *, device_type: str) -> TrialLo
             return TrialLost(
                 f"a process of the trial was killed from outside: {first_line(text)}", hint=_HINT
             )
+        if _is_of_killed_compiler(cause):
+            return TrialLost("a compiler of the trial was killed from outside", hint=_HINT)
         is_disk_error = getattr(cause, "errno", None) in _DISK_ERRORS
         if is_disk_error or any(message in text for message in _DISK_TEXTS):
             return TrialLost(
                 f"the trial could not use its files: {first_line(text)}", hint=_DISK_HINT
             )
     return None
+
+
+def _is_of_killed_compiler(cause: BaseException) -> bool:
+    if isinstance(cause, subprocess.CalledProcessError) and -cause.returncode in _FROM_OUTSIDE:
+        return True
+    return _PART_OF_COMPILER_KILLED in str(cause)
 
 
 _DISK_HINT = "see that the disk works and has room; run the same command again to continue"
@@ -122,7 +133,10 @@ def machine_failure_by_signal(number: int) -> TrialLost | None:
 
 
 def exception_chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields the exception, then its cause or context, and so on."""
+    """Yields the exception, then its cause or context, and so on.
+
+    torch.compile raises another exception from None and has the original as `inner_exception`.
+    """
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -130,6 +144,8 @@ def exception_chain(error: BaseException) -> Iterator[BaseException]:
         yield current
         if current.__cause__ is not None:
             current = current.__cause__
+        elif isinstance(inner := getattr(current, "inner_exception", None), BaseException):
+            current = inner
         elif current.__suppress_context__:
             current = None
         else:

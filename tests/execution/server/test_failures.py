@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
+from torch._inductor.cpp_builder import run_compile_cmd
+from torch._inductor.exc import CppCompileError, InductorError
 
 from autotune.errors import TrialLost
 from autotune.execution.server.failures import measurement_of_exception
@@ -172,6 +174,44 @@ def test_code_that_torch_cannot_compile_is_a_limit_of_compilation():
     )
     assert measurement.message.startswith(
         "torch.compile cannot compile this model with compile model; use compile none (Unsupported:"
+    )
+
+
+DIES = "kill -9 $$"
+LOSES_A_PROGRAM = "echo 'fatal error: Killed signal terminated program cc1plus'; exit 1"
+
+
+def _failed_compilation(folder, end):
+    """Return what torch.compile raises where the compiler ends so."""
+    compiler = folder / "c++"
+    compiler.write_text(f"#!/bin/sh\n{end}\n")
+    compiler.chmod(0o755)
+    try:
+        run_compile_cmd(f"{compiler} one.cpp", cwd=str(folder))
+    except CppCompileError as error:
+        with pytest.raises(TorchDynamoException) as ended:
+            raise InductorError(error, None) from None
+        return ended.value
+
+
+@pytest.mark.parametrize("end", [DIES, LOSES_A_PROGRAM])
+def test_a_killed_compiler_says_nothing_about_the_configuration(end, tmp_path):
+    error = _failed_compilation(tmp_path, end)
+    with pytest.raises(TrialLost, match="a compiler of the trial was killed from outside"):
+        measurement_of_exception(error, device_type="cpu", config={"compile": "block"})
+    measurement = measurement_of_exception(error, device_type="cpu", host_killed_for_memory=True)
+    assert (measurement.outcome, measurement.message) == ("out_of_memory", HOST)
+
+
+def test_code_that_the_compiler_rejects_is_a_crash_with_its_first_error(tmp_path):
+    rejects = "echo 'one.cpp:2:3: error: no such instruction'; exit 1"
+    error = _failed_compilation(tmp_path, rejects)
+    measurement = measurement_of_exception(error, device_type="cpu", config={"compile": "block"})
+    assert measurement.outcome == "crashed"
+    assert measurement.message == (
+        "torch.compile cannot compile this model with compile block; use compile none "
+        "(InductorError: CppCompileError: C++ compile error: one.cpp:2:3: error: no such "
+        "instruction)"
     )
 
 
