@@ -100,7 +100,7 @@ def delete(
     _check_idle(service, name)
     definition, _ = service.store.definition(name)
     trials = service.store.trials(name)
-    # It confirms the deletion of the study as it is now.
+    # The code confirms the deletion of the study as it is now.
     state = f"{name} {service.store.begun(name)} {len(trials)}"
     code = hashlib.sha256(state.encode()).hexdigest()[:12]
     if confirm != code:
