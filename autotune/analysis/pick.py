@@ -236,7 +236,8 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         return ""
     if baseline.number == record.number:
         return "it is the baseline"
-    baseline_peak = _known_peak(baseline)
+    # The predicted peak is that of a baseline that no device could hold.
+    baseline_peak = baseline.peak_memory_bytes or baseline.predicted_peak_memory_bytes
     if not baseline_peak:
         return ""
     parts = []
@@ -273,11 +274,6 @@ def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
         return text
     factor = math.exp(NOISE_DEVIATIONS * math.hypot(record.speed_error, baseline.speed_error))
     return f"{text} ({ratio / factor:.2f} to {ratio * factor:.2f})"
-
-
-def _known_peak(record: TrialRecord) -> int:
-    """Return the measured peak, or the predicted one of a baseline that no device could hold."""
-    return record.peak_memory_bytes or record.predicted_peak_memory_bytes or 0
 
 
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -98,7 +98,7 @@ class Default:
     @property
     def arguments(self) -> list[str]:
         """The arguments that set the same; none for a switch that is left off."""
-        flag = _flag(self.option)
+        flag = next(str(name) for name in self.option.opts if name.startswith("--"))
         if self.option.is_flag:
             return [flag] if self.value else list(self.option.secondary_opts)
         values = self.value if self.option.multiple else [self.value]
@@ -162,10 +162,6 @@ def _is_given(context: Any, parameter: str) -> bool:
 
 def _options(command: Any) -> dict[str, Any]:
     return {each.name: each for each in command.params if each.param_type_name == "option"}
-
-
-def _flag(option: Any) -> str:
-    return next(str(name) for name in option.opts if name.startswith("--"))
 
 
 # -- the environment -------------------------------------------------------------------------------

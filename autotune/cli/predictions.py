@@ -301,7 +301,9 @@ class SpaceAnswer:
             if len(forecasts) == len(predicted):
                 yield note
             elif len(forecasts) == 1:
-                yield f"{self._label(forecasts[0])}: {note}"
+                config = forecasts[0].config
+                name = self.names.get(config.fingerprint) or config.describe()
+                yield f"{name}: {note}"
             else:
                 yield f"{len(forecasts)} of {len(predicted)} rows: {note}"
         yield from self.excluded
@@ -316,9 +318,6 @@ class SpaceAnswer:
                 "only the configurations that the space names are predicted; --all predicts every "
                 "legal one"
             )
-
-    def _label(self, forecast: Forecast) -> str:
-        return self.names.get(forecast.config.fingerprint) or forecast.config.describe()
 
     def _about_extrapolation(self) -> Iterator[str]:
         checked = [found for _, found in self.predicted if found.checked_at is not None]

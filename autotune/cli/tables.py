@@ -139,8 +139,9 @@ def print_trials(
         remark_width = _NARROW_REMARK_WIDTH
         columns = list(_narrow_columns(result))
         notes = [note, *_reasons(records), *_perplexity_warnings(result, records)]
-        if with_narrow_note:
-            notes.append(_narrow_note(result))
+        baseline = _baseline(result)
+        if with_narrow_note and baseline is not None:
+            notes.append(narrow_note(baseline.config))
         note = "\n".join(line for line in notes if line)
     rows = [[column.cell(result, record) for column in columns] for record in records]
     styles = ["bold" if _is_pick(result, record) else "" for record in records]
@@ -234,11 +235,6 @@ def _perplexity_warnings(result: StudyResult, records: Sequence[TrialRecord]) ->
             numbers.setdefault(warning, []).append(f"#{record.number}")
     for warning, warned in numbers.items():
         yield f"{', '.join(warned)} perplexity: {warning}"
-
-
-def _narrow_note(result: StudyResult) -> str:
-    baseline = _baseline(result)
-    return "" if baseline is None else narrow_note(baseline.config)
 
 
 def narrow_note(baseline: TrainingConfig) -> str:

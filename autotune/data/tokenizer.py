@@ -77,7 +77,9 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
     """
     if workload.tokenizer == "bytes":
         return ByteTokenizer()
-    tokenizer = _load(workload.tokenizer)
+    file = _file_of(workload.tokenizer)
+    text = read_file(file, most_bytes=LARGEST_TOKENIZER_BYTES)
+    tokenizer = parse_tokenizer(text, settings=_settings_next_to(file), source=str(file))
     if tokenizer.vocab_size > workload.vocab_size:
         raise InvalidInput(
             f"tokenizer {workload.tokenizer!r} has {tokenizer.vocab_size} tokens, "
@@ -85,12 +87,6 @@ def load_tokenizer(workload: Workload) -> Tokenizer:
             hint=f"use --vocab-size {tokenizer.vocab_size}, or the tokenizer of the model",
         )
     return tokenizer
-
-
-def _load(name: str) -> SubwordTokenizer:
-    file = _file_of(name)
-    text = read_file(file, most_bytes=LARGEST_TOKENIZER_BYTES)
-    return parse_tokenizer(text, settings=_settings_next_to(file), source=str(file))
 
 
 def _settings_next_to(file: Path) -> Any:

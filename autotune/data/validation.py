@@ -112,7 +112,9 @@ def read_data(workload: Workload) -> None:
 
 def _check_local(workload: Workload, folder: Path) -> None:
     cache_folder = folder / "datasets"
-    if _size_bytes(expanded(workload.dataset)) <= READ_WHOLE_BYTES:
+    path = expanded(workload.dataset)
+    files = files_below(path) if path.is_dir() else [path]
+    if sum(file.stat().st_size for file in files) <= READ_WHOLE_BYTES:
         parts = read_documents(workload, cache_folder=cache_folder)
         write_tokens(parts, workload, folder=folder)
         return
@@ -123,11 +125,6 @@ def _check_local(workload: Workload, folder: Path) -> None:
     for documents in (parts.train, parts.held_out or ()):
         for _ in islice(documents, _FIRST_DOCUMENTS):
             pass
-
-
-def _size_bytes(path: Path) -> int:
-    files = files_below(path) if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files)
 
 
 def main() -> None:

@@ -193,7 +193,11 @@ class ServerTasks:
             if not was_reported:
                 was_reported = True
                 on_wait(awaited.holder())
-            self._pause()
+            if self._should_stop():
+                raise Stopped(
+                    "the search was stopped", hint="run the same command again to continue"
+                )
+            time.sleep(POLL_SECONDS)
 
         all_slots = [slots]
         all_slots += [self.slots_on(one, places=slots.places) for one in self.other_devices]
@@ -243,11 +247,6 @@ class ServerTasks:
                 device, places=places, node=device_node(device), note=note
             )
         return self._slots[key]
-
-    def _pause(self) -> None:
-        if self._should_stop():
-            raise Stopped("the search was stopped", hint="run the same command again to continue")
-        time.sleep(POLL_SECONDS)
 
     # -- requests to the server --------------------------------------------------------------------
 

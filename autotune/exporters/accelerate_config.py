@@ -66,14 +66,11 @@ _ON_A_CPU = "accelerate launch starts a single process on a CPU"
 
 def launch_files(recipe: Recipe) -> dict[str, str]:
     """Return the files that `accelerate launch` reads."""
-    files = {FILE: _heading(recipe) + yaml_text(_settings(recipe))}
+    heading = f"# {recipe.origin}: {recipe.config.describe()}.\n"
+    files = {FILE: heading + yaml_text(_settings(recipe))}
     if recipe.config.engine == "deepspeed":
         files[AUTO_FILE] = json_text(automatic(recipe))
     return files
-
-
-def _heading(recipe: Recipe) -> str:
-    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
 
 
 def _command(recipe: Recipe) -> str:
@@ -267,6 +264,7 @@ def _lacking_devices(recipe: Recipe) -> dict[str, Reason]:
 
 def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
     workload = recipe.workload
+    on_each = f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
     reasons: dict[str, Reason] = {
         "steps": (
             None,
@@ -276,7 +274,7 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
             None,
             f"the script sets the batch size: use {recipe.config.micro_batch_size} sequences in "
             "with accelerator.accumulate(model):, and the command makes one step of "
-            f"{recipe.accumulation_steps} of these{_if_several_devices(recipe)}",
+            f"{recipe.accumulation_steps} of these{on_each}",
         ),
         "sequence_length": (
             None,
@@ -305,10 +303,6 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
             "optimizer.step()",
         )
     return reasons
-
-
-def _if_several_devices(recipe: Recipe) -> str:
-    return f" on each of {recipe.devices} devices" if recipe.devices > 1 else ""
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:

@@ -50,9 +50,11 @@ def write(recipe: Recipe, version: str) -> Export:
     command = f"axolotl train {FILE}"
     if recipe.devices > 1:
         command += f" --launcher torchrun -- --nproc_per_node={recipe.devices}"
-    launcher_recipe = _recipe_for_launcher(recipe)
-    if is_needed(launcher_recipe.config):
-        files[LAUNCHER] = launcher(launcher_recipe)
+    # Without what axolotl makes itself: tf32 and the settings of the allocator.
+    precision = "fp32" if recipe.config.precision == "tf32" else recipe.config.precision
+    launcher_config = dataclasses.replace(recipe.config, precision=precision, allocator="default")
+    if is_needed(launcher_config):
+        files[LAUNCHER] = launcher(dataclasses.replace(recipe, config=launcher_config))
         start = "accelerate launch"
         if recipe.devices > 1:
             start = f"torchrun --standalone --nproc_per_node={recipe.devices}"
@@ -86,13 +88,6 @@ def _closest(recipe: Recipe) -> Closest:
     else:
         closest.change("gradient_reduction", "fp32", "axolotl has no key for it")
     return closest
-
-
-def _recipe_for_launcher(recipe: Recipe) -> Recipe:
-    """Return the recipe with the settings that axolotl makes itself at their defaults."""
-    precision = "fp32" if recipe.config.precision == "tf32" else recipe.config.precision
-    config = dataclasses.replace(recipe.config, precision=precision, allocator="default")
-    return dataclasses.replace(recipe, config=config)
 
 
 _WEIGHTS = "axolotl loads the weights in bfloat16 wherever it computes in it"

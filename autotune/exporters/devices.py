@@ -222,7 +222,9 @@ def fit_deepspeed(closest: Closest) -> None:
 
 def zero_settings(config: TrainingConfig) -> dict[str, Any]:
     """Return the sections of DeepSpeed's configuration for `config`, after `fit_deepspeed`."""
-    stage = _stage(config)
+    # On one device, which has all parts, it is the stage that offload needs.
+    least = {"none": 0, "optimizer": 1, "all": 3}[config.offload]
+    stage = max(least, ZERO_STAGES[config.sharding])
     zero: dict[str, Any] = {"stage": stage}
     if stage > 0:
         zero["reduce_bucket_size"] = _ZERO_BUCKET
@@ -242,9 +244,3 @@ def zero_settings(config: TrainingConfig) -> dict[str, Any]:
     if config.sharding != "none":
         settings["communication_data_type"] = config.gradient_reduction
     return settings
-
-
-def _stage(config: TrainingConfig) -> int:
-    """Return the stage of ZeRO: on one device, which has all parts, that which offload needs."""
-    least = {"none": 0, "optimizer": 1, "all": 3}[config.offload]
-    return max(least, ZERO_STAGES[config.sharding])

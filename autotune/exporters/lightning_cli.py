@@ -47,16 +47,21 @@ def write(recipe: Recipe, version: str) -> Export:
     closest.lacks(_lacking_techniques(closest.recipe))
     closest.lacks(_lacking_workload(closest.recipe))
     recipe = closest.recipe
+    heading = f"# {recipe.origin}: {recipe.config.describe()}.\n"
     files = {
-        FILE: _heading(recipe) + yaml_text(_settings(recipe)),
+        FILE: heading + yaml_text(_settings(recipe)),
         CALLBACK: shipped_text(CALLBACK),
         BLOCKS: shipped_text(BLOCKS),
     }
     if recipe.config.optimizer == "adafactor-fixed-rate":
         files[ADAFACTOR] = shipped_text(ADAFACTOR)
+    command = f"python main.py fit -c {FILE}"
+    if recipe.config.allocator == "expandable":
+        # The allocator reads the variable once, before a callback could set it.
+        command = f"PYTORCH_ALLOC_CONF=expandable_segments:True {command}"
     return Export(
         files=files,
-        command=_command(recipe),
+        command=command,
         unsupported=closest.unsupported(),
         notes=_notes(recipe),
     )
@@ -92,17 +97,6 @@ _COPIES = {
     "fp16-mixed": ("fp16 with a float32 copy", _WHY_A_COPY),
 }
 """{precision: (what DeepSpeed does instead, why)}."""
-
-
-def _heading(recipe: Recipe) -> str:
-    return f"# {recipe.origin}: {recipe.config.describe()}.\n"
-
-
-def _command(recipe: Recipe) -> str:
-    # The allocator reads the variable once, before a callback could set it.
-    expandable = recipe.config.allocator == "expandable"
-    environment = "PYTORCH_ALLOC_CONF=expandable_segments:True " if expandable else ""
-    return f"{environment}python main.py fit -c {FILE}"
 
 
 def _settings(recipe: Recipe) -> dict[str, object]:

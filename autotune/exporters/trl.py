@@ -41,8 +41,11 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices.lacks(lacking_keys)
     if "attention" in lacking:
         closest = dataclasses.replace(closest, attention="auto")
-    text = yaml_text(_keys(recipe, closest))
-    files = {FILE: _head(recipe) + text}
+    heading = (
+        f"# {recipe.origin}: {recipe.config.describe()}\n"
+        f"# Replace each <NAME> in capitals. {_measured_on(recipe.devices)}\n"
+    )
+    files = {FILE: heading + yaml_text(_keys(recipe, closest))}
     shares = recipe.devices > 1 or recipe.config.engine == "deepspeed"
     command = f"trl sft --config {FILE}"
     if shares:
@@ -186,12 +189,6 @@ def _dataset(workload: Workload) -> dict[str, Any]:
         }
     config = {"dataset_config": workload.dataset_config} if workload.dataset_config else {}
     return {"dataset_name": name, **config, "dataset_train_split": workload.dataset_split, **column}
-
-
-def _head(recipe: Recipe) -> str:
-    return f"""# {recipe.origin}: {recipe.config.describe()}
-# Replace each <NAME> in capitals. {_measured_on(recipe.devices)}
-"""
 
 
 def _measured_on(devices: int) -> str:

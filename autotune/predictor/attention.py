@@ -94,7 +94,9 @@ def attention(
         elif kernel == "efficient":
             bias = None
             if attn_mask is not None:
-                bias = _expanded(_to_additive(attn_mask, query), query, key)
+                bias = _to_additive(attn_mask, query).expand(
+                    query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+                )
             attended = _aten._scaled_dot_product_efficient_attention(
                 query, key, value, bias, with_gradients, dropout_p, is_causal, scale=scale
             )[0]
@@ -117,11 +119,6 @@ def _to_additive(mask: Tensor, query: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-
-
-def _expanded(bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Returns the bias as [batch, heads, queries, keys], without a copy."""
-    return bias.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 # -- the choice ------------------------------------------------------------------------------------

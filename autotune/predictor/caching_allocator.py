@@ -191,7 +191,8 @@ class CachingAllocator:
         piece.is_free = True
         for neighbour in (piece.before, piece.after):
             if neighbour is not None and neighbour.is_free:
-                self._remove_free(neighbour)
+                free = self._free_pieces[neighbour.pool]
+                free.pop(bisect_left(free, neighbour.sort_key(), key=Piece.sort_key))
                 self._merge(piece, neighbour)
         insort(self._free_pieces[piece.pool], piece, key=Piece.sort_key)
 
@@ -207,10 +208,6 @@ class CachingAllocator:
         piece = Piece(segment_bytes, self._next_address, pool)
         self._next_address += segment_bytes
         return piece
-
-    def _remove_free(self, piece: Piece) -> None:
-        free = self._free_pieces[piece.pool]
-        free.pop(bisect_left(free, piece.sort_key(), key=Piece.sort_key))
 
     def _split(self, piece: Piece, size_bytes: int) -> None:
         rest = Piece(

@@ -112,7 +112,9 @@ class CublasWorkspaces:
 
     def _bytes_of(self, library: Library) -> int:
         if library == "cublasLt":
-            return _lt_bytes(self._environment)
+            chosen = self._environment.get("CUBLASLT_WORKSPACE_SIZE", "")
+            kibibytes = re.match(r"\s*[0-9]+", chosen)
+            return _LT_BYTES if kibibytes is None else int(kibibytes[0]) * 1024
         chosen_bytes = chosen_by_user(self._environment)
         return chosen_bytes or default_bytes(self._gpu)
 
@@ -136,11 +138,6 @@ def chosen_by_user(environment: Mapping[str, str]) -> int | None:
     if not pairs:
         return None
     return sum(int(size) * int(count) for size, count in pairs) * 1024
-
-
-def _lt_bytes(environment: Mapping[str, str]) -> int:
-    kibibytes = re.match(r"\s*[0-9]+", environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
-    return _LT_BYTES if kibibytes is None else int(kibibytes[0]) * 1024
 
 
 def _library_of(operator: Any, args: Sequence[Any]) -> Library | None:

@@ -309,7 +309,10 @@ class StorageWatch:
         if result is NotImplemented:  # a DTensor runs the operator on its local part
             return result
         if func is _RECURRENT_LAYER:
-            result = self._with_workspace(result, self._workspace(func, args))
+            # The last result is the workspace, which the fake kernel leaves empty.
+            size_bytes = self._workspace(func, args)
+            with self.mode:
+                result = (*result[:-1], result[-1].new_empty(size_bytes))
         if not self._is_in_kernel:
             self.values.pass_on(func, args, kwargs or {}, result)
             self.routing.pass_on(func, args, kwargs or {}, result)
@@ -386,11 +389,6 @@ class StorageWatch:
             return self._fake_dispatch(func, types, args, kwargs)
         finally:
             self._is_in_kernel = was_in_kernel
-
-    def _with_workspace(self, results: Sequence[Tensor], size_bytes: int) -> tuple[Tensor, ...]:
-        """Return the results with a workspace of this size as the last one, which is empty."""
-        with self.mode:
-            return (*results[:-1], results[-1].new_empty(size_bytes))
 
     def _sum_in_place(self, first: Any, second: Any) -> Tensor | None:
         """Return the gradient to which autograd adds another one of the same tensor, if to any.

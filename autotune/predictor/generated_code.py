@@ -46,7 +46,8 @@ class GeneratedPrograms:
         """Hash of all programs, in 12 hexadecimal digits; None where nothing was compiled."""
         if not self._sources:
             return None
-        sources = "\n".join(_without_comments(source) for source in self._sources)
+        # The comments differ between two compilations of the same graph: its number and paths.
+        sources = "\n".join(re.sub(r"#.*", "", source) for source in self._sources)
         return hashlib.sha256(sources.encode()).hexdigest()[:12]
 
     @contextmanager
@@ -156,11 +157,6 @@ def _empty_strided_on(device: str) -> Callable[..., Tensor]:
 
 def _reinterpret_tensor(base: Tensor, size: Any, stride: Any, offset: int = 0) -> Tensor:
     return torch.as_strided(base, size, stride, base.storage_offset() + offset)
-
-
-def _without_comments(source: str) -> str:
-    """Removes what differs between two compilations of the same graph: its number and paths."""
-    return re.sub(r"#.*", "", source)
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -52,8 +52,8 @@ def part_of_whole_numbers(module: GraphModule) -> Callable[..., Mapping[int, Ten
 def _part_of(nodes: Sequence[Node], needed: set[Node], outputs: Mapping[int, Node]) -> Graph:
     """Returns the part of a graph that computes `outputs`. Extends `needed`, which has them."""
     for node in reversed(nodes):
-        if node in needed:
-            needed.update(_inputs_of(node))
+        if node in needed and not _needs_no_scores(node):
+            needed.update(node.all_input_nodes)
     part = Graph()
     copies: dict[Node, Node] = {}
     for node in nodes:
@@ -93,10 +93,6 @@ def _can_run(node: Node) -> bool:
     if node.target._schema.is_mutable:
         return False
     return not any(tag in node.target.tags for tag in _NOT_RUN)
-
-
-def _inputs_of(node: Node) -> Sequence[Node]:
-    return () if _needs_no_scores(node) else node.all_input_nodes
 
 
 def _needs_no_scores(node: Node) -> bool:

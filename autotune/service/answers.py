@@ -46,7 +46,9 @@ class Answer:
             "Cache-Control": "private, no-cache",  # may be kept, and is asked for again
             "Vary": "Accept-Encoding, Accept",
         }
-        if _has_tag(request.headers.get("if-none-match", ""), self.tag):
+        entries = request.headers.get("if-none-match", "").split(",")
+        known = {entry.strip().removeprefix("W/") for entry in entries}
+        if self.tag in known or "*" in known:
             return Response(status_code=304, headers=headers)
         body = self.body
         if self.compressed is not None and _takes_gzip(request):
@@ -73,11 +75,6 @@ class AsciiResponse(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         return json_bytes(content)
-
-
-def _has_tag(if_none_match: str, tag: str) -> bool:
-    tags = {entry.strip().removeprefix("W/") for entry in if_none_match.split(",")}
-    return tag in tags or "*" in tags
 
 
 def _takes_gzip(request: Request) -> bool:

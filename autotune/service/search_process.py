@@ -249,16 +249,12 @@ class _Narrator:
             return
         self._step_at[device] = now
         place = next((one for one in self._progress.places() if one.name == device), None)
-        trial = None if place is None or place.trial is None else place.trial.number
         if place is None:
-            trial = self._number_at_only_place()
+            place = self._progress.only_place
+        number = None if place.trial is None else place.trial.number
         self._reporter.add(
-            "step", {"number": trial, "doing": doing, "steps": steps, "device": device}
+            "step", {"number": number, "doing": doing, "steps": steps, "device": device}
         )
-
-    def _number_at_only_place(self) -> int | None:
-        trial = self._progress.only_place.trial
-        return None if trial is None else trial.number
 
     def _add_front(self) -> None:
         records = self._progress.records

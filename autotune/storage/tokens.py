@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import sqlalchemy
 from sqlalchemy import insert, select, update
@@ -154,8 +153,10 @@ class Tokens:
             "target": target[:_LONGEST_TARGET],
             "detail": detail[:_LONGEST_DETAIL],
         }
+        # PostgreSQL does not store the NUL character.
+        values = {name: text.replace("\0", "\ufffd") for name, text in values.items()}
         with self._database.writing() as connection:
-            connection.execute(insert(ACTIONS).values(_without_nul(values)))
+            connection.execute(insert(ACTIONS).values(values))
 
     def actions(self, *, limit: int, offset: int = 0) -> tuple[list[Action], int]:
         """Returns lines of the log, newest first, and how many it has."""
@@ -190,11 +191,6 @@ def check_token_name(name: str) -> None:
             f"{name!r} is the name of the token that the server is started with",
             hint="choose another name",
         )
-
-
-def _without_nul(values: Mapping[str, str]) -> dict[str, Any]:
-    """Replaces the NUL character, which PostgreSQL does not store."""
-    return {name: text.replace("\0", "\ufffd") for name, text in values.items()}
 
 
 def _in_utc(moment: datetime | Unreadable) -> datetime:

@@ -33,7 +33,7 @@ from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial_perplexity_of
 from autotune.spec.prediction import Forecast
-from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.study.events import (
@@ -213,7 +213,8 @@ class StudySession:
     def _run_trials(self) -> None:
         while not self._is_over():
             revision = self._shared.revision
-            self._take_places()
+            while (place := self._places.take()) is not None:
+                self._ready.append(place)
             had_places = bool(self._ready)
             if had_places:
                 self._refresh()
@@ -265,10 +266,6 @@ class StudySession:
         return has_begun
 
     # -- places ------------------------------------------------------------------------------------
-
-    def _take_places(self) -> None:
-        while (place := self._places.take()) is not None:
-            self._ready.append(place)
 
     def _leave_ready(self) -> None:
         for place in self._ready:
@@ -743,7 +740,9 @@ class StudySession:
                 records=records,
                 speed_noise=speed_noise_now,
             )
-            _check_device_after(finished.measurement, place)
+            if finished.measurement.outcome == "crashed" and place.device.type == "cuda":
+                # A CUDA crash may be the device's fault. Raises TrialLost if it no longer works.
+                place.executor.check_device(place.device.device)
             return finished
 
         self._begin(place, train, then=self._settle_trial)
@@ -788,12 +787,6 @@ class StudySession:
             raise error
         self._places.drop(place)
         self._listener(PlaceLeft(device=place.name, reason=error.message))
-
-
-def _check_device_after(measurement: Measurement, place: TrialPlace) -> None:
-    """Raise TrialLost if the device no longer works: a CUDA crash may be the device's fault."""
-    if measurement.outcome == "crashed" and place.device.type == "cuda":
-        place.executor.check_device(place.device.device)
 
 
 def _named(event: Event, place: TrialPlace) -> Event:

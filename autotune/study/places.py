@@ -335,16 +335,15 @@ class SeveralPlaces:
         with ExitStack() as line:
             lock = self._queues[place.queue or place.device.device]
             while not lock.acquire(timeout=POLL_SECONDS):
-                self._check_ending()
+                if self._ending.is_set():
+                    raise Stopped(
+                        "the search has ended", hint="run the same command again to continue"
+                    )
             line.callback(lock.release)
             with ExitStack() as held:
                 _take_slot(place, held, study=self._study, listener=self._listener)
                 return held.pop_all()
         raise AssertionError("a slot is waited for until there is one")
-
-    def _check_ending(self) -> None:
-        if self._ending.is_set():
-            raise Stopped("the search has ended", hint="run the same command again to continue")
 
     def leave(self, place: TrialPlace) -> None:
         self._slots.pop(place).close()

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.front import pareto_front
@@ -326,9 +325,6 @@ def waiting_text(event: WaitingForDevice | WaitingForOthers) -> str:
     """Return the sentence, without its full stop, that says what is waited for."""
     if isinstance(event, WaitingForDevice):
         return waiting_message(event.device, event.holder)
-    return f"waiting for {_trials(event.numbers)} of other searches"
-
-
-def _trials(numbers: Sequence[int]) -> str:
-    """`trial #3`, `trials #3, #5`."""
-    return f"trial{'s' * (len(numbers) > 1)} {', '.join(f'#{number}' for number in numbers)}"
+    trials = "trials" if len(event.numbers) > 1 else "trial"
+    numbers = ", ".join(f"#{number}" for number in event.numbers)
+    return f"waiting for {trials} {numbers} of other searches"

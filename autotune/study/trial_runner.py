@@ -36,7 +36,7 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Listener, Notice, TrialPhase
-from autotune.study.parity_gate import ParityGate, Verdict
+from autotune.study.parity_gate import ParityGate
 from autotune.study.prediction_cache import PredictionCache
 
 _SECONDS_TO_END_A_TRIAL = 5.0
@@ -208,7 +208,9 @@ class TrialRunner:
         finished = self._train_under_cap(
             config, log_name=log_name, reference=verdict.reference, pruning_bounds=bounds
         )
-        measurement = _with_verdict(finished.measurement, verdict)
+        measurement = finished.measurement
+        if verdict.kind != "compare":  # there the trial has made the comparison itself
+            measurement = replace(measurement, parity=verdict.kind, parity_message=verdict.message)
         self._note_evaluation(measurement)
         if shared_with is not None:
             measurement = _with_perplexity_of(shared_with, measurement)
@@ -526,12 +528,6 @@ def pruning_bounds(
                 )
             )
     return tuple(bounds)
-
-
-def _with_verdict(measurement: Measurement, verdict: Verdict) -> Measurement:
-    if verdict.kind == "compare":  # the trial has made the comparison itself
-        return measurement
-    return replace(measurement, parity=verdict.kind, parity_message=verdict.message)
 
 
 def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:

@@ -91,8 +91,8 @@ class AdaptedWeights(Placement):
         _inject(parts.model, targets, self._config)
 
     def name_in_file(self, name: str) -> str | None:
-        if _is_of_adapter(name):
-            return None
+        if any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE)):
+            return None  # it is of the adapter
         return name.replace(".base_layer.", ".")
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
@@ -228,10 +228,6 @@ def _inject(model: nn.Module, targets: list[str], config: TrainingConfig) -> Non
 def _uncompressed_weight(layer: nn.Module) -> Tensor:
     assert isinstance(layer.weight, Tensor)
     return base_weights.dequantize(layer.weight)
-
-
-def _is_of_adapter(name: str) -> bool:
-    return any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE))
 
 
 def _set_magnitude(layer: nn.Module) -> None:

@@ -301,10 +301,13 @@ def _divide(
         reduce_dtype=reduced_in,
         cast_forward_inputs=False,
     )
+    offload_policy = OffloadPolicy()
+    if config.offload == "all":
+        offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     settings: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": policy,
-        "offload_policy": _offload_policy(config, device_type=mesh.device_type),
+        "offload_policy": offload_policy,
         "reshard_after_forward": _reshards_after_forward(config),
     }
     for block in parts.blocks:
@@ -315,12 +318,6 @@ def _divide(
     if mesh.device_type == "cuda":
         check_host_memory(config, parts.model.parameters())
     placement.load_parts(parts.model)
-
-
-def _offload_policy(config: TrainingConfig, *, device_type: str) -> OffloadPolicy:
-    if config.offload != "all":
-        return OffloadPolicy()
-    return CPUOffloadPolicy(pin_memory=device_type == "cuda")
 
 
 # -- the first stage of ZeRO -----------------------------------------------------------------------

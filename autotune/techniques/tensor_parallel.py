@@ -323,8 +323,9 @@ class TensorParallel:
 
     @torch.no_grad()
     def _add_up_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            local = _local(parameter.grad)
+        gradient = parameter.grad
+        if gradient is not None:
+            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             local.copy_(add_up(local, self.group))
 
     @torch.no_grad()
@@ -353,10 +354,6 @@ def _square_of_norm(gradients: Sequence[Tensor]) -> Tensor:
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
     return norm.square()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class SplitWeights(Placement):

@@ -169,11 +169,14 @@ def _device_out_of_memory(error: BaseException) -> Measurement:
     text = str(error)
     requested_bytes = _requested_bytes(text)
     details = f": {text}" if text.startswith(CONTEXT_ALONE) else _requested_text(requested_bytes)
+    allocated_bytes = None
+    if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():
+        allocated_bytes = int(torch.cuda.max_memory_allocated())
     return Measurement(
         outcome="out_of_memory",
         message=f"out of device memory{details}",
         requested_bytes=requested_bytes,
-        peak_memory_bytes=_allocated_so_far(error),
+        peak_memory_bytes=allocated_bytes,
     )
 
 
@@ -191,9 +194,3 @@ def _requested_bytes(text: str) -> int | None:
     if match is None:
         return None
     return int(float(match[1]) * _UNIT_BYTES[match[2]])
-
-
-def _allocated_so_far(error: BaseException) -> int | None:
-    if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():
-        return int(torch.cuda.max_memory_allocated())
-    return None

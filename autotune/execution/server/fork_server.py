@@ -152,7 +152,9 @@ class Server:
         begins = time.monotonic()
         if attempt > 1:  # the process that disturbed the last attempt may still be running
             begins += SECONDS_BETWEEN_ATTEMPTS
-            request["payload"] = _with_start_time(begins, request["payload"])
+            payload = request["payload"]
+            if "requested_at" in payload:  # a training counts its start-up time from then on
+                request["payload"] = {**payload, "requested_at": begins}
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -345,13 +347,6 @@ def _bytes_in(pipe: int) -> int:
     """Returns how many bytes can be read from a pipe at the moment."""
     count = fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4)
     return int.from_bytes(count, sys.byteorder)
-
-
-def _with_start_time(moment: float, payload: dict[str, Any]) -> dict[str, Any]:
-    """Returns the payload of a training whose start-up time counts from `moment`."""
-    if "requested_at" not in payload:
-        return payload
-    return {**payload, "requested_at": moment}
 
 
 def _import_what_trials_need() -> None:

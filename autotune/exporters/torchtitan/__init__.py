@@ -40,9 +40,10 @@ def write(recipe: Recipe, version: str) -> Export:
         }
         arguments = "--job.config_file autotune.toml"
     start = "-m torchtitan.train"
-    launcher_recipe = _recipe_for_launcher(recipe)
-    if is_needed(launcher_recipe.config):
-        files[LAUNCHER] = launcher(launcher_recipe)
+    # Without what torchtitan makes itself.
+    launcher_config = dataclasses.replace(recipe.config, memory_budget=1.0, attention="auto")
+    if is_needed(launcher_config):
+        files[LAUNCHER] = launcher(dataclasses.replace(recipe, config=launcher_config))
         start = f"{LAUNCHER} {start}"
     command = f"torchrun --nproc_per_node={recipe.devices} {start} {arguments}"
     return Export(
@@ -76,12 +77,6 @@ def _closest(recipe: Recipe, version: str) -> Closest:
 
 def _has_fsdp2(config: TrainingConfig, version: str) -> bool:
     return version == "0.3" or divides_weights(config)
-
-
-def _recipe_for_launcher(recipe: Recipe) -> Recipe:
-    """Return the recipe with the settings that torchtitan makes itself at their defaults."""
-    config = dataclasses.replace(recipe.config, memory_budget=1.0, attention="auto")
-    return dataclasses.replace(recipe, config=config)
 
 
 _FSDP2 = "it uses FSDP2, which computes the residual stream and every norm in bfloat16 as well"
@@ -208,17 +203,13 @@ def _lacking_adapter(config: TrainingConfig, version: str) -> dict[str, Reason]:
     return reasons
 
 
-def _adapter_of(config: TrainingConfig, version: str) -> str:
-    """Return what the files train: `none` is all weights."""
-    return "none" if config.adapter == "none" or version == "0.2" else "lora"
-
-
 def _lacking_optimizer(recipe: Recipe, version: str) -> dict[str, Reason]:
     config = recipe.config
     reasons: dict[str, Reason] = {}
     if config.optimizer != "adamw":
         reasons["optimizer"] = ("adamw", "torchtitan has only Adam and AdamW")
-    adapter = _adapter_of(config, version)
+    # What the files train: `none` is all weights.
+    adapter = "none" if config.adapter == "none" or version == "0.2" else "lora"
     used, instead = rate_name(config.optimizer, config.adapter), rate_name("adamw", adapter)
     why = f"it belongs to {used}; the files have that of {instead}"
     settings = recipe.settings()

@@ -53,19 +53,18 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
+    command = "python train.py"
+    if is_script:
+        command = _IN_A_SCRIPT
+    elif recipe.devices > 1:
+        command = f"torchrun --standalone --nproc-per-node {recipe.devices} train.py"
     notes = tuple(_notes(recipe, version, lacking))
     return Export(
         files=files,
-        command=_IN_A_SCRIPT if is_script else f"{_start(recipe)} train.py",
+        command=command,
         unsupported=on_devices.unsupported(),
         notes=notes,
     )
-
-
-def _start(recipe: Recipe) -> str:
-    if recipe.devices == 1:
-        return "python"
-    return f"torchrun --standalone --nproc-per-node {recipe.devices}"
 
 
 def _closest(recipe: Recipe) -> Closest:

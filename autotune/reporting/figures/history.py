@@ -163,8 +163,12 @@ def draw(figure: HistoryFigure) -> go.Figure:
         horizontal_spacing=0.05,
     )
     drawing = style.styled(panels, note=figure.note)
+    x_axes = (
+        (figure.numbers, "#%{x}"),
+        (figure.moments, "after %{x:.3g} " + figure.time_unit),
+    )
     for row, course in enumerate(figure.courses, start=1):
-        for column, (positions, label) in enumerate(_x_axes(figure), start=1):
+        for column, (positions, label) in enumerate(x_axes, start=1):
             corners = _corners(course.values)
             line = go.Scatter(
                 x=[positions[corner] for corner in corners],
@@ -194,7 +198,3 @@ def _corners(values: Sequence[float | None]) -> list[int]:
     """Return the indices where a stepped line changes, and its ends; the rest is invisible."""
     ends = {0, len(values) - 1}
     return [i for i, value in enumerate(values) if i in ends or value != values[i - 1]]
-
-
-def _x_axes(figure: HistoryFigure) -> tuple[tuple[tuple[float, ...], str], ...]:
-    return (figure.numbers, "#%{x}"), (figure.moments, "after %{x:.3g} " + figure.time_unit)

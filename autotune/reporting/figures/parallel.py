@@ -149,21 +149,17 @@ def draw(figure: ParallelFigure) -> go.Figure:
             customdata=figure.numbers,
         )
     )
+    longest = max(map(len, coordinates[0].ticks), default=0)
     drawing.update_layout(
         coloraxis={
             "colorscale": style.SCALE,
             "colorbar": {"title": {"text": figure.colour_title, "side": "right"}},
         },
-        margin={"t": 90, "l": _left_margin(coordinates[0]), "r": 20, "b": 30},
+        margin={"t": 90, "l": max(70, 20 + 7 * longest), "r": 20, "b": 30},
         height=520,
     )
     style.on_narrow_screens(drawing, {}, least_width=120 + WIDTH_PER_AXIS * len(coordinates))
     return drawing
-
-
-def _left_margin(first: Coordinate) -> int:
-    """Return the pixels left of the first axis that its values need."""
-    return max(70, 20 + 7 * max(map(len, first.ticks), default=0))
 
 
 def _dimension(coordinate: Coordinate) -> dict[str, object]:

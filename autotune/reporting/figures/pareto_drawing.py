@@ -25,7 +25,10 @@ def draw(figure: ParetoFigure) -> go.Figure:
 
     The front is a line, the pick a star.
     """
-    drawing = style.styled(go.Figure(), note=_note(figure))
+    note = figure.note
+    if figure.not_timed:
+        note = f"{note} Ticks at the bottom: memory of trials that were not timed.".strip()
+    drawing = style.styled(go.Figure(), note=note)
     feasible = [mark for mark in figure.marks if mark.feasible]
     others = [mark for mark in figure.marks if not mark.feasible]
     front = [mark for mark in feasible if mark.on_front]
@@ -59,12 +62,6 @@ def draw(figure: ParetoFigure) -> go.Figure:
     _mark_the_cap(drawing, figure)
     style.hide_on_narrow_screens(drawing, _NUMBERS)
     return drawing
-
-
-def _note(figure: ParetoFigure) -> str:
-    if not figure.not_timed:
-        return figure.note
-    return f"{figure.note} Ticks at the bottom: memory of trials that were not timed.".strip()
 
 
 def _line(corners: Sequence[tuple[float, float]]) -> go.Scatter:

@@ -44,11 +44,16 @@ def rerun_template(definition: StudyDefinition) -> str:
     """
     stem = f"{_stem(definition.name)}-trial-{NUMBER}"
     settings, files, options = _model(definition.workload, stem=_stem(definition.name))
+    defaults = {}
+    optimizer = definition.baseline_config().optimizer
+    if optimizer != TrainingConfig().optimizer:
+        # A search begins with the baseline of its space's first optimizer.
+        defaults["optimizer"] = optimizer
     space = SearchSpace(
         name=definition.name,
         techniques={},
         workload={**workload_table(definition.workload), **settings},
-        defaults=_baseline_optimizer(definition),
+        defaults=defaults,
     )
     about = f"Trial {{}} of study {definition.name}, and nothing else."
     text = space_text(space, about=about).replace("{}", NUMBER, 1)
@@ -180,15 +185,6 @@ def _model(
 def _script_arguments(workload: Workload) -> list[str]:
     """Return what stands at the end of the command line for the script's arguments."""
     return ["--", *workload.script_arguments] if workload.script_arguments else []
-
-
-def _baseline_optimizer(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the default optimizer for the written space, empty if it is the usual one.
-
-    A search begins with the baseline of its space's first optimizer.
-    """
-    optimizer = definition.baseline_config().optimizer
-    return {} if optimizer == TrainingConfig().optimizer else {"optimizer": optimizer}
 
 
 def _is_shipped(space: SearchSpace) -> bool:

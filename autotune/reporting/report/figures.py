@@ -110,7 +110,9 @@ def _memory(view: StudyView) -> ReportFigure:
     figure = memory_at_peak.compute(view)
     largest = []
     for bar in figure.bars:
-        parts = [f"{name} {size:.4g} {figure.unit}" for name, size in _by_size(bar)[:3]]
+        segments = [(name.replace("_", " "), size) for name, size in bar.segments.items()]
+        segments.sort(key=lambda segment: -segment[1])
+        parts = [f"{name} {size:.4g} {figure.unit}" for name, size in segments[:3]]
         largest.append(f"trial {bar.number}: {', '.join(parts)}")
     categories = list(dict.fromkeys(name for bar in figure.bars for name in bar.segments))
     return ReportFigure(
@@ -176,11 +178,6 @@ def _roofline(view: StudyView) -> ReportFigure:
 
 _MOST_ROWS = 100
 """Of a table after a figure."""
-
-
-def _by_size(bar: memory_at_peak.Bar) -> list[tuple[str, float]]:
-    segments = [(name.replace("_", " "), size) for name, size in bar.segments.items()]
-    return sorted(segments, key=lambda segment: -segment[1])
 
 
 def _pareto_alternative(view: StudyView) -> str:

@@ -64,7 +64,7 @@ def page(report: Report) -> str:
         shared_mark_note="; ".join(report.perplexity_notes),
         torch=report.view.result.device.versions.get("torch", "?"),
         trials=Markup(script_json(trials)),
-        themes=Markup(script_json(_themes())),
+        themes=Markup(script_json({"light": style.LIGHT, "dark": style.DARK})),
         style=Markup(_resource("report.css")),
         scripts={name: Markup(text) for name, text in scripts.items()},
         policy=_policy(list(scripts.values()), figures),
@@ -83,10 +83,6 @@ def script_json(value: Any) -> str:
 
 def _resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _themes() -> dict[str, Any]:
-    return {"light": style.LIGHT, "dark": style.DARK}
 
 
 def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str, str]]:

@@ -252,10 +252,11 @@ def _label_in_lower_case(record: TrialRecord) -> str:
 
 
 def _headings(result: StudyResult, query: TrialQuery) -> Iterable[Heading]:
+    has_predictions = any(record.predicted_peak_memory_bytes for record in result.trials)
     for field, title in COLUMNS.items():
         if field == "device_bytes" and result.device.type != "cuda":
             continue
-        if field == "predicted_peak_memory_bytes" and not _has_predictions(result):
+        if field == "predicted_peak_memory_bytes" and not has_predictions:
             continue
         is_sorted = field == query.field
         descending = is_sorted and not query.is_descending
@@ -270,10 +271,6 @@ def _headings(result: StudyResult, query: TrialQuery) -> Iterable[Heading]:
             sorted=direction,
             address=query.address(sort=f"-{field}" if descending else field, page=1),
         )
-
-
-def _has_predictions(result: StudyResult) -> bool:
-    return any(record.predicted_peak_memory_bytes for record in result.trials)
 
 
 # -- choices ---------------------------------------------------------------------------------------

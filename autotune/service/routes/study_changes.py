@@ -100,7 +100,9 @@ def delete(
     _check_idle(service, name)
     definition, _ = service.store.definition(name)
     trials = service.store.trials(name)
-    code = _code(name, service.store.begun(name), len(trials))
+    # The code confirms the deletion of the study as it is now.
+    state = f"{name} {service.store.begun(name)} {len(trials)}"
+    code = hashlib.sha256(state.encode()).hexdigest()[:12]
     if confirm != code:
         finished = sum(record.is_finished for record in trials)
         raise Problem(
@@ -132,11 +134,6 @@ def delete(
         who=caller.name, action="delete study", target=name, detail=str(file)
     )
     return {"name": name, "exported_to": str(file), "trials": len(trials)}
-
-
-def _code(name: str, begun: str, trials: int) -> str:
-    """Return what confirms the deletion of a study as it is now."""
-    return hashlib.sha256(f"{name} {begun} {trials}".encode()).hexdigest()[:12]
 
 
 def _check_idle(service: ServiceState, name: str) -> None:

@@ -327,12 +327,14 @@ class _State:
         assert self.pick is not None
         if self.preferences.prefer == "smallest":
             return []
+        best = best_perplexity(self.front)
+        allowed = allowed_perplexity_increase(self.records, self.preferences)
         found = []
         for record in self.front:
             is_other = record.number != self.pick.number
             if not is_other or record.confirmations >= MOST_CONFIRMATIONS:
                 continue
-            if not self._has_good_perplexity(record):
+            if not has_good_perplexity(record, best=best, allowed=allowed):
                 continue
             error = math.hypot(self._error(record), self._error(self.pick))
             lead = self._lead_of_pick_over(record)
@@ -381,11 +383,6 @@ class _State:
 
     def _error(self, record: TrialRecord) -> float:
         return self.noise.alone if record.speed_error is None else record.speed_error
-
-    def _has_good_perplexity(self, record: TrialRecord) -> bool:
-        best = best_perplexity(self.front)
-        allowed = allowed_perplexity_increase(self.records, self.preferences)
-        return has_good_perplexity(record, best=best, allowed=allowed)
 
 
 def _speed(record: TrialRecord) -> float:

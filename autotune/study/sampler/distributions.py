@@ -25,7 +25,10 @@ def decide(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
         if len(values) == 1:
             chosen[field] = values[0]
         else:
-            chosen[field] = choose(_parameter_name(legal, field, values), values)
+            name = field
+            if values != legal.values[field]:
+                name = f"{field}|{','.join(map(str, values))}"
+            chosen[field] = choose(name, values)
     return TrainingConfig(**chosen)
 
 
@@ -75,7 +78,3 @@ def as_static_parameters(
 
 def _if_legal(value: Any, values: tuple[Any, ...]) -> Any:
     return value if value in values else values[0]
-
-
-def _parameter_name(legal: LegalSpace, field: str, values: tuple[Any, ...]) -> str:
-    return field if values == legal.values[field] else f"{field}|{','.join(map(str, values))}"
