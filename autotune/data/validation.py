@@ -85,7 +85,7 @@ def _is_read_by_python(workload: Workload) -> bool:
     return is_plain_file(path) and (is_text or path.suffix.lower() not in READERS)
 
 
-def _reader_ended(workload: Workload, reader: "subprocess.CompletedProcess[str]") -> InvalidDataset:
+def _reader_ended(workload: Workload, reader: subprocess.CompletedProcess[str]) -> InvalidDataset:
     """Return the error for a process that has ended without an answer."""
     if reader.returncode < 0:
         ending = signal.Signals(-reader.returncode).name

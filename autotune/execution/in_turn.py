@@ -120,7 +120,7 @@ def time_in_turn(
     seed: int,
     trial_seconds: float,
     start: Start,
-    cancel: Callable[["Future[Reply]"], None],
+    cancel: Callable[[Future[Reply]], None],
     should_stop: Callable[[], bool],
     on_progress: Callable[[int, int], None],
 ) -> TimedInTurn:
@@ -174,7 +174,7 @@ class _Training:
     """Of each of its processes."""
     failure: Measurement | None = None
     """Its outcome, where that is not `ok`."""
-    process: "Future[Reply] | None" = None
+    process: Future[Reply] | None = None
     """Its process; None before it was started and after it has ended."""
     connection: Connection | None = None
 
@@ -194,7 +194,7 @@ class _Run:
         seed: int,
         trial_seconds: float,
         start: Start,
-        cancel: Callable[["Future[Reply]"], None],
+        cancel: Callable[[Future[Reply]], None],
         should_stop: Callable[[], bool],
         on_progress: Callable[[int, int], None],
     ) -> None:

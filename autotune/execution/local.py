@@ -66,7 +66,7 @@ class LocalExecutor(ServerTasks):
         torch_version: str | None = None,
         with_timeline: bool = False,
         extrapolates: Extrapolation = "nothing",
-    ) -> "Future[Reply]":
+    ) -> Future[Reply]:
         """Predicts peak memory on fake tensors, without the device.
 
         The future's result is a Prediction as JSON, and its error PredictionImpossible.
@@ -110,7 +110,7 @@ class LocalExecutor(ServerTasks):
         shares_perplexity: bool = False,
         evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] = (),
-    ) -> "Future[FinishedTrial]":
+    ) -> Future[FinishedTrial]:
         """Trains `config` on the study's workload, or on `workload` where that is given.
 
         The training must begin as `reference` does. With `shares_perplexity`, only memory and speed
@@ -245,7 +245,7 @@ class LocalExecutor(ServerTasks):
         This search must have a slot on the device. Raises TrialLost, Stopped, and StudyMismatch.
         """
 
-        def start(number: int, address: str) -> "Future[Reply]":
+        def start(number: int, address: str) -> Future[Reply]:
             training = trainings[number]
             payload = {
                 **self._training(
@@ -321,7 +321,7 @@ class LocalExecutor(ServerTasks):
         *,
         log_name: str,
         trial_options: TrialOptions,
-    ) -> "Future[Reply]":
+    ) -> Future[Reply]:
         return self._server.submit(
             task,
             payload,
@@ -333,7 +333,7 @@ class LocalExecutor(ServerTasks):
             cpus=self.cpus,
         )
 
-    def wait_for_trial(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+    def wait_for_trial(self, future: Future[FinishedTrial]) -> FinishedTrial:
         """Waits for a trial and returns its result.
 
         Raises TrialLost, and Stopped where the search is stopped, which also ends the trial.
@@ -343,7 +343,7 @@ class LocalExecutor(ServerTasks):
             self.wait_for(reply)
         return future.result()
 
-    def doing(self, future: "Future[FinishedTrial]") -> Doing:
+    def doing(self, future: Future[FinishedTrial]) -> Doing:
         """Returns what the trial does: start, step, compile, parity or evaluation.
 
         Its phase is empty where it is not known, as before its process has reported anything.
@@ -351,14 +351,14 @@ class LocalExecutor(ServerTasks):
         reply = self._replies.get(future)
         return Doing() if reply is None else self._server.doing(reply)
 
-    def cancel(self, future: "Future[FinishedTrial]") -> None:
+    def cancel(self, future: Future[FinishedTrial]) -> None:
         """Ends the trial; within seconds its future has the outcome `interrupted`."""
         reply = self._replies.get(future)
         if reply:
             self._server.cancel(reply)
 
     def _finish(
-        self, reply: "Future[Reply]", finished: "Future[FinishedTrial]", *, devices: int
+        self, reply: Future[Reply], finished: Future[FinishedTrial], *, devices: int
     ) -> None:
         self._replies.pop(finished, None)
         try:

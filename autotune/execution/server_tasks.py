@@ -483,7 +483,7 @@ class ServerTasks:
         )
         return self.wait_for(future).result
 
-    def wait_for(self, future: "Future[Reply]") -> Reply:
+    def wait_for(self, future: Future[Reply]) -> Reply:
         """Waits for a task and returns its reply.
 
         Raises the error that the task ended with, and Stopped where the search is stopped.

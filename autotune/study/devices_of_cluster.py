@@ -67,7 +67,7 @@ class _Slot:
     of: int
     worker: RemoteWorker | None = None
     executor: ClusterExecutor | None = None
-    ready: "Future[Any] | None" = None
+    ready: Future[Any] | None = None
     """Done when Ray has given the worker its device."""
     losses: int = 0
     """How many of its workers were lost in a row, without a trial that they ran."""
@@ -551,7 +551,7 @@ class DevicesOfCluster:
         return place
 
     def _prepare(
-        self, slot: _Slot, executor: ClusterExecutor, ready: "Future[Any]", place: TrialPlace
+        self, slot: _Slot, executor: ClusterExecutor, ready: Future[Any], place: TrialPlace
     ) -> DeviceInfo:
         """Wait for the worker, look at its device, and bring what the study needs.
 

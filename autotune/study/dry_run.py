@@ -280,7 +280,7 @@ def _plan(
         with executor.slot_on(definition.device):
             return executor.wait_for_trial(submitted(config)).measurement
 
-    def submitted(config: TrainingConfig) -> "Future[FinishedTrial]":
+    def submitted(config: TrainingConfig) -> Future[FinishedTrial]:
         return executor.submit(
             definition,
             config,

@@ -277,7 +277,7 @@ class StudySession:
         place: TrialPlace,
         work: Callable[[], Any],
         *,
-        then: "Callable[[TrialPlace, Future[Any]], None]",
+        then: Callable[[TrialPlace, Future[Any]], None],
     ) -> None:
         """Begin a work; `then` gets place and result, and begins another or leaves the place."""
         self._after_work[place] = then
@@ -326,7 +326,7 @@ class StudySession:
         self._after_work = {}
         self._predicting = {}
 
-    def _keep(self, trial: _Trial, future: "Future[Any]", *, stores: bool) -> None:
+    def _keep(self, trial: _Trial, future: Future[Any], *, stores: bool) -> None:
         finished = None
         if future.done() and future.exception() is None:
             finished = future.result()
@@ -473,7 +473,7 @@ class StudySession:
         self._begin_prediction(place, choice.config, then=self._after_suggestion_is_predicted)
         return True
 
-    def _after_suggestion_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
+    def _after_suggestion_is_predicted(self, place: TrialPlace, future: Future[Forecast]) -> None:
         del self._predicting[place]
         try:
             forecast = future.result()
@@ -565,7 +565,7 @@ class StudySession:
         place: TrialPlace,
         config: TrainingConfig,
         *,
-        then: "Callable[[TrialPlace, Future[Forecast]], None]",
+        then: Callable[[TrialPlace, Future[Forecast]], None],
     ) -> None:
         self._listener(_named(Predicting(config=config), place))
         self._begin(place, lambda: self._forecast(place, config), then=then)
@@ -630,7 +630,7 @@ class StudySession:
             )
 
     def _store_initial_perplexity(
-        self, place: TrialPlace, future: "Future[InitialPerplexity]"
+        self, place: TrialPlace, future: Future[InitialPerplexity]
     ) -> None:
         try:
             measured = future.result()
@@ -686,7 +686,7 @@ class StudySession:
                 seconds=place.clock() - began,
             )
 
-    def _store_repetition(self, place: TrialPlace, future: "Future[RepeatedSpeed]") -> None:
+    def _store_repetition(self, place: TrialPlace, future: Future[RepeatedSpeed]) -> None:
         try:
             repeated = future.result()
         except TrialLost as error:
@@ -721,7 +721,7 @@ class StudySession:
             self._begin_prediction(place, config, then=self._after_trial_is_predicted)
         return True
 
-    def _after_trial_is_predicted(self, place: TrialPlace, future: "Future[Forecast]") -> None:
+    def _after_trial_is_predicted(self, place: TrialPlace, future: Future[Forecast]) -> None:
         if future.exception() is not None:
             self._settle_trial(place, future)
             return
@@ -747,7 +747,7 @@ class StudySession:
 
         self._begin(place, train, then=self._settle_trial)
 
-    def _settle_trial(self, place: TrialPlace, future: "Future[Any]") -> None:
+    def _settle_trial(self, place: TrialPlace, future: Future[Any]) -> None:
         """Store the result of a trial, or what else became of its attempt."""
         trial = self._trials.pop(place)
         with trial.held:
@@ -773,7 +773,7 @@ class StudySession:
             place, lambda: place.executor.check_device(device), then=self._after_check_of_device
         )
 
-    def _after_check_of_device(self, place: TrialPlace, future: "Future[None]") -> None:
+    def _after_check_of_device(self, place: TrialPlace, future: Future[None]) -> None:
         try:
             future.result()
         except TrialLost as error:

@@ -72,7 +72,7 @@ class EndedWork:
     """A work that has ended, with a result or an exception."""
 
     place: TrialPlace
-    future: "Future[Any]"
+    future: Future[Any]
 
 
 class TrialPlaces(Protocol):
@@ -352,7 +352,7 @@ class SeveralPlaces:
     def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
         self._works[place] = self._submit(place, work)
 
-    def _submit(self, place: TrialPlace, work: Callable[[], Any]) -> "Future[Any]":
+    def _submit(self, place: TrialPlace, work: Callable[[], Any]) -> Future[Any]:
         future = self._threads[place].submit(work)
         future.add_done_callback(lambda _: self._listener.wake())
         return future

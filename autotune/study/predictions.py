@@ -100,10 +100,10 @@ class Forecaster:
                 on_each(forecast)
         return ended
 
-    def _result(self, future: "Future[Any]") -> Prediction:
+    def _result(self, future: Future[Any]) -> Prediction:
         return parse(Prediction, self.executor.wait_for(future).result)
 
-    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> "Future[Any]":
+    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> Future[Any]:
         return self.executor.submit_prediction(
             self.workload,
             config,

@@ -425,7 +425,7 @@ class TrialRunner:
             workload = replace(workload, script_files_after_apply=later)
             self._definition = replace(self._definition, workload=workload)
 
-    def _wait_for(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+    def _wait_for(self, future: Future[FinishedTrial]) -> FinishedTrial:
         """Return the trial's result; an exception during the wait cancels the trial."""
         phase = TrialPhase(doing="starting")
         self._listener(phase)

@@ -80,13 +80,13 @@ class ClusterExecutor(LocalExecutor):
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _request(self, method: str, **arguments: Any) -> "Future[Any]":
+    def _request(self, method: str, **arguments: Any) -> Future[Any]:
         future = self.worker.request(method, **arguments)
         self._requests[future] = future
         future.add_done_callback(lambda done: self._requests.pop(done, None))
         return future
 
-    def _wait(self, future: "Future[Any]", *, each: Callable[[], None] = lambda: None) -> Any:
+    def _wait(self, future: Future[Any], *, each: Callable[[], None] = lambda: None) -> Any:
         """Returns the result of a request; raises its error, and Stopped."""
         while True:
             try:
@@ -100,7 +100,7 @@ class ClusterExecutor(LocalExecutor):
                         "the search was stopped", hint="the same command begins again"
                     ) from None
 
-    def wait_for(self, future: "Future[Reply]") -> Reply:
+    def wait_for(self, future: Future[Reply]) -> Reply:
         if future not in self._requests and not future.done():
             return super().wait_for(future)  # of this machine's trial server
         reply: Reply = self._wait(future)
@@ -269,7 +269,7 @@ class ClusterExecutor(LocalExecutor):
         torch_version: str | None = None,
         with_timeline: bool = False,
         extrapolates: Extrapolation = "nothing",
-    ) -> "Future[Reply]":
+    ) -> Future[Reply]:
         self._bring_user_files(workload)
         return self._request(
             "predict",
@@ -296,7 +296,7 @@ class ClusterExecutor(LocalExecutor):
         shares_perplexity: bool = False,
         evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] = (),
-    ) -> "Future[FinishedTrial]":
+    ) -> Future[FinishedTrial]:
         self._bring_user_files(definition.workload)
         self._bring_prepared(definition, workload or definition.workload, study_folder)
         request = self._request(
@@ -316,7 +316,7 @@ class ClusterExecutor(LocalExecutor):
         finished: Future[FinishedTrial] = Future()
         self._requests[finished] = request
 
-        def finish(done: "Future[Any]") -> None:
+        def finish(done: Future[Any]) -> None:
             self._requests.pop(finished, None)
             try:
                 answer = done.result()
@@ -330,17 +330,17 @@ class ClusterExecutor(LocalExecutor):
         request.add_done_callback(finish)
         return finished
 
-    def wait_for_trial(self, future: "Future[FinishedTrial]") -> FinishedTrial:
+    def wait_for_trial(self, future: Future[FinishedTrial]) -> FinishedTrial:
         request = self._requests.get(future)
         if request is not None:
             self._wait(request)
         return future.result()
 
-    def doing(self, future: "Future[FinishedTrial]") -> Doing:
+    def doing(self, future: Future[FinishedTrial]) -> Doing:
         self.worker.check()
         return self.worker.state.doing
 
-    def cancel(self, future: "Future[FinishedTrial]") -> None:
+    def cancel(self, future: Future[FinishedTrial]) -> None:
         request = self._requests.get(future)
         if request is not None:
             self.worker.cancel(request)

@@ -80,14 +80,14 @@ class RemoteWorker:
         """What it is doing, as last heard."""
         return self._state
 
-    def when_ready(self) -> "Future[Any]":
+    def when_ready(self) -> Future[Any]:
         """Returns a future that is done when Ray has given the worker its device.
 
         Its error is TrialLost where the worker could not be started.
         """
         ready: Future[Any] = Future()
 
-        def settle(done: "Future[Any]") -> None:
+        def settle(done: Future[Any]) -> None:
             error = done.exception()
             if error is None:
                 ready.set_result(done.result())
@@ -100,7 +100,7 @@ class RemoteWorker:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def request(self, method: str, **arguments: Any) -> "Future[Any]":
+    def request(self, method: str, **arguments: Any) -> Future[Any]:
         """Has the worker perform a method; the future's error is the method's, or TrialLost."""
         number = next(self._numbers)
         future: Future[Any] = Future()
@@ -117,7 +117,7 @@ class RemoteWorker:
             self._lose(error)
         return future
 
-    def _settle(self, number: int, method: str, done: "Future[Any]") -> None:
+    def _settle(self, number: int, method: str, done: Future[Any]) -> None:
         error = done.exception()
         if error is not None:
             self._lose(error)
@@ -145,7 +145,7 @@ class RemoteWorker:
         kind = error_class(name) or PreparationFailed
         future.set_exception(kind(message, hint=hint))
 
-    def cancel(self, future: "Future[Any]") -> None:
+    def cancel(self, future: Future[Any]) -> None:
         """Ends the request of a future, which then raises Stopped."""
         with self._lock:
             numbers = [number for number, known in self._running.items() if known is future]
@@ -201,7 +201,7 @@ class RemoteWorker:
         reference = self._actor.state.remote(self._state.version, _SECONDS_BETWEEN_ANSWERS)
         _then(reference, self._hear_state)
 
-    def _hear_state(self, done: "Future[Any]") -> None:
+    def _hear_state(self, done: Future[Any]) -> None:
         error = done.exception()
         if error is not None:
             self._is_watched = False
@@ -279,7 +279,7 @@ def checked_value(answer: Answer, method: str) -> Any:
     return {**trained, "finished": finished}
 
 
-def _then(reference: Any, handle: "Callable[[Future[Any]], None]") -> None:
+def _then(reference: Any, handle: Callable[[Future[Any]], None]) -> None:
     """Has `handle` called with the future of a reference when it is done."""
     reference.future().add_done_callback(lambda done: _ANSWERS.submit(handle, done))
 

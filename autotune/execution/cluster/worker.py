@@ -244,7 +244,7 @@ class NodeWorker:
             "snapshot": sent,
         }
 
-    def _wait_for(self, future: "Future[Any]") -> None:
+    def _wait_for(self, future: Future[Any]) -> None:
         """Waits for a training, and tells the driver what it does. Raises Stopped."""
         told = Doing()
         while not wait([future], timeout=POLL_SECONDS).done:

@@ -78,7 +78,7 @@ class _Request:
 
     task: str
     log_file: Path
-    future: "Future[Reply]" = field(default_factory=Future)
+    future: Future[Reply] = field(default_factory=Future)
     doing: Doing = field(default_factory=Doing)
 
 
@@ -153,7 +153,7 @@ class TrialServer:
         slots: Sequence[str] = (),
         cpus: Sequence[int] | None = None,
         modules: Sequence[str] = (),
-    ) -> "Future[Reply]":
+    ) -> Future[Reply]:
         """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
 
         The process and all that it forks hold `slots`, locks of `execution/device_slots.py`, and
@@ -184,14 +184,14 @@ class TrialServer:
         self._send(request)
         return future
 
-    def cancel(self, future: "Future[Reply]") -> None:
+    def cancel(self, future: Future[Reply]) -> None:
         """Ends the process of `future`; within seconds a training has the outcome `interrupted`."""
         with self._lock:
             ids = [number for number, known in self._requests.items() if known.future is future]
         for request_id in ids:
             self._send({"cancel": request_id})
 
-    def doing(self, future: "Future[Reply]") -> Doing:
+    def doing(self, future: Future[Reply]) -> Doing:
         """Returns what the process of `future` does."""
         with self._lock:
             for known in self._requests.values():
