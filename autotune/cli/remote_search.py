@@ -265,11 +265,30 @@ def raise_unless_finished(search: RemoteSearch, client: Client) -> None:
             f"the profile of trial {search.profiled_trial} was cancelled{by}",
             hint="ask for it again",
         )
-    go_on = command_on_server(["search", "--name", search.study], client)
+    go_on = command_to_continue(search, client)
+    if go_on is None:
+        raise Stopped(
+            f"search {search.id} was cancelled{by}, before its study began",
+            hint=f"submit it again with the same command; its settings are on {search.url}",
+        )
     raise Stopped(
         f"search {search.id} was cancelled{by}; every finished trial is stored",
         hint=f"continue with: {go_on}",
     )
+
+
+def command_to_continue(search: RemoteSearch, client: Client) -> str | None:
+    """Return the command that continues the study of a cancelled search; None without a study.
+
+    Under the name of a study that never began the command would begin another, with the defaults.
+    """
+    if not search.study:
+        return None
+    try:
+        client.study_json(search.study)
+    except UnknownStudy:
+        return None
+    return command_on_server(["search", "--name", search.study], client)
 
 
 def _print_result(

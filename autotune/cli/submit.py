@@ -114,6 +114,7 @@ def search_on_server(
     # These import httpx and numpy, which the help of `autotune submit` does without.
     from autotune.cli.remote_search import (  # noqa: PLC0415
         Interrupted,
+        command_to_continue,
         follow,
         interrupts,
         print_ended,
@@ -138,10 +139,12 @@ def search_on_server(
                     client.cancel(search.id)
                 except AutotuneError as error:
                     print_line(f"Search {search.id} is not cancelled: {error}", to_stderr=True)
-                study = search.study or client.search(search.id).study
-                again = command_on_server(["search", "--name", study], client)
-                cancelled = "Cancelled; every finished trial is stored. Continue with:"
-                print_line(cancelled, to_stderr=True)
-                print_line(f"  {again}", to_stderr=True)
+                again = command_to_continue(client.search(search.id), client)
+                if again is None:
+                    print_line("Cancelled before the study began.", to_stderr=True)
+                else:
+                    cancelled = "Cancelled; every finished trial is stored. Continue with:"
+                    print_line(cancelled, to_stderr=True)
+                    print_line(f"  {again}", to_stderr=True)
             raise typer.Exit(128 + interrupted.number) from None
         print_ended(client, search, preferences=preferences, as_json=as_json, verbose=verbose)

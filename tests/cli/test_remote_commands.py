@@ -197,6 +197,21 @@ def test_a_file_that_lies_in_a_folder_does_not_choose_the_server(run, tmp_path):
         assert "would choose who gets what is submitted" in ended.stderr
 
 
+def test_a_search_that_was_cancelled_in_the_queue_is_not_to_be_continued(run, url):
+    """Its name alone would begin another study, with the defaults."""
+    with autotune.Client(url, TOKEN) as client:
+        first = client.submit(trials=40, name="before-it")
+        queued = client.submit(trials=2, name="never-begun", space="quick")
+        client.cancel(queued.id)
+        client.cancel(first.id)
+    ended = run("watch", str(queued.id), "--quiet")
+    assert ended.returncode == 75
+    assert f"search {queued.id} was cancelled" in ended.stderr
+    assert "before its study began" in ended.stderr
+    assert f"its settings are on {url}/searches/{queued.id}" in ended.stderr
+    assert "autotune search --name" not in ended.stderr
+
+
 # -- Ctrl-C ----------------------------------------------------------------------------------------
 
 
