@@ -1,5 +1,6 @@
 """Result of an export: the files, the command that uses them, and what they do not express."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,19 @@ class Export(Schema):
     """Settings that the files do not express."""
     notes: tuple[str, ...] = ()
     """What a user must know, one sentence each: versions, extra packages, what to fill in."""
+
+    def placeholders(self) -> dict[str, list[str]]:
+        """Return {file: names in it that stand for the user's model or text}, without others."""
+        found = {}
+        for file, text in self.files.items():
+            names = sorted(set(_PLACEHOLDERS.findall(text)))
+            if names:
+                found[file] = names
+        return found
+
+
+_PLACEHOLDERS = re.compile(r"<(?:MODEL|TEXT FILE|DATASET)>|PUT-YOUR-(?:MODEL|TEXT)-HERE")
+"""Where a study has no model or text that the trainer could load."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,12 @@ class WrittenExport:
         """Yield a title and its lines for each part of what a user should know."""
         content = self.content
         where = "" if content.is_for_any_folder else ", in that folder"
+        to_replace = [
+            f"replace {' and '.join(names)} in {file}"
+            for file, names in content.placeholders().items()
+        ]
+        if to_replace:
+            yield "Before you use it", to_replace
         yield f"Use it{where}:", content.command.splitlines()
         techniques = [_line(entry) for entry in content.unsupported if entry.is_technique]
         others = [_line(entry) for entry in content.unsupported if not entry.is_technique]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.exporters import TARGETS
-from autotune.exporters.written import write_export
+from autotune.exporters.written import WrittenExport, write_export
 from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import script_sha256
 from tests.building.results import record, study_result
@@ -136,3 +136,24 @@ def test_the_script_for_pytorch_reads_as_much_as_the_study():
     assert "no more text than 20 steps use" in said(
         "pytorch", dataset="somebody/text", streaming=True
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "lines"),
+    [
+        ("transformers", ["replace <MODEL> and <TEXT FILE> in train.py"]),
+        ("trl", ["replace <DATASET> and <MODEL> in sft.yaml"]),
+        ("axolotl", ["replace PUT-YOUR-MODEL-HERE and PUT-YOUR-TEXT-HERE in axolotl.yaml"]),
+        ("pytorch", None),
+    ],
+)
+def test_what_is_to_be_replaced_in_the_files_comes_before_the_command(target, lines):
+    content = TARGETS[target].write(recipe(), version(target))
+    written = WrittenExport(
+        target=target,
+        target_version=version(target),
+        record=record(0),
+        folder=Path("out"),
+        content=content,
+    )
+    assert dict(written.sections()).get("Before you use it") == lines

@@ -166,7 +166,7 @@ def _is_plain_text(workload: Workload) -> bool:
 
 
 TARGET = Target(
-    title="PyTorch, a script that needs no autotune",
+    title="PyTorch",
     versions=("2",),
     checked_with="torch 2.13.0",
     write=write,
