@@ -130,6 +130,7 @@ class LocalExecutor(ServerTasks):
                 study_folder,
                 enforce_cap=enforce_cap,
             ),
+            "is_baseline": config == definition.baseline_config() and not shares_perplexity,
             "reference": None if reference is None else reference.to_dict(),
             "shares_perplexity": shares_perplexity,
             "evaluates_only": evaluates_only,

@@ -52,6 +52,8 @@ class TrainingRequest:
     cap_bytes: int
     enforce_cap: bool = True
     """False for the baseline, which may exceed the cap if the device has enough memory."""
+    is_baseline: bool = False
+    """Whether this is the trial of the baseline: what is wrong with it is wrong with all others."""
     reference: ParityTrace | None = None
     """First steps of a plain training of the same numerics class, which this one must reproduce."""
     dequantized: bool = False

@@ -149,6 +149,11 @@ class Workload(Built):
     """Largest norm of all gradients of a global batch together; a larger norm is scaled down to
     it. None: no clipping."""
 
+    @property
+    def fewest_steps(self) -> int:
+        """The smallest number of steps, after which something was timed."""
+        return self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -177,7 +182,7 @@ class Workload(Built):
         self._check_vocabulary()
 
     def _check_steps(self) -> None:
-        fewest = self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
+        fewest = self.fewest_steps
         if self.steps < fewest:
             raise InvalidInput(
                 f"steps = {self.steps} leaves nothing to time after {self.warmup_steps} warm-up "

@@ -19,7 +19,12 @@ import torch
 from torch import nn
 
 import autotune
-from autotune.errors import IllegalConfiguration, InvalidInput, PredictionImpossible
+from autotune.errors import (
+    IllegalConfiguration,
+    InvalidInput,
+    PredictionImpossible,
+    StudyMismatch,
+)
 from autotune.execution.server.tasks import devices
 from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.reading import parse
@@ -99,6 +104,7 @@ def trial_of(server, tmp_path):
         shares_perplexity=False,
         pruning_bounds=(),
         device="cpu",
+        is_baseline=False,
         **choices,
     ):
         uuid = None if device == "cpu" else devices()[0]["uuid"]
@@ -114,6 +120,7 @@ def trial_of(server, tmp_path):
             "requested_at": time.monotonic(),
             "shares_perplexity": shares_perplexity,
             "pruning_bounds": list(pruning_bounds),
+            "is_baseline": is_baseline,
         }
         reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
         found = dict(reply.result(timeout=120).result)
@@ -395,8 +402,8 @@ def test_a_trial_that_another_of_its_numerics_dominates_is_ended(script, trial_o
 @pytest.mark.parametrize(
     ("steps", "after", "message"),
     [
-        (5, "", "ended after 5 of 12 steps"),
-        (0, "", "ended after 0 of 12 steps; after each optimizer step"),
+        (5, "", "ended after 5 of 12 steps: let it go on for at least"),
+        (0, "", "ended after 0 of 12 steps: after each optimizer step"),
         (0, "sys.exit(3)", "exit code 3"),
         (0, "raise LookupError('no text')", "LookupError: no text"),
     ],
@@ -407,6 +414,12 @@ def test_a_script_that_ends_early_has_an_outcome_that_names_it(
     found = trial_of(script(steps=steps, after=after))
     assert found["outcome"] == "crashed"
     assert message in found["message"]
+
+
+def test_a_script_that_ends_early_without_any_technique_does_not_match_its_study(script, trial_of):
+    with pytest.raises(StudyMismatch, match="ended after 11 of 12 steps") as found:
+        trial_of(script(steps=11), is_baseline=True)
+    assert found.value.hint == "let it go on, or search with --steps 11"
 
 
 def test_a_nan_loss_is_reported_as_diverged(script, trial_of):

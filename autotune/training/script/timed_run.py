@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autotune.errors import StudyMismatch
 from autotune.spec.result import Measurement
 from autotune.spec.training_request import Progress, TrainingRequest
 from autotune.training.script.run import ScriptEnd, WatchedRun
@@ -175,11 +176,19 @@ class TimedRun(WatchedRun, ABC):
 
     def measurement_of_early_end(self) -> Measurement:
         """Returns the measurement of a script that ended before its last step."""
-        ended = f"the script ended after {self._reports} of {self.workload.steps} steps"
+        mismatch = self.mismatch_of_early_end()
+        return Measurement(outcome="crashed", message=f"{mismatch.message}: {mismatch.hint}")
+
+    def mismatch_of_early_end(self) -> StudyMismatch:
+        """Returns the error for a script that ended before the last step of its study."""
+        hint = f"let it go on, or search with --steps {self._reports}"
+        if self._reports < self.workload.fewest_steps:
+            hint = f"let it go on for at least {self.workload.fewest_steps} steps"
         if self._reports == 0:
-            return Measurement(outcome="crashed", message=f"{ended}; {_HOW_TO_REPORT}")
-        message = f"{ended}: let it go on, or use fewer --steps"
-        return Measurement(outcome="crashed", message=message)
+            hint = _HOW_TO_REPORT
+        return StudyMismatch(
+            f"the script ended after {self._reports} of {self.workload.steps} steps", hint=hint
+        )
 
 
 def _watch_mode(model: nn.Module, note: Callable[[bool], None]) -> None:

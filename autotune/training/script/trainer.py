@@ -56,7 +56,8 @@ from autotune.units import format_size
 def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
     """Runs the workload's script as one trial and returns its measurement.
 
-    Raises Diverged, ParityFailed and whatever the script raises.
+    Raises Diverged, ParityFailed, whatever the script raises, and StudyMismatch if it ends too
+    early without any technique.
     """
     before_the_device(request.config)
     device = torch.device(request.device)
@@ -67,9 +68,11 @@ def train_script(request: TrainingRequest, *, progress: Progress = unwatched) ->
     trial = _ScriptTrial(request, device, progress=progress)
     begin(trial)
     ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
-    if not ended:
-        return trial.measurement_of_early_end()
-    return trial.measurement()
+    if ended:
+        return trial.measurement()
+    if request.is_baseline:
+        raise trial.mismatch_of_early_end()
+    return trial.measurement_of_early_end()
 
 
 @dataclass(frozen=True, kw_only=True)
