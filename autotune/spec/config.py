@@ -245,6 +245,15 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 """The values of each technique that has a fixed list of values."""
 
 _FIELDS = tuple(field.name for field in dataclasses.fields(TrainingConfig))
+HELD_BY_THE_HOST: Mapping[str, Mapping[str, str]] = {
+    "activation_offload": {"cpu": "activations are in the host's memory already"},
+    "offload": {
+        "optimizer": "the optimizer's state is in the host's memory already",
+        "all": "all tensors are in the host's memory already",
+    },
+}
+"""What a CPU cannot do: {technique: {value: reason}}."""
+
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
 
 FIELD_ORDER = (

@@ -14,7 +14,7 @@ https://docs.pytorch.org/docs/stable/autograd.html
 
 import torch
 
-from autotune.spec.config import ActivationOffload
+from autotune.spec.config import HELD_BY_THE_HOST, ActivationOffload
 
 
 def pinned_bytes(size_bytes: int) -> int:
@@ -24,6 +24,6 @@ def pinned_bytes(size_bytes: int) -> int:
 
 def unavailable(place: ActivationOffload, *, device: torch.device) -> str | None:
     """Returns why offloading does not work on `device`; None if it does."""
-    if place == "cpu" and device.type == "cpu":
-        return "activations are in the host's memory already"
+    if device.type == "cpu":
+        return HELD_BY_THE_HOST["activation_offload"].get(place)
     return None

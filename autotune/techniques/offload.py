@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import IllegalConfiguration
-from autotune.spec.config import Offload
+from autotune.spec.config import HELD_BY_THE_HOST, Offload
 from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer_fusion import UpdateRule
 
@@ -41,11 +41,8 @@ SMALLEST_ELEMENTS = 4096
 
 def unavailable(place: Offload, *, device: torch.device) -> str | None:
     """Returns why offloading does not work on `device`; None if it does."""
-    if place == "none":
-        return None
     if device.type == "cpu":
-        held = "the optimizer's state is" if place == "optimizer" else "all tensors are"
-        return f"{held} in the host's memory already"
+        return HELD_BY_THE_HOST["offload"].get(place)
     return torchao_is_missing() if place == "optimizer" else None
 
 

@@ -21,6 +21,7 @@ from autotune.spec.config import (
     CHOICES,
     DEPENDENT_FIELDS,
     FIELD_ORDER,
+    HELD_BY_THE_HOST,
     OF_SEVERAL_DEVICES,
     LegalityContext,
     TrainingConfig,
@@ -47,6 +48,13 @@ class Wanted:
     variants: tuple[Variant, ...]
     impossible: Mapping[str, str]
     """{technique: why none of its values is possible}; these are not predicted."""
+
+
+def unavailable_on(device_type: str, unavailable: Unavailable) -> Unavailable:
+    """Return what does not work on a type of device, and besides what is known `unavailable`."""
+    if device_type == "cpu":
+        return {**HELD_BY_THE_HOST, **unavailable}
+    return unavailable
 
 
 def wanted_variants(

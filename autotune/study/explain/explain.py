@@ -8,7 +8,12 @@ from autotune.analysis.variants import Explained, Variant
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import TrialRecord
-from autotune.study.explain.alternatives import Unavailable, wanted_pairs, wanted_variants
+from autotune.study.explain.alternatives import (
+    Unavailable,
+    unavailable_on,
+    wanted_pairs,
+    wanted_variants,
+)
 from autotune.study.predictions import Forecaster
 
 Progress = Callable[[int, int], None]
@@ -29,6 +34,7 @@ def explain_configuration(
     `record` and `records` are its trial and all trials of the study, if it is of one. Raises
     PredictionImpossible and IllegalConfiguration.
     """
+    known = unavailable_on(forecaster.device_type, unavailable or {})
     predictions = _Predictions(forecaster, progress)
     prediction = predictions.with_timeline(config)
     explained = Explained(
@@ -38,15 +44,10 @@ def explain_configuration(
         record=record,
         records=records,
     )
-    wanted = wanted_variants(
-        config,
-        prediction,
-        at=explained.at,
-        unavailable=unavailable or {},
-    )
+    wanted = wanted_variants(config, prediction, at=explained.at, unavailable=known)
     predictions.make(variant.config for variant in wanted.variants)
     variants = [predictions.fill_in(variant) for variant in wanted.variants]
-    pairs = wanted_pairs(explained, variants, unavailable=unavailable or {})
+    pairs = wanted_pairs(explained, variants, unavailable=known)
     predictions.make(config for pair in pairs for config in (pair.alone, pair.together))
     pairs = [
         replace(

@@ -13,7 +13,12 @@ from autotune.spec.config import (
     rule_violations,
 )
 from autotune.spec.prediction import CATEGORIES, Prediction
-from autotune.study.explain.alternatives import wanted_pairs, wanted_variants, without_technique
+from autotune.study.explain.alternatives import (
+    unavailable_on,
+    wanted_pairs,
+    wanted_variants,
+    without_technique,
+)
 
 BATCH = 8
 PLAIN = TrainingConfig(micro_batch_size=BATCH)
@@ -209,3 +214,11 @@ def test_a_budget_is_tried_with_the_compilation_it_needs():
 
 def test_a_budget_that_does_not_work_is_not_tried():
     assert pairs([BY_BLOCK], unavailable={"memory_budget": {"0.0": "no"}}) == []
+
+
+def test_a_cpu_is_not_told_what_moving_memory_to_the_host_would_save():
+    found = wanted(unavailable=unavailable_on("cpu", {}))
+    assert values(found, "offload") == values(found, "activation_offload") == []
+    assert "in the host's memory already" in found.impossible["activation_offload"]
+    assert "in the host's memory already" in found.impossible["offload"]
+    assert values(wanted(unavailable=unavailable_on("cuda", {})), "offload") == ["optimizer", "all"]
