@@ -190,7 +190,8 @@ def print_summary(
         console.print()
     print_result(result, console)
     baseline = None if result.baseline is None else result.trial(result.baseline)
-    if sentence := loose_cap_sentence(baseline, cap_bytes=result.cap_bytes):
+    sentence = loose_cap_sentence(baseline, cap_bytes=result.cap_bytes, records=result.trials)
+    if sentence:
         console.print()
         console.print(as_text(f"Note: {sentence}."))
     study_arguments = shlex.join([result.study, *place.arguments])

@@ -511,9 +511,11 @@ def check_cap(cap_bytes: object) -> None:
         raise InvalidInput(f"invalid memory cap: {cap_bytes!r} bytes", hint="give for example 8GiB")
     assert isinstance(cap_bytes, int)
     if cap_bytes < LEAST_CAP_BYTES:
+        hint = "give a larger one with its unit, such as 8GiB"
+        if cap_bytes < 1024:  # a number without a unit
+            hint = f"give a unit: did you mean {cap_bytes}GiB?"
         raise InvalidInput(
-            f"a memory cap of {format_size(cap_bytes)} is too small for any training",
-            hint=f"give a unit: did you mean {cap_bytes}GiB?",
+            f"a memory cap of {format_size(cap_bytes)} is too small for any training", hint=hint
         )
 
 

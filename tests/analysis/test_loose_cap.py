@@ -32,3 +32,10 @@ def test_nothing_is_said_of_a_cap_before_plain_training_was_measured():
 def test_a_context_that_no_technique_saves_is_in_the_suggested_cap():
     baseline = record(0, memory=100 * MIB, device_bytes=600 * MIB)
     assert 550 * MIB <= suggested(loose_cap_sentence(baseline, cap_bytes=8 * GIB)) < 600 * MIB
+
+
+def test_a_trial_that_was_measured_fits_the_suggested_cap():
+    baseline = record(0, memory=8 * MIB)
+    trials = [baseline, record(1, memory=5 * MIB), record(2, memory=2 * MIB, outcome="crashed")]
+    sentence = loose_cap_sentence(baseline, cap_bytes=8 * GIB, records=trials)
+    assert 5 * MIB <= suggested(sentence) < 6 * MIB
