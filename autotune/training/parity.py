@@ -4,6 +4,7 @@ The check compares them with those of a plain training of the same numerics, the
 for every way in which the optimizer updates.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -99,12 +100,23 @@ class ParityWatch:
             self._tokens = tokens
         if self._updates is not None and self._updates.error:
             raise ParityFailed(self._updates.error)
+        if self._reference is not None and not math.isfinite(loss):
+            self._check_that_plain_training_diverged(self._reference)
         if len(self._losses) == PARITY_STEPS and self._reference is not None:
             self.difference = largest_difference(
                 self.trace(), self._reference, precision=self._precision
             )
             if self.difference.is_outside:
                 raise ParityFailed(self._reference.described(self.difference.message))
+
+    def _check_that_plain_training_diverged(self, reference: ParityTrace) -> None:
+        """Raises ParityFailed where the loss is NaN or infinite in a step that has one there."""
+        step = len(self._losses)
+        if step > len(reference.losses) or not math.isfinite(reference.losses[step - 1]):
+            return
+        expected = reference.losses[step - 1]
+        message = f"the loss of step {step} is {self._losses[-1]} for {expected:.6g}"
+        raise ParityFailed(reference.described(message))
 
     def trace(self) -> ParityTrace:
         """Returns what the first steps had, for a comparison."""

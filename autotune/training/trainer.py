@@ -359,7 +359,8 @@ class Trainer:
     def _finish_step(self, step: int, wait: StepEnd) -> TimedStep:
         seconds, loss = wait()
         self._progress("step", step + 1, self._last_step)
-        self.parity.note(check_finite(loss, step=step))
+        self.parity.note(loss)  # first: what only this configuration makes of it is not divergence
+        check_finite(loss, step=step)
         return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
@@ -368,10 +369,10 @@ class Trainer:
         Raises Diverged, and ParityFailed when the first steps differ from the reference's.
         """
         with self.parity.step():
-            loss = self.step(step, batch)
+            loss = self.step.launch(step, batch).item()
         self._progress("step", step + 1, self._last_step)
-        self.parity.note(loss)
-        return loss
+        self.parity.note(loss)  # first, as in `_finish_step`
+        return check_finite(loss, step=step)
 
     # -- held-out text -----------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from autotune.shipped.step_in_backward import step_in_backward
 from autotune.spec.config import CHOICES, LegalityContext, rule_violations
 from autotune.spec.parity import PARITY_STEPS
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
+from autotune.training.step import Diverged
 
 
 def watched(trainer, *, reference=None):
@@ -262,3 +263,20 @@ def test_steps_are_checked_only_until_a_changed_rate_was_detected():
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
     assert hooks == [1, 1, 1, 0, 0, 1, 0]
+
+
+def test_a_loss_that_only_this_configuration_makes_nan_is_another_training(make_trainer):
+    reference = trace_of(make_trainer())
+    trainer = watched(make_trainer(), reference=reference)
+    with torch.no_grad():
+        next(trainer.training.parts.model.parameters()).fill_(math.nan)
+    with pytest.raises(ParityFailed, match=r"the loss of step 1 is nan for 5\.5"):
+        trainer.take_step(0, next(trainer.batches()))
+
+
+def test_a_loss_that_plain_training_makes_nan_as_well_has_diverged(make_trainer):
+    trainer = watched(make_trainer())
+    with torch.no_grad():
+        next(trainer.training.parts.model.parameters()).fill_(math.nan)
+    with pytest.raises(Diverged, match="the loss became nan at step 1"):
+        trainer.take_step(0, next(trainer.batches()))

@@ -26,6 +26,8 @@ _HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=
 class Step(TimedStep):
     """One optimizer step as it was reported."""
 
+    number: int
+    """Counted from 1."""
     evaluation_loss: float | None
     is_evaluated_after_update: bool
     """Whether the evaluation used the weights after this step's update."""
@@ -154,19 +156,19 @@ class TimedRun(WatchedRun, ABC):
         most_unfinished = 1 if may_run_ahead and not is_waited_for else 0
         while len(self._unfinished) > most_unfinished:
             step = self._wait_for_step(self._unfinished.popleft())
+            # First: what only this configuration makes of a loss is not divergence.
             self.note(step.loss, tokens=step.tokens)
+            if not math.isfinite(step.loss) or not math.isfinite(step.evaluation_loss or 0.0):
+                raise ScriptEnd(Diverged(f"the loss became {step.loss} at step {step.number}"))
             yield step
 
     def _wait_for_step(self, report: Report) -> Step:
         seconds, loss = report.wait()
         evaluation_loss = None
-        is_finite = math.isfinite(loss)
         if report.evaluation_loss is not None:
             evaluation_loss = float(report.evaluation_loss)
-            is_finite = is_finite and math.isfinite(evaluation_loss)
-        if not is_finite:
-            raise ScriptEnd(Diverged(f"the loss became {loss} at step {report.number}"))
         return Step(
+            number=report.number,
             seconds=seconds - report.parity_seconds,
             tokens=report.tokens,
             loss=loss,
