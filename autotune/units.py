@@ -32,6 +32,8 @@ def parse_size(text: str) -> int:
         )
         if match is not None and (near := _units_like(match[2])):
             hint = f"write {' or '.join(f'{match[1]}{unit}' for unit in near)}"
+        if text.strip().startswith("-"):
+            hint = "a size is positive: give for example 8GiB"
         raise InvalidSize(f"{text!r} is not a memory size", hint=hint)
     size_bytes = float(match[1]) * _BYTES_PER_UNIT[match[2]]
     if not 1 <= size_bytes < LARGEST_SIZE_BYTES:

@@ -1,17 +1,24 @@
 """`autotune cancel`: end searches of a server."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli.lines import print_line
 from autotune.cli.server import NeededServerOption, open_client
+from autotune.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from autotune.client.client import Client
 
 
 def cancel(
     searches: Annotated[
-        list[int],
-        typer.Argument(metavar="SEARCH", help="Numbers of searches; see autotune queue."),
+        list[str],
+        typer.Argument(
+            metavar="SEARCH",
+            help="Numbers of searches, or the names of their studies; see autotune queue.",
+        ),
     ],
     server: NeededServerOption = None,
 ) -> None:
@@ -20,9 +27,22 @@ def cancel(
     One in the queue ends at once, one that runs within seconds, once its trial was ended.
     """
     with open_client(server) as client:
-        for number in dict.fromkeys(searches):
+        numbers = [number for text in searches for number in _numbers(text, client)]
+        for number in dict.fromkeys(numbers):
             search = client.cancel(number)
             if search.has_ended:
                 print_line(f"Search {number} is {search.state}.")
             else:
                 print_line(f"Search {number} is being cancelled.")
+
+
+def _numbers(text: str, client: "Client") -> list[int]:
+    """Return the number that was given, or those of the searches of a study that have not ended."""
+    if text.isdecimal():
+        return [int(text)]
+    active = [search.id for search in client.searches(study=text) if not search.has_ended]
+    if not active:
+        raise InvalidInput(
+            f"no search of a study {text!r} waits or runs", hint="see autotune queue"
+        )
+    return active

@@ -396,7 +396,7 @@ class Client:
 
         Raises PredictionImpossible for a model that cannot run on fake tensors.
         """
-        body = _question({**settings, "study": study})
+        body = _question({**settings, "study": study}, _OF_A_PREDICTION)
         answer = self._connection.json("POST", "/predict", body=body)
         with reading_answer():
             return parse(Prediction, answer, ignore_unknown=True)
@@ -407,7 +407,7 @@ class Client:
         Returns the JSON object that `autotune fit --json` prints.
         """
         found: Mapping[str, Any] = self._connection.json(
-            "POST", "/fit", body=_question({**settings, "study": study})
+            "POST", "/fit", body=_question({**settings, "study": study}, _OF_A_FIT)
         )
         return found
 
@@ -455,25 +455,21 @@ def _path(study: str) -> str:
     return f"/studies/{quote(study, safe='')}"
 
 
-_OF_A_QUESTION = (
+_OF_A_PREDICTION = (
     "study",
     "trial",
     "device",
     "configuration",
     "compute_capability",
     "torch_version",
-    "max_mem",
-    "vary",
-    "space",
-    "scale",
-    "context",
 )
+_OF_A_FIT = (*_OF_A_PREDICTION, "max_mem", "vary", "space", "scale", "context")
 
 
-def _question(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a quick call: its settings, and those of the workload in `workload`."""
+def _question(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the body of a quick call: its settings `names`, and in `workload` the others."""
     given = {name: value for name, value in settings.items() if value is not None}
-    body = {name: given.pop(name) for name in _OF_A_QUESTION if name in given}
+    body = {name: given.pop(name) for name in names if name in given}
     return {**body, "workload": with_model_content(given)} if given else body
 
 

@@ -11,6 +11,7 @@ tensors is run in its steps. Source:
 https://docs.pytorch.org/docs/stable/torch.compiler_fake_tensor.html
 """
 
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -338,7 +339,8 @@ class StorageWatch:
         known = self.values.of(tensor)
         if known is not None:
             return known.item()
-        if not self._modules and torch._C._current_autograd_node() is None:
+        is_in_model = bool(self._modules) or torch._C._current_autograd_node() is not None
+        if not is_in_model or _is_in_optimizer():
             # An optimizer, a gradient scaler or the training step reads the value. None of their
             # branches changes the memory, so that any value will do.
             return 0.0
@@ -532,6 +534,17 @@ def _line_that_runs() -> str:
             return f"line {frame.f_lineno} of {Path(file).name}"
         frame = frame.f_back
     return "a compiled program"
+
+
+def _is_in_optimizer() -> bool:
+    """Return whether an optimizer makes a step, as one may during the backward pass."""
+    file = inspect.getfile(torch.optim.Optimizer)  # it wraps the step of every optimizer
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def value_read_at(place: str) -> str:

@@ -473,7 +473,7 @@ COMMAND_LINES = {
         3 --server http://host --max-perplexity-increase -1 | 3 --json | 3 --quiet | 3 -q
         3 --verbose | 3 -v
     """,
-    "cancel": "3 | x --server http://host | --server http://host | 3 --server nonsense",
+    "cancel": "3 | --server http://host | 3 --server nonsense",
     "doctor": "--device gpu | --device '' | --device cuda:x | --device | surplus | --ray head"
     " | --ray '' | --ray auto --device cpu",
 }

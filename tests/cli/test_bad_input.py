@@ -114,6 +114,7 @@ def test_the_error_names_what_is_wrong(arguments, named, rejected):
         ("search --trials abc", "Invalid value of --trials: 'abc'", "whole number of at least 1"),
         ("search --seed 1.5", "Invalid value of --seed: '1.5'", "give a whole number"),
         ("search --max-mem 8gib", "'8gib' is not a memory size", "write 8GiB"),
+        ("search --max-mem=-5MiB", "'-5MiB' is not a memory size", "a size is positive"),
         ("search --max-mem 8G", "'8G' is not a memory size", "write 8GiB or 8GB"),
         ("show x --tolerance speed=5%", "'speed=5%'", "--tolerance speed=0.05"),
         ("show x --max-perplexity-increase 5%", "'5%'", "a share instead of percent: 0.05"),

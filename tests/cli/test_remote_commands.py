@@ -197,6 +197,18 @@ def test_a_file_that_lies_in_a_folder_does_not_choose_the_server(run, tmp_path):
         assert "would choose who gets what is submitted" in ended.stderr
 
 
+def test_the_searches_of_a_study_are_cancelled_by_its_name(run, url):
+    with autotune.Client(url, TOKEN) as client:
+        ids = [client.submit(trials=40, name=name).id for name in ("by-name", "kept", "by-name")]
+        assert run("cancel", "by-name").returncode == 0
+        assert client.wait(ids[0]).state == client.wait(ids[2]).state == "cancelled"
+        assert client.search(ids[1]).state != "cancelled"
+        client.cancel(ids[1])
+    ended = run("cancel", "by-name")
+    assert ended.returncode == 2
+    assert "no search of a study 'by-name' waits or runs" in ended.stderr
+
+
 def test_a_search_that_was_cancelled_in_the_queue_is_not_to_be_continued(run, url):
     """Its name alone would begin another study, with the defaults."""
     with autotune.Client(url, TOKEN) as client:

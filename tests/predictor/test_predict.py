@@ -94,6 +94,11 @@ def test_a_step_in_backward_leaves_no_gradients_at_the_peak(prediction_of):
     )
 
 
+def test_what_an_optimizer_reads_during_backward_is_no_unknown_value_of_the_model(prediction_of):
+    found = prediction_of(optimizer="adafactor", optimizer_fusion="backward")
+    assert [note for note in found.notes if "is not known" in note] == []
+
+
 def test_parameters_and_their_adam_state_are_all_counted(prediction_of, workload):
     with torch.device("meta"):
         model = gpt.build(workload)

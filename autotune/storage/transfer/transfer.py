@@ -200,7 +200,7 @@ def _reject_existing_studies(connection: Connection, url: str, names: Sequence[s
     if len(names) == 1:
         hint = "import it as another: --name NEW"
     else:
-        hint = "export them one by one, for --name NEW"
+        hint = "export each study to a file of its own, and import it with --name NEW"
     raise StudyMismatch(
         f"{found} in {url} already", hint=f"{hint}; or name another database with --storage"
     )
