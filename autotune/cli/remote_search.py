@@ -90,10 +90,9 @@ class _Followed:
                     self._display.say(line)
             case "trial_began" | "step" | "confirming" | "trial_ended" if self._is_open():
                 shown = _event_of(event.kind, data)
-                if not isinstance(shown, TrialEnded):
-                    self._display(shown)
-                elif self._shown is not None and shown.record.number not in self._shown:
-                    self._shown.add(shown.record.number)
+                if isinstance(shown, TrialEnded):
+                    self._end_trial(shown)
+                elif self._shown is not None and data.get("number") not in self._shown:
                     self._display(shown)
 
     def _note_state(self, data: Any) -> None:
@@ -165,9 +164,14 @@ class _Followed:
         if not self._is_open():
             return
         for record in self._client.show(self._study()).trials:
-            if record.is_finished and self._shown is not None and record.number not in self._shown:
-                self._shown.add(record.number)
-                self._display(TrialEnded(record=record))
+            if record.is_finished:
+                self._end_trial(TrialEnded(record=record))
+
+    def _end_trial(self, ended: TrialEnded) -> None:
+        """Show the result of a trial, unless the display has it."""
+        if self._shown is not None and ended.record.number not in self._shown:
+            self._shown.add(ended.record.number)
+            self._display(ended)
 
 
 def _event_of(kind: str, data: Mapping[str, Any]) -> _Event:

@@ -197,6 +197,13 @@ def test_a_file_that_lies_in_a_folder_does_not_choose_the_server(run, tmp_path):
         assert "would choose who gets what is submitted" in ended.stderr
 
 
+def test_trials_that_have_ended_are_not_said_to_begin(run, study):
+    ended = run("watch", study)
+    assert ended.returncode == 0
+    assert "#0" not in ended.stderr
+    assert "Study made: 3 trials" in ended.stdout
+
+
 def test_the_searches_of_a_study_are_cancelled_by_its_name(run, url):
     with autotune.Client(url, TOKEN) as client:
         ids = [client.submit(trials=40, name=name).id for name in ("by-name", "kept", "by-name")]
