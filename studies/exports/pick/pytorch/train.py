@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import glob
 import hashlib
 import json
@@ -41,6 +42,7 @@ from torch.utils.checkpoint import checkpoint
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TEXT = 'python-docs'
 SEQUENCE_LENGTH = 128
+VOCABULARY = 256
 GLOBAL_BATCH = 8
 """Sequences of one optimizer step."""
 MICRO_BATCH = 4
@@ -49,12 +51,13 @@ STEPS = 30
 EVALUATION_SEQUENCES = 64
 LEARNING_RATE = 0.002
 LEARNING_RATE_WARMUP_STEPS = 10
-SCHEDULE = "constant"
+SCHEDULE = 'constant'
 SEED = 0
-WEIGHTS_DTYPE = torch.float32
+IS_COMPILED = True
 PEAK_MEMORY_BYTES: int | None = 33396480
 """Measured in the trial."""
 TRIAL = 'study tour, trial 39, on cpu'
+WEIGHTS_DTYPE = torch.float32
 
 
 # -- techniques ------------------------------------------------------------------------------------
@@ -87,6 +90,24 @@ class Checkpointed(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
 
+def move_buffers(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = None if buffer is None else buffer.to(DEVICE)
+
+
+@torch.no_grad()
+def move_to_device(model: nn.Module) -> None:
+    """Casts parameters on the host, one by one; buffers stay in their dtype."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)
+    move_buffers(model)
+
+
+def prepare(model: nn.Module) -> None:
+    move_to_device(model)
+
+
 def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         parameters,
@@ -99,10 +120,24 @@ def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     )
 
 
+GRADIENT_CLIPPING: float | None = None
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        # In torchao's optimizers it is a tensor, so that compiled code does not see a new number in
+        # every step.
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
 class Updater:
     """Updates all parameters once the gradients of a global batch are complete."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
         self.optimizer = make_optimizer(parameters)
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -112,11 +147,36 @@ class Updater:
         return loss
 
     def step(self) -> None:
+        if GRADIENT_CLIPPING is not None:
+            nn.utils.clip_grad_norm_(self.parameters, GRADIENT_CLIPPING, foreach=False)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
 
 # -- training --------------------------------------------------------------------------------------
+
+
+def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
+    """Returns the summed token loss of a micro batch."""
+    loss: Tensor = model(tokens, labels)
+    return loss
+
+
+IGNORED_LABEL = -100
+"""The label that cross entropy ignores by default, in torch and in transformers."""
+
+
+def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
+    """Returns the summed loss and the number of labels of the micro batch that begins at `start`.
+
+    The micro batch is always full; rows beyond the held-out sequences have no labels.
+    """
+    indices = numpy.arange(start, start + MICRO_BATCH)
+    beyond = indices >= EVALUATION_SEQUENCES
+    tokens, labels = held_out.batch(numpy.where(beyond, 0, indices))
+    labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
+    loss = forward(model, tokens.contiguous().to(DEVICE), labels.contiguous().to(DEVICE))
+    return loss.item(), int((labels != IGNORED_LABEL).sum())
 
 
 class Training:
@@ -127,27 +187,11 @@ class Training:
         self.model: Any = make_model()
         self.model.train()
         torch.manual_seed(SEED)  # dropout is the same as with weights from a file
-        move_to_device(self.model)
+        prepare(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """By their names before techniques wrap parts of the model."""
         apply_techniques(self.model)
         self.updater = Updater(list(self.parameters.values()))
-
-
-@torch.no_grad()
-def move_to_device(model: nn.Module) -> None:
-    """Casts parameters on the host, one by one; buffers stay in their dtype."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(WEIGHTS_DTYPE).to(DEVICE)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else buffer.to(DEVICE)
-
-
-def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """Returns the summed token loss of a micro batch."""
-    loss: Tensor = model(tokens, labels)
-    return loss
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
@@ -172,7 +216,8 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
 def evaluate(model: Any, held_out: Sequences) -> float:
     """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
     model.eval()
-    summed_loss(model, held_out, 0)  # compiles the graph without gradients
+    if IS_COMPILED:
+        summed_loss(model, held_out, 0)  # compiles the graph without gradients
     total_loss = 0.0
     total_labels = 0
     for start in range(0, EVALUATION_SEQUENCES, MICRO_BATCH):
@@ -181,29 +226,6 @@ def evaluate(model: Any, held_out: Sequences) -> float:
         total_labels += valid_labels
     model.train()
     return total_loss / max(1, total_labels)
-
-
-def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
-    """Returns the summed loss and the number of labels of the micro batch that begins at `start`.
-
-    The micro batch is always full; rows beyond the held-out sequences have no labels.
-    """
-    indices = numpy.arange(start, start + MICRO_BATCH)
-    beyond = indices >= EVALUATION_SEQUENCES
-    tokens, labels = held_out.batch(numpy.where(beyond, 0, indices))
-    labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
-    loss = forward(model, tokens.contiguous().to(DEVICE), labels.contiguous().to(DEVICE))
-    return loss.item(), int((labels != IGNORED_LABEL).sum())
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        # In torchao's optimizers it is a tensor, so that compiled code does not see a new number in
-        # every step.
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def scheduled_rate(
@@ -233,10 +255,6 @@ def learning_rate(step: int, *, steps: int) -> float:
 
 
 # -- model -----------------------------------------------------------------------------------------
-
-
-IGNORED_LABEL = -100
-"""The label that cross entropy ignores by default, in torch and in transformers."""
 
 
 TokenLoss = Callable[[Tensor, nn.Linear, Tensor], Tensor]
@@ -396,48 +414,11 @@ def make_model() -> nn.Module:
 # -- text ------------------------------------------------------------------------------------------
 
 
-READERS = {
-    ".txt": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".jsonl": "json",
-    ".json": "json",
-    ".csv": "csv",
-    ".parquet": "parquet",
-}
-"""Name of the reader in `datasets`, by suffix of a local file."""
-ALL = "train"
-"""The split of all files if no file is named after a split."""
-
-
-def dataset_files(files: Iterable[Path]) -> list[Path]:
-    """Return the readable ones in alphabetical order, without dataset cards and the like."""
-    files = sorted(file for file in files if file.suffix.lower() in READERS)
-    if not files:
-        return []
-    from datasets.data_files import FILES_TO_IGNORE
-
-    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
-
-
-def files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
-    from datasets.data_files import DataFilesDict, get_data_patterns
-
-    try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
-    except FileNotFoundError:  # it finds no data files
-        return {}
-    readable = {str(file.resolve()): file for file in everything}
-    by_split = {
-        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
-        for split, names in found.items()
-    }
-    return {split: files for split, files in by_split.items() if files}
-
-
-def _resolved(name: str) -> str:
-    return str(Path(name).resolve())
+DATASET_CONFIG: str | None = None
+DATASET_SPLIT = 'train'
+HELD_OUT_SPLIT: str | None = None
+STREAMING = False
+TEXT_COLUMN: str | None = None
 
 
 _NOT_DOCUMENTATION = {
@@ -484,19 +465,55 @@ def _docstring(file: Path) -> str | None:
     return value if isinstance(value, str) else None
 
 
-DATASET_CONFIG: str | None = None
-TEXT_COLUMN: str | None = None
-STREAMING = False
-WANTS_SPLITS = False
+READERS = {
+    ".txt": "text",
+    ".md": "text",
+    ".rst": "text",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+"""Name of the reader in `datasets`, by suffix of a local file."""
+ALL = "train"
+"""The split of all files if no file is named after a split."""
 
 
-def documents(name: str, *, split: str) -> Iterable[Any]:
+def dataset_files(files: Iterable[Path]) -> list[Path]:
+    """Return the readable ones in alphabetical order, without dataset cards and the like."""
+    files = sorted(file for file in files if file.suffix.lower() in READERS)
+    if not files:
+        return []
+    from datasets.data_files import FILES_TO_IGNORE
+
+    return [file for file in files if file.name not in FILES_TO_IGNORE] or files
+
+
+def files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
+    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except FileNotFoundError:  # it finds no data files
+        return {}
+    readable = {str(file.resolve()): file for file in everything}
+    by_split = {
+        str(split): sorted({readable[name] for name in map(_resolved, names) if name in readable})
+        for split, names in found.items()
+    }
+    return {split: files for split, files in by_split.items() if files}
+
+
+def _resolved(name: str) -> str:
+    return str(Path(name).resolve())
+
+
+def read_dataset(name: str, *, split: str) -> Iterable[Any]:
     """Reads text, jsonl, csv or parquet files, a folder of them, or a data set.
 
     A data set is a folder written by `save_to_disk` or a name on the hub.
     """
-    if name == 'python-docs':
-        return standard_library_texts()
     path = Path(name).expanduser()
     is_saved = any((path / file).exists() for file in ("state.json", "dataset_dict.json"))
     if path.is_file() or (path.is_dir() and not is_saved and DATASET_CONFIG is None):
@@ -511,12 +528,10 @@ def documents(name: str, *, split: str) -> Iterable[Any]:
     return texts_of_rows(rows[split] if isinstance(rows, datasets.DatasetDict) else rows)
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*") if file.is_file())
-
-
 def _read_files(path: Path, *, split: str) -> Iterable[Any]:
-    all_files = [path] if path.is_file() else dataset_files(files_below(path))
+    all_files = [path]
+    if path.is_dir():
+        all_files = dataset_files(file for file in path.rglob("*") if file.is_file())
     kinds = {READERS.get(file.suffix.lower()) for file in all_files}
     if len(kinds) != 1 or kinds == {None}:
         known = ", ".join(READERS)
@@ -524,7 +539,8 @@ def _read_files(path: Path, *, split: str) -> Iterable[Any]:
     splits = {} if path.is_file() else files_named_by_split(path, all_files)
     in_splits = {file for files in splits.values() for file in files}
     is_laid_out = ALL in splits and in_splits == set(all_files)
-    files = splits if splits and (WANTS_SPLITS or is_laid_out) else {ALL: all_files}
+    wants_splits = HELD_OUT_SPLIT is not None or DATASET_SPLIT != "train"
+    files = splits if splits and (wants_splits or is_laid_out) else {ALL: all_files}
     [kind] = kinds
     if kind == "text":
         if split not in files:
@@ -540,6 +556,13 @@ def _read_files(path: Path, *, split: str) -> Iterable[Any]:
     return texts_of_rows(rows)
 
 
+def read_documents(name: str, *, split: str) -> Iterable[Any]:
+    """Reads the text of the study, or another one as `read_dataset` does."""
+    if name == TEXT:
+        return standard_library_texts()
+    return read_dataset(name, split=split)
+
+
 def texts_of_rows(rows: Any) -> Iterator[Any]:
     """Yields the texts of TEXT_COLUMN; without it the tokens or the texts that the rows have.
 
@@ -547,7 +570,7 @@ def texts_of_rows(rows: Any) -> Iterator[Any]:
     """
     rows = rows.with_format(None)
     string_types = ("string", "large_string", "string_view")
-    has_strings = {}
+    has_strings: dict[str, bool] = {}
     if rows.features is None:  # streamed: the types are unknown, so look at some values
         for row in rows.take(64):
             for name, value in row.items():
@@ -640,17 +663,8 @@ def up_to(size_bytes: int, texts: Iterable[bytes]) -> Iterator[bytes]:
             return
 
 
-def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
-    """Yields (is held out, unit) until both parts are full.
-
-    A unit is a text in UTF-8 or a sample of tokens.
-    """
-    train = _cut(documents(name, split='train'))
-    held_out = None
-    return assigned(train, held_out, is_full=is_full)
-
-
-def _cut(documents: Iterable[Any]) -> Iterator[Any]:
+def cut(documents: Iterable[Any]) -> Iterator[Any]:
+    """Yields the passages of each text; a sample of tokens stays whole."""
     for document in documents:
         if isinstance(document, str):
             yield from passages([document])
@@ -686,9 +700,25 @@ def make_tokenizer(text: str) -> ByteTokenizer:
     return ByteTokenizer()
 
 
+def units_of(name: str, is_full: Callable[[bool], bool]) -> Iterator[tuple[bool, Any]]:
+    """Yields (is held out, unit) until both parts are full.
+
+    A unit is a text in UTF-8 or a sample of tokens. It belongs to one part as a whole.
+    """
+    train = cut(read_documents(name, split=DATASET_SPLIT))
+    held_out = None
+    if HELD_OUT_SPLIT is not None:
+        held_out = cut(read_documents(name, split=HELD_OUT_SPLIT))
+    return assigned(train, held_out, is_full=is_full)
+
+
 def is_full(part: bool, length: int, length_of: Callable[[int], int]) -> bool:
-    """Returns False: the whole text is read."""
-    return False
+    """Whether a part has all the text that STEPS or the held-out sequences use.
+
+    A text that is not streamed is read whole. A longer training repeats a streamed one.
+    """
+    sequences = EVALUATION_SEQUENCES if part == HELD_OUT else STEPS * GLOBAL_BATCH
+    return STREAMING and length >= length_of(sequences)
 
 
 def tokens_of(text: str) -> tuple[list[Any], int]:
@@ -752,21 +782,31 @@ def read_text(folder: str | None, text: str) -> tuple[Sequences, Sequences]:
     return Sequences(train, pad_token), Sequences(held_out, pad_token)
 
 
-def training_order(
-    *, sequences: int, global_batch: int, seed: int
-) -> Iterator[NDArray[numpy.int64]]:
-    """Yield global batches of sequence indices without end.
-
-    Each epoch is shuffled anew; an incomplete last batch is dropped.
-    """
-    generator = numpy.random.default_rng(seed)
-    while True:
-        order = generator.permutation(sequences)
-        for start in range(0, sequences - global_batch + 1, global_batch):
-            yield order[start : start + global_batch]
-
-
 # -- peak memory -----------------------------------------------------------------------------------
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, tensor) for the tensors besides parameters that the module itself references.
+
+    These are its buffers, and the tensors in its plain attributes, alone or in lists, tuples and
+    dictionaries.
+    """
+    yield from module.named_buffers(recurse=False)
+    for name, value in vars(module).items():
+        if name not in ("_parameters", "_buffers", "_modules"):
+            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def resident_tensors(training: Training) -> list[Tensor]:
+    """Returns what is there before and after a step: weights, buffers and optimizer state."""
+    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
+    state = [
+        value
+        for of_parameter in training.updater.optimizer.state.values()
+        for value in of_parameter.values()
+        if isinstance(value, Tensor)
+    ]
+    return [*training.model.parameters(), *held, *state]
 
 
 PHASE_PREFIX = "autotune::"
@@ -876,18 +916,6 @@ def _size_changes(results: Any) -> list[tuple[int, int]]:
     return changes
 
 
-def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the tensors besides parameters that the module itself references.
-
-    These are its buffers, and the tensors in its plain attributes, alone or in lists, tuples and
-    dictionaries.
-    """
-    yield from module.named_buffers(recurse=False)
-    for name, value in vars(module).items():
-        if name not in ("_parameters", "_buffers", "_modules"):
-            yield from ((name, leaf) for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
-
-
 class PeakMemory:
     """The peak memory of training: of one step on a CPU, of all that follows it on a GPU."""
 
@@ -911,22 +939,24 @@ class PeakMemory:
         return torch.cuda.max_memory_allocated() if DEVICE == "cuda" else self.bytes
 
 
-def resident_tensors(training: Training) -> list[Tensor]:
-    """Returns what is there before and after a step: weights, buffers and optimizer state."""
-    held = [tensor for module in training.model.modules() for _, tensor in held_tensors(module)]
-    state = [
-        value
-        for of_parameter in training.updater.optimizer.state.values()
-        for value in of_parameter.values()
-        if isinstance(value, Tensor)
-    ]
-    return [*training.model.parameters(), *held, *state]
-
-
 # -- program ---------------------------------------------------------------------------------------
 
 
-def main() -> None:
+def training_order(
+    *, sequences: int, global_batch: int, seed: int
+) -> Iterator[NDArray[numpy.int64]]:
+    """Yield global batches of sequence indices without end.
+
+    Each epoch is shuffled anew; an incomplete last batch is dropped.
+    """
+    generator = numpy.random.default_rng(seed)
+    while True:
+        order = generator.permutation(sequences)
+        for start in range(0, sequences - global_batch + 1, global_batch):
+            yield order[start : start + global_batch]
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -936,20 +966,33 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="number of optimizer steps")
     parser.add_argument("--save", metavar="FILE", help="file for the trained weights")
-    arguments = parser.parse_args()
-    steps = arguments.steps
-    train, held_out = read_text(arguments.tokens, arguments.text)
-    check_length("training", train, GLOBAL_BATCH)
-    check_length("held-out", held_out, EVALUATION_SEQUENCES)
-    training = Training()
-    batches = training_order(sequences=len(train), global_batch=GLOBAL_BATCH, seed=SEED)
+    return parser.parse_args()
+
+
+def check_lengths(text: Sequences, held_out: Sequences) -> None:
+    for part, sequences, needed in (
+        ("training", text, GLOBAL_BATCH),
+        ("held-out", held_out, EVALUATION_SEQUENCES),
+    ):
+        if len(sequences) < needed:
+            raise SystemExit(
+                f"the {part} text has {len(sequences)} sequences and {needed} are needed: "
+                "use more text"
+            )
+
+
+def train(
+    training: Training, text: Sequences, *, steps: int, say: Callable[[str], None]
+) -> PeakMemory:
+    """Makes `steps` optimizer steps; says their losses and the speed, and returns their peak."""
+    batches = training_order(sequences=len(text), global_batch=GLOBAL_BATCH, seed=SEED)
     timed_from = min(5, steps - 1)
     peak_memory = PeakMemory()
     started = time.perf_counter()
     for step in range(steps):
         if step == timed_from:
             started = time.perf_counter()
-        batch = train.batch(next(batches))
+        batch = text.batch(next(batches))
         rate = learning_rate(step, steps=steps)
         if step == timed_from - 1:
             with peak_memory.of_step(training):
@@ -957,10 +1000,20 @@ def main() -> None:
         else:
             loss = train_step(training, batch, rate=rate)
         if step % 10 == 9 or step == steps - 1:
-            print(f"step {step + 1}: loss {loss:.4f}", flush=True)
+            say(f"step {step + 1}: loss {loss:.4f}")
     seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
     tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
-    print(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
+    say(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
+    return peak_memory
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    text, held_out = read_text(arguments.tokens, arguments.text)
+    check_lengths(text, held_out)
+    training = Training()
+    say = functools.partial(print, flush=True)
+    peak_memory = train(training, text, steps=arguments.steps, say=say)
     print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
     if peak_memory.read():
         print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
@@ -969,13 +1022,6 @@ def main() -> None:
     if arguments.save:
         weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
         torch.save(weights, arguments.save)
-
-
-def check_length(part: str, sequences: Sequences, needed: int) -> None:
-    if len(sequences) < needed:
-        raise SystemExit(
-            f"the {part} text has {len(sequences)} sequences and {needed} are needed: use more text"
-        )
 
 
 if __name__ == "__main__":
