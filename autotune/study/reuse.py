@@ -219,14 +219,18 @@ def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefi
 def _has_wanted_perplexity(
     record: TrialRecord, representative: TrialRecord, request: SearchRequest
 ) -> bool:
-    """Return whether the perplexity is of enough seeds, and not shared with full trainings."""
+    """Return whether the perplexity is of the wanted seeds, and not shared with full trainings.
+
+    One of more seeds is more precise, but differs by them from those that this search measures: two
+    trials of the same numerics would seem to learn differently.
+    """
     if record.perplexity is None:
         return True
     if request.full_trainings and record.shares_perplexity:
         return False
     source = representative.perplexity_source
     seeds = 1 if source is None else source.seeds
-    return seeds >= request.perplexity_seeds
+    return seeds == request.perplexity_seeds
 
 
 # -- the source of a result ------------------------------------------------------------------------
