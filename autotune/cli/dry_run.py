@@ -26,7 +26,7 @@ def print_plan(
         console.print(as_text(line), soft_wrap=True)
 
     definition, legal = planned.definition, planned.legal
-    say(f"Search space {definition.space.name}: {planned.configurations} legal configurations")
+    say(f"Search space {definition.space.name}: {_counted(planned.configurations)}")
     for field, values in legal.values.items():
         if len(values) > 1:
             say(f"  {field}: {', '.join(map(str, values))}")
@@ -45,9 +45,9 @@ def print_plan(
         say(f"Note      {note}")
     if line := reused_line(planned.reused):
         say(line)
-    at_once = f", {planned.trials_at_once} at once" if planned.trials_at_once > 1 else ""
-    say(f"First     {planned.trials_wanted} trials wanted{at_once}; the first are")
-    for name, config in planned.first[: planned.trials_wanted]:
+    first = planned.first[: planned.trials_wanted]
+    say(_first_line(planned.trials_wanted, at_once=planned.trials_at_once, named=len(first)))
+    for name, config in first:
         say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
     _say_confirmation(planned, say)
     line = time_budget_line(
@@ -67,7 +67,7 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
     def say(line: str) -> None:
         console.print(as_text(line), soft_wrap=True)
 
-    say(f"Search space {plan['space']}: {plan['configurations']} legal configurations")
+    say(f"Search space {plan['space']}: {_counted(plan['configurations'])}")
     for field, values in plan["values"].items():
         if len(values) > 1:
             say(f"  {field}: {', '.join(map(str, values))}")
@@ -79,14 +79,14 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
     say(f"Cap       {format_size(plan['cap_bytes'])} on {device['device']} ({device['name']})")
     if line := reused_line(plan["reused"]):
         say(line)
-    at_once = f", {plan['trials_at_once']} at once" if plan["trials_at_once"] > 1 else ""
-    say(f"First     {plan['trials_wanted']} trials wanted{at_once}; the first are")
-    for first in plan["first"][: plan["trials_wanted"]]:
+    first = plan["first"][: plan["trials_wanted"]]
+    say(_first_line(plan["trials_wanted"], at_once=plan["trials_at_once"], named=len(first)))
+    for one in first:
         predicted = " (not predicted)"
-        if first["predicted_peak_memory_bytes"] is not None:
-            over = ", over the cap" if first["is_over_cap"] else ""
-            predicted = f" (about {format_size(first['predicted_peak_memory_bytes'])}{over})"
-        say(f"  {first['name']}: {first['label']}{predicted}")
+        if one["predicted_peak_memory_bytes"] is not None:
+            over = ", over the cap" if one["is_over_cap"] else ""
+            predicted = f" (about {format_size(one['predicted_peak_memory_bytes'])}{over})"
+        say(f"  {one['name']}: {one['label']}{predicted}")
     line = time_budget_line(
         plan["default_time_budget_seconds"], for_trials=plan["seconds_for_trials"]
     )
@@ -108,6 +108,22 @@ def _predicted(planned: Plan, config: TrainingConfig) -> str:
     if prediction.lower_bound_bytes > planned.definition.cap_bytes:
         text += ", over the cap"
     return f" ({text})"
+
+
+def _counted(configurations: int) -> str:
+    return f"{configurations} legal configuration{'' if configurations == 1 else 's'}"
+
+
+def _first_line(trials: int, *, at_once: int, named: int) -> str:
+    """Return how many trials there would be; lines with the first `named` ones follow."""
+    line = f"First     {trials} trial{'' if trials == 1 else 's'} wanted"
+    if at_once > 1:
+        line += f", {at_once} at once"
+    if named == 1:
+        return f"{line}; the first is"
+    if named:
+        return f"{line}; the first are"
+    return f"{line}, chosen by the sampler" if trials else line
 
 
 def _say_confirmation(planned: Plan, say: Callable[[str], None]) -> None:

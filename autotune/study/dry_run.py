@@ -10,13 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.errors import UnknownStudy
+from autotune.errors import InvalidInput, UnknownStudy
 from autotune.execution.local import LocalExecutor
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
@@ -188,13 +188,18 @@ def plan(
     With `time_trials`, runs short trainings to estimate the time; otherwise trains nothing.
     `space` is what `space_of(request)` has returned, where that was called already.
 
-    Raises InvalidInput for any invalid part of the request, and Stopped once `should_stop` returns
-    True.
+    Raises InvalidInput for any invalid part of the request and for a study that exists, and Stopped
+    once `should_stop` returns True.
     """
     if space is None:
         space = space_of(request)
-    with suppress(UnknownStudy):  # no database yet
-        StudyStore(request.storage).close()
+    with suppress(UnknownStudy), closing(StudyStore(request.storage)) as store:  # or none yet
+        if request.name is not None and store.has_study(request.name):
+            raise InvalidInput(
+                f"a dry run is of a new study, and there is a study {request.name!r}",
+                hint=f"autotune show {request.name} has what was tried; leave --dry-run out to "
+                "continue it",
+            )
     with (
         work_folder(request.storage) as work,
         devices_of(

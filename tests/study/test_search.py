@@ -260,6 +260,11 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert "planned" not in run_here("studies", folder=folder).stdout
 
 
+def test_a_dry_run_does_not_describe_another_search_under_the_name_of_a_study(folder):
+    with pytest.raises(InvalidInput, match="a dry run is of a new study, and there is a study"):
+        autotune.dry_run(name="small", trials=12)
+
+
 def test_a_dry_run_from_python_returns_the_plan(folder):
     plan = autotune.dry_run(
         name="planned", space="tiny.toml", trials=2, fresh=True, seed=5, time_trials=True

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from autotune.analysis.roofline import MatrixFormat, Roofline, roofline
+from autotune.errors import InvalidInput
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
@@ -65,6 +66,12 @@ def compute(view: StudyView, predictions: Mapping[str, Prediction] | None = None
     result = view.result
     if result.device.matrix_flops_per_second is None:
         raise nothing_to_show(view, "can be compared with its device, which was not measured")
+    if result.device.bandwidth_bytes_per_second is None:
+        raise InvalidInput(
+            f"the speed of the memory of {result.device.name} is not known: when study "
+            f"{result.study!r} began, something else used the device while it was measured",
+            hint="a new study measures it again, where nothing else uses the device",
+        )
     points, without = [], 0
     for record in result.trials:
         if record.model_flops_utilization is None:

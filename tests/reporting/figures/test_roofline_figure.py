@@ -51,6 +51,14 @@ def test_a_study_of_a_device_that_was_not_measured_has_no_roofline():
         compute(dataclasses.replace(known, result=result))
 
 
+def test_without_the_speed_of_the_memory_the_reason_is_that_and_not_the_trials():
+    known = view()
+    device = dataclasses.replace(known.result.device, bandwidth_bytes_per_second=None)
+    result = dataclasses.replace(known.result, device=device)
+    with pytest.raises(InvalidInput, match=r"the speed of the memory of .* is not known"):
+        compute(dataclasses.replace(known, result=result))
+
+
 def test_the_pick_is_a_star():
     symbols = [
         symbol for trace in draw(compute(view())).data for symbol in trace.marker.symbol or ()
