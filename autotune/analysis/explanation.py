@@ -137,7 +137,7 @@ def explain(
         peak=peak_sentences(
             explained.prediction,
             explained.config,
-            global_batch=explained.at.global_batch,
+            sequences_per_step=explained.sequences_per_step,
             measured_bytes=None if explained.record is None else explained.record.peak_memory_bytes,
         ),
         in_use=tuple(_in_use(explained, v, pairs) for v in predicted if v.is_removal),
@@ -201,7 +201,7 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
     else:
         reason = _reason(explained, without)
         together = _together(explained, without.technique, pairs)
-        sentence = f"{name} saves nothing here: {reason}{together}"
+        sentence = f"{name} {_how_little(saved)}: {reason}{together}"
     return InUse(
         technique=without.technique,
         value=value,
@@ -315,7 +315,7 @@ def _saves_nothing(explained: Explained, variants: Sequence[Variant], pairs: Seq
     if explained.is_notable(-explained.saved_by(best)):
         verdict = f"would need {format_size(-explained.saved_by(best))} more"
     else:
-        verdict = "saves nothing here"
+        verdict = _how_little(explained.saved_by(best))
         if neither:
             verdict += f", nor do {listed(*neither)}"
     together = _together(explained, best.technique, pairs)
@@ -323,6 +323,13 @@ def _saves_nothing(explained: Explained, variants: Sequence[Variant], pairs: Seq
     if more:
         sentence += f"; {_what_they_need(explained, more)}"
     return sentence
+
+
+def _how_little(saved_bytes: int) -> str:
+    """Return the verdict on a technique whose saving is not notable."""
+    if saved_bytes <= 0:
+        return "saves nothing here"
+    return f"saves only {format_size(saved_bytes)} here"
 
 
 def _no_better(explained: Explained, variants: Sequence[Variant]) -> str:
@@ -359,7 +366,7 @@ def _reason(explained: Explained, variant: Variant) -> str:
         config=config,
         prediction=prediction,
         prediction_with_it=prediction_with_it,
-        global_batch=explained.at.global_batch,
+        sequences_per_step=explained.sequences_per_step,
     )
 
 

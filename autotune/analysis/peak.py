@@ -56,7 +56,7 @@ _GROUPS_SHOWN = 4
 _KERNEL_NAME_LENGTH = 60
 
 
-def moment_of(prediction: Prediction, config: TrainingConfig, *, global_batch: int) -> Moment:
+def moment_of(prediction: Prediction, config: TrainingConfig, *, sequences_per_step: int) -> Moment:
     """Return the moment of the peak.
 
     Backward is divided into three by the share of gradients that exist, if gradients accumulate in
@@ -66,7 +66,7 @@ def moment_of(prediction: Prediction, config: TrainingConfig, *, global_batch: i
         return "elsewhere"
     if prediction.phase != "backward":
         return "forward" if prediction.phase == "forward" else "step"
-    if not frees_gradients_at_once(config) and config.micro_batch_size == global_batch:
+    if not frees_gradients_at_once(config) and config.micro_batch_size == sequences_per_step:
         share = gradient_share(prediction)
         return _divided(share, start=HARDLY_ANY, end=MOST)
     progress = _progress(prediction)
@@ -91,12 +91,12 @@ def peak_sentences(
     prediction: Prediction,
     config: TrainingConfig,
     *,
-    global_batch: int,
+    sequences_per_step: int,
     measured_bytes: int | None = None,
 ) -> tuple[str, ...]:
     """Return sentences on when and where the peak is, and what holds its bytes."""
-    moment = moment_of(prediction, config, global_batch=global_batch)
-    cause = _cause(prediction, config, moment, global_batch=global_batch)
+    moment = moment_of(prediction, config, sequences_per_step=sequences_per_step)
+    cause = _cause(prediction, config, moment, sequences_per_step=sequences_per_step)
     sentences = [
         f"The peak, {format_size(prediction.peak_memory_bytes)}, is {MOMENT_DESCRIPTIONS[moment]}, "
         f"{_location(prediction, config)}: {cause}.",
@@ -159,12 +159,12 @@ def _progress(prediction: Prediction) -> float | None:
 
 
 def _cause(
-    prediction: Prediction, config: TrainingConfig, moment: Moment, *, global_batch: int
+    prediction: Prediction, config: TrainingConfig, moment: Moment, *, sequences_per_step: int
 ) -> str:
     """Return why the peak is at this moment."""
     sizes = prediction.bytes_by_category
     gradients = f"{format_size(sizes.get('gradients', 0))} of gradients"
-    accumulates = config.micro_batch_size != global_batch
+    accumulates = config.micro_batch_size != sequences_per_step
     if moment == "forward":
         cause = f"{burden(prediction)} have come together, and backward needs less than that"
         if accumulates:

@@ -27,7 +27,7 @@ def why_nothing(
     config: TrainingConfig,
     prediction: Prediction,
     prediction_with_it: Prediction,
-    global_batch: int,
+    sequences_per_step: int,
 ) -> str:
     """Return why `technique` with `value` saves nothing.
 
@@ -37,7 +37,7 @@ def why_nothing(
     activations = format_size(sizes.get("activations", 0))
     if technique == "optimizer_fusion":
         return _why_no_fusion(
-            value, config=config, prediction=prediction, global_batch=global_batch
+            value, config=config, prediction=prediction, sequences_per_step=sequences_per_step
         )
     if technique == "optimizer":
         return (
@@ -53,7 +53,7 @@ def why_nothing(
     if technique == "memory_budget" and has_same_plan:
         return "the compiler makes the same plan of what to keep"
     if technique == "loss":
-        moment = moment_of(prediction, config, global_batch=global_batch)
+        moment = moment_of(prediction, config, sequences_per_step=sequences_per_step)
         return f"the logits are no part of the peak, which is {MOMENT_DESCRIPTIONS[moment]}"
     if technique == "precision" and value == "tf32":
         return "it computes faster and keeps four bytes a number"
@@ -71,9 +71,9 @@ def why_nothing(
 
 
 def _why_no_fusion(
-    value: str, *, config: TrainingConfig, prediction: Prediction, global_batch: int
+    value: str, *, config: TrainingConfig, prediction: Prediction, sequences_per_step: int
 ) -> str:
-    moment = moment_of(prediction, config, global_batch=global_batch)
+    moment = moment_of(prediction, config, sequences_per_step=sequences_per_step)
     where = MOMENT_DESCRIPTIONS[moment]
     leaves_together = config.compile == "model" and value == "backward"
     if moment != "step" and gradient_share(prediction) <= HARDLY_ANY:

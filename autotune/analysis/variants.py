@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig
+from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, replicas
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 
@@ -59,6 +59,11 @@ class Explained:
     record: TrialRecord | None = None
     records: Sequence[TrialRecord] = ()
     """All trials of the study."""
+
+    @property
+    def sequences_per_step(self) -> int:
+        """How many sequences a device trains in an optimizer step, in one micro batch or more."""
+        return self.at.global_batch // replicas(self.config.to_dict(), self.at)
 
     def saved_by(self, variant: Variant) -> int:
         """Return the bytes that a variant saves; for a removal, that the technique in use saves."""

@@ -133,7 +133,7 @@ def no_help(given, variants, pairs=(), *, technique, **fields):
     ],
 )
 def test_gradients_divide_backward(predicted, config, moment):
-    assert moment_of(predicted, config, global_batch=BATCH) == moment
+    assert moment_of(predicted, config, sequences_per_step=BATCH) == moment
 
 
 @pytest.mark.parametrize(
@@ -144,15 +144,18 @@ def test_gradients_divide_backward(predicted, config, moment):
     "config", [BOTH, replace(PLAIN, micro_batch_size=1)], ids=["fused", "accumulated"]
 )
 def test_where_gradients_tell_nothing_the_timeline_divides_backward(share, moment, config):
-    assert moment_of(at(share, AFTER_FUSION), config, global_batch=BATCH) == moment
+    assert moment_of(at(share, AFTER_FUSION), config, sequences_per_step=BATCH) == moment
 
 
 def test_without_a_timeline_such_a_peak_is_somewhere_in_backward():
-    assert moment_of(replace(AFTER_FUSION, timeline=None), BOTH, global_batch=BATCH) == "backward"
+    assert (
+        moment_of(replace(AFTER_FUSION, timeline=None), BOTH, sequences_per_step=BATCH)
+        == "backward"
+    )
 
 
 def sentences(predicted, config, **fields):
-    return " ".join(peak_sentences(predicted, config, global_batch=BATCH, **fields))
+    return " ".join(peak_sentences(predicted, config, sequences_per_step=BATCH, **fields))
 
 
 def test_a_peak_before_gradients_says_so_with_place_and_sizes():
@@ -424,3 +427,15 @@ def test_a_pair_that_does_not_help_is_mentioned_and_not_listed():
     assert "with checkpointing block it would not either" in " ".join(
         one.sentence for one in found.no_help
     )
+
+
+def test_a_device_that_trains_its_part_of_a_batch_at_once_keeps_no_gradients():
+    at = LegalityContext(global_batch=2 * BATCH, devices=2)
+    asked = Explained(config=PLAIN, prediction=BEFORE_GRADIENTS, at=at)
+    assert "micro batches before" not in " ".join(explain(asked, [], [], impossible={}).peak)
+
+
+def test_a_technique_that_saves_little_is_not_said_to_save_nothing():
+    less = variant("checkpointing", "block", CHECKPOINTED, prediction(activations=14.99))
+    text = no_help(explained(), [less], technique="checkpointing")
+    assert "checkpointing block saves only 10.24 MiB here" in text
