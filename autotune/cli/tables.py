@@ -22,6 +22,7 @@ from autotune.reporting.trial_text import (
     advice_without_pick,
     before_training,
     communication_text,
+    confirmed_mark,
     format_perplexity,
     format_speed,
     format_utilization,
@@ -317,8 +318,8 @@ def _marks(result: StudyResult, record: TrialRecord) -> list[str]:
         marks.append("front")
     if record.number == result.baseline and record.name != "baseline":
         marks.append("baseline")
-    if record.confirmations:
-        marks.append(f"confirmed {record.confirmations}x")
+    if mark := confirmed_mark(record):
+        marks.append(mark)
     if record.outcome != "ok":
         marks.append(outcome_label(record))
     return marks

@@ -14,6 +14,7 @@ from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
     BEFORE_TRAINING,
     before_training,
+    confirmed_mark,
     format_perplexity,
     format_speed,
     no_pick_reason,
@@ -177,6 +178,8 @@ def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]
     marks = [name for name, is_marked in _marks(result, record).items() if is_marked]
     if record.outcome != "ok":
         marks.append(outcome_label(record))
+    if mark := confirmed_mark(record):
+        marks.append(mark)
     if record.reused_from:
         marks.append(f"from {_plain(str(record.reused_from))}")
     if remarks := perplexity_remarks(result, record):

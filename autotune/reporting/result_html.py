@@ -17,6 +17,7 @@ from autotune.reporting.trial_text import (
     about,
     answer_of,
     before_training,
+    confirmed_mark,
     format_perplexity,
     format_speed,
     perplexity_notes,
@@ -127,6 +128,8 @@ def _marks(result: StudyResult, record: TrialRecord) -> Iterator[str]:
         yield "baseline"
     if record.outcome != "ok":
         yield outcome_label(record)
+    if mark := confirmed_mark(record):
+        yield mark
     if record.reused_from:
         yield f"from {record.reused_from}"
     if warning := perplexity_warning(result, record):

@@ -118,6 +118,14 @@ _REMARK_WIDTH = 100
 """Characters; the log of the study has the rest."""
 
 
+def confirmed_mark(record: TrialRecord) -> str:
+    """Return how often a trial was measured again in turn with others; empty if never.
+
+    Its speed and ± are then of all these measurements.
+    """
+    return f"confirmed {record.confirmations}x" if record.confirmations else ""
+
+
 def before_training(result: StudyResult) -> BeforeTraining | None:
     """Return the first row of a table of trials; None for a study without pretrained weights."""
     if result.initial_perplexity is not None:

@@ -188,3 +188,9 @@ def test_without_a_trial_it_says_so():
 def test_memory_on_the_device_is_a_column_where_it_is_another():
     assert "on device" in table(study_result([SMALL], device="cuda:0"))[0]
     assert "on device" not in table()[0]
+
+
+def test_a_confirmed_trial_is_marked_because_its_speed_is_another_measurement():
+    confirmed = study_result([record(0), record(1, confirmations=13)])
+    assert "confirmed 13x" in markdown_text(confirmed)
+    assert "confirmed" not in markdown_text(study_result([record(0), record(1)]))

@@ -93,7 +93,8 @@ _MEASURES: Mapping[
     "speed": (
         "tokens per second",
         False,
-        "bars of speed: half the interquartile range over the steps",
+        "bars of speed: half the interquartile range over the steps, of confirmed trials half the "
+        "95 % interval",
         lambda r: r.tokens_per_second,
         lambda r: r.tokens_per_second_spread,
     ),

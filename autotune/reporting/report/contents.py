@@ -19,6 +19,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
     BeforeTraining,
     before_training,
+    confirmed_mark,
     format_perplexity,
     format_speed,
     perplexity_notes,
@@ -41,8 +42,8 @@ class FrontRow:
     speed: str
     perplexity: str
     marks: tuple[str, ...]
-    reused_from: str
-    """The earlier trial that the result is reused from, or an empty text."""
+    notes: tuple[str, ...]
+    """How often it was confirmed, and the earlier trial that the result is reused from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +175,9 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         marks.append(outcome_label(record))
     if warning := perplexity_warning(view.result, record):
         marks.append(warning)
+    notes = [confirmed_mark(record)]
+    if record.reused_from:
+        notes.append(f"from {record.reused_from}")
     memory = _size(record.peak_memory_bytes)
     if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
         memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"
@@ -186,7 +190,7 @@ def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
         speed=format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "–",
         perplexity=format_perplexity(record) or "–",
         marks=tuple(marks),
-        reused_from=str(record.reused_from or ""),
+        notes=tuple(filter(None, notes)),
     )
 
 
