@@ -6,8 +6,10 @@ a workload and a device, a LegalSpace. Combinations that are illegal everywhere
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -283,12 +285,28 @@ def bind_space(
         values=values, conditions=conditions, at=at, named=named, excluded=tuple(excluded)
     )
     if not named and next(legal.configurations(), None) is None:
-        reason = "; ".join(excluded) if excluded else "its conditions contradict each other"
+        reason = "; ".join(excluded) if excluded else _why_none_is_legal(values, at)
+        hint = "widen the space, or relax its conditions" if space.conditions else "widen the space"
         raise InvalidSpace(
-            f"no configuration of search space {space.name!r} is legal here: {reason}",
-            hint="widen the space, or relax its conditions",
+            f"no configuration of search space {space.name!r} is legal here: {reason}", hint=hint
         )
     return legal
+
+
+_LOOKED_AT = 1000
+"""Number of illegal configurations that are looked at for the rule that most of them break."""
+
+
+def _why_none_is_legal(values: Mapping[str, Sequence[Any]], at: LegalityContext) -> str:
+    """Return the rule that most configurations break; of the space's conditions, that they do."""
+    broken: Counter[str] = Counter()
+    for combination in itertools.islice(itertools.product(*values.values()), _LOOKED_AT):
+        sentences = rule_violations(dict(zip(values, combination, strict=True)), at)
+        if not sentences:
+            return "its conditions contradict each other"
+        broken.update(sentences)
+    [(sentence, _)] = broken.most_common(1)
+    return sentence
 
 
 def _available_values(

@@ -795,3 +795,9 @@ def test_a_space_of_legal_names_is_enough(write):
     file = write('[techniques]\nprecision = ["tf32"]\n' + NAMED)
     legal = bound(file, unavailable={"precision": {"tf32": "no tensor cores"}})
     assert (list(legal.named), list(legal.configurations())) == (["a"], [])
+
+
+def test_a_space_that_breaks_a_rule_throughout_is_rejected_by_that_rule(write):
+    with pytest.raises(InvalidSpace, match="divides a training among devices") as raised:
+        bound(write('[techniques]\nsharding = ["zero3"]\n'))
+    assert raised.value.hint == "widen the space"
