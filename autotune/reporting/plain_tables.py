@@ -88,6 +88,8 @@ def _cell(value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
     if isinstance(value, str):
         # The csv module does not quote a carriage return.
         with_lines = value.replace("\r\n", "\n").replace("\r", "\n")

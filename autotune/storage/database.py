@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import sqlite3
 import stat
 import threading
@@ -289,7 +290,8 @@ def _check_file(file: Path, url: str, *, create: bool) -> None:
                     what = "a folder, not a studies database"
                 raise UnknownStudy(
                     f"the studies database {file} is {what}",
-                    hint="begin a study with: autotune search",
+                    hint="begin a study there with: autotune search --storage "
+                    f"{shlex.quote(redacted_url(url))}",
                 )
             if file.is_file():
                 check_sqlite_file(file, url)

@@ -194,3 +194,9 @@ def test_a_confirmed_trial_is_marked_because_its_speed_is_another_measurement():
     confirmed = study_result([record(0), record(1, confirmations=13)])
     assert "confirmed 13x" in markdown_text(confirmed)
     assert "confirmed" not in markdown_text(study_result([record(0), record(1)]))
+
+
+def test_csv_has_the_peaks_of_several_devices_in_one_cell_of_numbers():
+    ranks = study_result([record(0, peak_memory_bytes_by_rank=(3, 4)), record(1)])
+    found = list(csv.DictReader(io.StringIO(csv_text(ranks))))
+    assert [row["peak_memory_bytes_by_rank"] for row in found] == ["3 4", ""]

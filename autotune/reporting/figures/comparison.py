@@ -82,11 +82,14 @@ class Comparison:
 def compute(views: Sequence[StudyView]) -> Comparison:
     """Compare studies. Raises InvalidInput for fewer than two, and for one study twice."""
     names = [view.result.study for view in views]
-    if len(set(names)) < len(names) or len(names) < 2:
+    hint = "name at least two different studies; autotune studies lists them"
+    if len(set(names)) < len(names):
         raise InvalidInput(
-            f"{' and '.join(dict.fromkeys(names)) or 'no study'} cannot be compared with itself",
-            hint="name at least two different studies; autotune studies lists them",
+            f"{' and '.join(dict.fromkeys(names))} cannot be compared with itself", hint=hint
         )
+    if len(names) < 2:
+        named = names[0] if names else "no study"
+        raise InvalidInput(f"{named} alone cannot be compared", hint=hint)
     unit = style.unit_for(max(_largest(view) for view in views))
     axes = {capped_axis(view.result.device.type) for view in views}
     if len(axes) == 1:

@@ -86,9 +86,12 @@ def test_a_study_without_a_pick_has_none():
     assert (side.pick, side.peak_memory_bytes, side.saved_share) == (None, None, None)
 
 
-@pytest.mark.parametrize("names", [["one"], ["one", "one"]])
-def test_one_study_is_no_comparison(names):
-    with pytest.raises(InvalidInput, match="cannot be compared with itself"):
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["one"], "one alone cannot be compared"), (["one", "one"], "cannot be compared with itself")],
+)
+def test_one_study_is_no_comparison(names, message):
+    with pytest.raises(InvalidInput, match=message):
         compute([view(name) for name in names])
 
 
