@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from autotune.training.script.hugging_face import TrainerCallback as TrainerCallback
     from autotune.training.script.lightning import LightningCallback as LightningCallback
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "AutotuneError",
