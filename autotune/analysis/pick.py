@@ -75,6 +75,12 @@ def check_preferences(preferences: object) -> None:
             f"preferences = {preferences!r} are no preferences",
             hint=f"write preferences=autotune.Preferences(prefer={wanted!r})",
         )
+    tolerance: object = preferences.tolerance
+    if not isinstance(tolerance, Tolerance):
+        raise InvalidInput(
+            f"tolerance = {tolerance!r} is no tolerance",
+            hint="write tolerance=autotune.Tolerance(speed=0.1)",
+        )
 
 
 DEFAULT_PREFERENCES = Preferences()

@@ -352,6 +352,11 @@ class StudyResult(Schema):
 
     def trial(self, number: int) -> TrialRecord:
         """Return the record of a trial by its number. Raises InvalidInput if there is none."""
+        if not isinstance(number, int):
+            raise InvalidInput(
+                f"the number of a trial is a whole number, not {number!r}",
+                hint=f"see autotune show {self.study}",
+            )
         # Trials lie at their numbers unless the study has gaps.
         if number < len(self.trials) and self.trials[number].number == number:
             return self.trials[number]

@@ -3,7 +3,14 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.front import pareto_front
-from autotune.analysis.pick import PREFERENCES, Preferences, choose, closest_miss, savings
+from autotune.analysis.pick import (
+    PREFERENCES,
+    Preferences,
+    check_preferences,
+    choose,
+    closest_miss,
+    savings,
+)
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
@@ -301,3 +308,9 @@ def test_a_pick_in_16_bit_from_one_training_says_that_rounding_may_decide():
     assert "is of one seed" not in pick([full, slower]).reason
     repeated = [replace(one, perplexity_spread=0.1) for one in (full, reduced)]
     assert "is of one seed" not in pick(repeated).reason
+
+
+def test_a_tolerance_of_another_type_is_rejected_with_what_to_write():
+    with pytest.raises(InvalidInput, match="is no tolerance") as found:
+        check_preferences(Preferences(tolerance={"spead": 0.1}))
+    assert found.value.hint == "write tolerance=autotune.Tolerance(speed=0.1)"

@@ -2,8 +2,9 @@ from typing import get_args
 
 import pytest
 
+from autotune.errors import InvalidInput
 from autotune.spec.result import Outcome
-from tests.building.results import record
+from tests.building.results import record, study_result
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
@@ -29,3 +30,8 @@ def test_only_a_trial_over_the_cap_was_rejected_after_its_memory_was_measured():
 def test_what_failed_or_has_not_finished_was_not_trained(outcome):
     trial = record(0, outcome=outcome)
     assert not (trial.was_trained and (trial.failed or not trial.is_finished))
+
+
+def test_a_number_of_a_trial_that_is_none_is_rejected_as_such():
+    with pytest.raises(InvalidInput, match="a whole number, not '0'"):
+        study_result([record(0)]).trial("0")
