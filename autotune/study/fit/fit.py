@@ -227,8 +227,12 @@ class _Search:
         return reason if found.value is not None else f"does not fit: {reason}"
 
     def _need_of(self, value: int, needed_bytes: int) -> str:
-        """Return `26 layers would need up to 96.57 MiB`: the upper bound of the prediction."""
-        return f"{self.varying.describe(value)} would need up to {format_size(needed_bytes)}"
+        return need_text(
+            self.varying.describe(value),
+            needed_bytes,
+            cap_bytes=self.request.cap_bytes,
+            context_bytes=self.context_bytes,
+        )
 
     # -- predictions -------------------------------------------------------------------------------
 
@@ -330,3 +334,17 @@ class _Search:
 
     def _say(self, what: str) -> None:
         self.listener(FitProgress(what=what))
+
+
+def need_text(described: str, needed_bytes: int, *, cap_bytes: int, context_bytes: int) -> str:
+    """Return `26 layers would need up to 96.57 MiB`: the upper bound of the prediction.
+
+    The CUDA context, which is in no predicted peak, is named.
+    """
+    need = format_size(needed_bytes)
+    if needed_bytes > cap_bytes and need == format_size(cap_bytes):
+        need = f"a little more than {need}"
+    text = f"{described} would need up to {need}"
+    if context_bytes:
+        text += f", {format_size(context_bytes)} of it for the context"
+    return text

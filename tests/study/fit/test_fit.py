@@ -11,7 +11,7 @@ from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_
 from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload
 from autotune.study.fit.ablation import ablation_steps
-from autotune.study.fit.fit import FitRequest
+from autotune.study.fit.fit import FitRequest, need_text
 from autotune.study.fit.varying import VARY, Varying
 
 CONFIG = TrainingConfig(micro_batch_size=8)
@@ -217,3 +217,15 @@ def test_a_number_of_devices_that_cannot_vary_is_rejected_with_a_remedy(changes,
     with pytest.raises(InvalidInput) as caught:
         fewest_devices(**changes)
     assert words in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("needed", "context", "text"),
+    [
+        (9 * 2**30, 0, "43 layers would need up to 9.00 GiB"),
+        (8 * 2**30 + 1, 0, "43 layers would need up to a little more than 8.00 GiB"),
+        (8 * 2**30, 2**29, "43 layers would need up to 8.00 GiB, 512.0 MiB of it for the context"),
+    ],
+)
+def test_what_does_not_fit_is_not_said_to_need_the_cap_itself(needed, context, text):
+    assert need_text("43 layers", needed, cap_bytes=8 * 2**30, context_bytes=context) == text
