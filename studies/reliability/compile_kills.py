@@ -2,9 +2,10 @@
 
     python studies/reliability/compile_kills.py > studies/reliability/compile_kills.json
 
-The trainings are real. An attack waits until a C++ compiler runs, and up to a second more. Prints a
-JSON object whose `violations` must be empty: every trial ends as in the undisturbed search, with
-the same peak memory, and every library in the cache of compiled code can be loaded.
+The trainings are real, and so is the compiler, but that it takes 1.5 seconds more to write a
+library, in which the attacks come. Prints a JSON object whose `violations` must be empty: every
+trial ends as in the undisturbed search, with the same peak memory, and every library in the cache
+of compiled code can be loaded.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ SPACE = """
 precision = ["fp32", "bf16-mixed"]
 checkpointing = ["none", "selective", "block", "sqrt"]
 compile = ["none", "block"]
-micro_batch_size = "divisors"
 
 [workload]
 layers = 2
@@ -44,18 +44,27 @@ steps = 8
 warmup_steps = 2
 evaluation_sequences = 8
 """
-COMPILERS = ("cc1plus", "as", "ld", "collect2")
+COMPILER = "slow-c++"
+SLOW = """\
+#!/bin/sh
+for word; do last=$output; output=$word; [ "$last" = -o ] && break; done
+case "$output" in *.main.so*) ;; *) exec g++ "$@" ;; esac
+g++ "$@" && mv "$output" "$output.whole" && head -c 4096 "$output.whole" >"$output" &&
+sleep 1.5 && mv "$output.whole" "$output"
+"""
+"""g++, but while it writes the library of a kernel a half-written one is there for 1.5 seconds."""
 LOAD = "import ctypes, sys, torch; [ctypes.CDLL(name) for name in sys.argv[1:]]"
 
 
 def start(folder: Path, *, trials: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "autotune", "search", "--name", "compiled"]
     command += ["--space", "small.toml", "--storage", storage(folder), "--device", "cpu"]
-    command += ["--sampler", "random", "--seed", "7", "--trials", str(trials), "--quiet"]
+    command += ["--sampler", "grid", "--trials", str(trials), "--quiet"]
     command += ["--no-predict", "--no-confirm", "--full-trainings"]
+    environment = {**os.environ, "CXX": str(folder.parent / COMPILER)}
     with (folder / "said.txt").open("a") as said:
         return subprocess.Popen(
-            command, cwd=folder, stdout=said, stderr=said, start_new_session=True
+            command, cwd=folder, env=environment, stdout=said, stderr=said, start_new_session=True
         )
 
 
@@ -69,29 +78,41 @@ def records_in(folder: Path) -> list[TrialRecord]:
 
 
 def compilers_in(folder: Path) -> list[int]:
+    """Return the processes of the compiler whose library is there, half-written."""
     found = []
     for pid in processes_of(folder):
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() in COMPILERS:
+        with suppress(OSError, ValueError):  # it has ended, or only says its version
+            if Path(f"/proc/{pid}/comm").read_text().strip() != COMPILER:
+                continue
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            library = Path(os.fsdecode(words[words.index(b"-o") + 1]))
+            if library.with_name(library.name + ".whole").exists():
                 found.append(pid)
     return found
 
 
-def kill(pids: list[int] | tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> None:
+Target = Callable[[Path, int], Sequence[int]]
+
+ATTACKS: dict[str, tuple[signal.Signals, Target]] = {
+    "SIGINT of the search": (signal.SIGINT, lambda folder, search: [search]),
+    "SIGTERM of the search": (signal.SIGTERM, lambda folder, search: [search]),
+    "SIGKILL of the search": (signal.SIGKILL, lambda folder, search: [search]),
+    "SIGKILL of everything": (signal.SIGKILL, lambda folder, search: list(processes_of(folder))),
+    "SIGKILL of the trial server": (signal.SIGKILL, lambda folder, search: family(folder).servers),
+    "SIGKILL of the trial": (signal.SIGKILL, lambda folder, search: family(folder).trials),
+    "SIGKILL of the compiler": (signal.SIGKILL, lambda folder, search: compilers_in(folder)),
+}
+"""{name: signal, and the processes in a folder that get it, given the search}."""
+
+
+def attack(name: str, folder: Path, search: int) -> bool:
+    """Return whether there was a process to attack."""
+    number, target = ATTACKS[name]
+    pids = target(folder, search)
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-ATTACKS: dict[str, Callable[[Path, subprocess.Popen[bytes]], None]] = {
-    "Ctrl-C": lambda folder, search: os.killpg(search.pid, signal.SIGINT),
-    "SIGTERM": lambda folder, search: search.terminate(),
-    "SIGKILL of everything": lambda folder, search: kill(list(processes_of(folder))),
-    "SIGKILL of the search": lambda folder, search: search.kill(),
-    "SIGKILL of the trial server": lambda folder, search: kill(family(folder).servers),
-    "SIGKILL of the trial": lambda folder, search: kill(family(folder).trials),
-    "SIGKILL of the compiler": lambda folder, search: kill(compilers_in(folder)),
-}
+    return bool(pids)
 
 
 def undisturbed(folder: Path, *, trials: int) -> list[TrialRecord]:
@@ -120,10 +141,9 @@ def disturbed(folder: Path, *, trials: int, attacks: int, seed: int) -> tuple[Co
             search = start(folder, trials=trials)
             begun += 1
         if made.total() < attacks and compilers_in(folder):
-            time.sleep(chance.random())
             name = chance.choice(list(ATTACKS))
-            made[name] += 1
-            ATTACKS[name](folder, search)
+            if attack(name, folder, search.pid):
+                made[name] += 1
             with suppress(subprocess.TimeoutExpired):
                 search.wait(timeout=5)
         time.sleep(0.01)
@@ -146,22 +166,25 @@ def violations(expected: list[TrialRecord], folder: Path) -> list[str]:
                 f"trial {record.number} has a peak of {record.peak_memory_bytes} instead of "
                 f"{other.peak_memory_bytes}"
             )
-    for library in folder.rglob("inductor/**/*.so"):
+    for library in folder.rglob("*.main.so"):
         loading = subprocess.run([sys.executable, "-c", LOAD, library], capture_output=True)
         if loading.returncode:
-            found.append(f"{library.name}: {loading.stderr.decode().splitlines()[-1]}")
+            said = loading.stderr.decode().splitlines() or [f"ended with {loading.returncode}"]
+            found.append(f"{library.name}: {said[-1]}")
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--attacks", type=int, default=30)
-    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--trials", type=int, default=16, help="of 16 configurations")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
+        (folder / COMPILER).write_text(SLOW)
+        (folder / COMPILER).chmod(0o755)
         expected = undisturbed(folder / "undisturbed", trials=arguments.trials)
         made, begun = disturbed(
             folder / "disturbed",
