@@ -36,8 +36,10 @@ from studies.gpu.parts import (
     endings,
     exported,
     gpu_tests,
+    precisions,
     predictions,
     published_table,
+    speeds,
     techniques,
 )
 from studies.gpu.processes import ROOT, CommandFailed, program
@@ -52,6 +54,8 @@ PARTS: Sequence[Part] = (
     published_table.PART,
     endings.PART,
     commands.PART,
+    speeds.PART,
+    precisions.PART,
 )
 """Most informative first; the first five fit into 30 minutes."""
 
