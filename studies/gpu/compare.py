@@ -24,13 +24,15 @@ SPACES: Mapping[str, Sequence[str]] = {
     "techniques": ("--space", str(space_file("every_technique")), "--scale", "full"),
     "default-model": ("--space", str(space_file("predicted_114m")), "--scale", "full"),
     "table": ("--space", "peak_memory", "--scale", "full"),
+    "speeds": ("--space", str(space_file("speeds")), "--scale", "full"),
 }
-"""The space of each search."""
+"""The space of each search; a folder need not have all of them."""
 
 
 def main() -> None:
     folder = HERE / sys.argv[1]
-    pairs = [pair for name in SPACES for pair in _pairs(name, folder)]
+    searches = [name for name in SPACES if (folder / f"{name}.json.xz").exists()]
+    pairs = [pair for name in searches for pair in _pairs(name, folder)]
     write_json(folder / "compared.json.xz", {"pairs": pairs})
     print("search | configuration | measured, MiB | predicted - measured, KiB | ratio")
     for pair in pairs:
