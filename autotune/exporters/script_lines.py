@@ -190,6 +190,25 @@ def answers_note(workload: Workload) -> list[str]:
     return [f"the trial's text was {workload.dataset}, {ANSWERS_ONLY}: its files cannot say so"]
 
 
+def loss_line(recipe: Recipe) -> str:
+    """Return the line that computes the trial's loss of a micro batch without some of its labels.
+
+    The trial divides by the labels of the whole step. Trainers with a loop of the user divide the
+    loss by the number of micro batches, and average gradients over replicas.
+    """
+    arguments = "logits.flatten(0, 1).float(), labels.flatten()"
+    parts = _parts_of_a_step(recipe)
+    if parts == 1:
+        return f"loss = torch.nn.functional.cross_entropy({arguments})"
+    summed = f'torch.nn.functional.cross_entropy({arguments}, reduction="sum")'
+    return f"loss = {parts} * {summed} / labels_of_step"
+
+
+def _parts_of_a_step(recipe: Recipe) -> int:
+    """Return the number of micro batches of a step, on all devices together."""
+    return recipe.accumulation_steps * recipe.replicas
+
+
 def model_and_data_note(recipe: Recipe) -> str:
     """Return a sentence on what was trained, which the user's script must provide."""
     workload = recipe.workload
@@ -204,11 +223,13 @@ def model_and_data_note(recipe: Recipe) -> str:
         note += f", {ANSWERS_ONLY}"
     if workload.packing == "padded":
         note += ", each sequence the beginning of a text and padding without labels (-100)"
-        steps = recipe.accumulation_steps * recipe.replicas
-        if steps > 1:
+    if workload.chat_column is not None or workload.packing == "padded":
+        note += f". With labels[i] the token after logits[i], write {loss_line(recipe)}"
+        parts = _parts_of_a_step(recipe)
+        if parts > 1:
             note += (
-                f", its loss the sum over a micro batch divided by the labels of all {steps} of a "
-                "step, not a mean of means"
+                f", where labels_of_step is how many labels the {parts} micro batches of a step "
+                f"have together: what is divided by {parts} again is the sum of their gradients"
             )
     if not workload.pretrained:
         return f"{note}."

@@ -13,7 +13,15 @@ import torch
 from autotune.exporters import TARGETS
 from autotune.exporters.deepspeed_config import FILE
 from autotune.spec.config import TrainingConfig
-from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.own_training import (
+    count_labels,
+    distance,
+    gives_logits,
+    global_batches,
+    script_loss,
+    small_model,
+    trained,
+)
 from tests.exporters.recipes import recipe
 
 STEPS = 3
@@ -24,6 +32,7 @@ WORKLOAD = {
     "sequence_length": 16,
     "learning_rate_warmup_steps": 4,
 }
+MISSING_LABELS = {"padded": {"packing": "padded"}, "chat": {"chat_column": "messages"}}
 CASES = {
     "fp32": (
         TrainingConfig(micro_batch_size=2, optimizer_fusion="kernel"),
@@ -43,6 +52,11 @@ CASES = {
         TrainingConfig(micro_batch_size=8, optimizer="adafactor"),
         {"learning_rate_warmup_steps": 1},
     ),
+    **{
+        f"{name} in {steps}": (TrainingConfig(micro_batch_size=8 // steps), settings)
+        for name, settings in MISSING_LABELS.items()
+        for steps in (1, 4)
+    },
 }
 
 
@@ -52,15 +66,16 @@ def run(config, settings):
     start = small_model(
         asked.workload, config.precision
     )  # bf16-true: the line that the refusal says
-    model = small_model(asked.workload, config.precision)
+    model = gives_logits(small_model(asked.workload, config.precision))
     engine, optimizer, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=json.loads(export.files[FILE])
     )
     rates = []
     for batch in global_batches(asked.workload, STEPS):
         rates.append(optimizer.param_groups[0]["lr"])
-        for tokens in batch.split(config.micro_batch_size):
-            engine.backward(mean_loss(engine, tokens))
+        labels_of_step = count_labels(batch)
+        for sequences in batch.split(config.micro_batch_size):
+            engine.backward(script_loss(engine, asked, sequences, labels_of_step=labels_of_step))
             engine.step()
     return {
         "steps": engine.global_steps,

@@ -24,32 +24,44 @@ import torch
 import autotune_blocks
 from accelerate import Accelerator
 sys.path.append(sys.argv[1])
-from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.own_training import (
+    count_labels, distance, gives_logits, global_batches, script_loss, small_model, trained,
+)
 from tests.exporters.recipes import recipe
 from autotune.spec.config import TrainingConfig
 
-config = TrainingConfig(**json.loads(sys.argv[2]))
-asked = recipe(config, device_type="cpu", **json.loads(sys.argv[3]))
-workload, config = asked.workload, asked.config
-accelerator = Accelerator()
-model = small_model(workload)
-autotune_blocks.prepare_blocks(model, checkpointing="block")
-optimizer = eval(os.environ["OPTIMIZER_LINE"])
-schedule = eval(os.environ["SCHEDULE_LINE"])
-sequences = global_batches(workload, 3).flatten(0, 1)
-loader = torch.utils.data.DataLoader(sequences, batch_size=config.micro_batch_size)
-model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-steps = 0
-with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is
-    for tokens in loader:
-        with accelerator.accumulate(model):
-            accelerator.backward(mean_loss(model, tokens))
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                steps += 1
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+def train(data):
+    config = TrainingConfig(**json.loads(sys.argv[2]))
+    asked = recipe(config, device_type="cpu", **json.loads(sys.argv[3]), **data)
+    workload, config = asked.workload, asked.config
+    accelerator = Accelerator()
+    model = gives_logits(small_model(workload))
+    autotune_blocks.prepare_blocks(model, checkpointing="block")
+    names = {"torch": torch, "math": math, "model": model}
+    optimizer = eval(os.environ["OPTIMIZER_LINE"], names)
+    schedule = eval(os.environ["SCHEDULE_LINE"], names | {"optimizer": optimizer})
+    batches = global_batches(workload, 3)
+    loader = torch.utils.data.DataLoader(batches.flatten(0, 1), batch_size=config.micro_batch_size)
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+    steps = 0
+    labels_of_step = count_labels(batches[0])
+    with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is
+        for sequences in loader:
+            with accelerator.accumulate(model):
+                loss = script_loss(model, asked, sequences, labels_of_step=labels_of_step)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    steps += 1
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+    return accelerator, model, steps, distance(model, trained(asked, steps=3), small_model(workload))
+
+
+distances = {}
+for data in json.loads(sys.argv[4]):
+    accelerator, model, steps, distances[json.dumps(data)] = train(data)
 classes = {name: type(module).__name__ for name, module in model.named_modules()}
 compiled = [name for name, kind in classes.items() if kind == "OptimizedModule"]
 recomputed = [name for name, kind in classes.items() if kind == "CheckpointWrapper"]
@@ -62,7 +74,7 @@ print(json.dumps({
     "steps": steps,
     "accumulation": accelerator.gradient_accumulation_steps,
     "flash": torch.backends.cuda.flash_sdp_enabled(),
-    "distance": distance(model, trained(asked, steps=3), small_model(workload)),
+    "distances": distances,
 }))
 """
 CONFIG = {
@@ -79,6 +91,9 @@ WORKLOAD = {
     "learning_rate_warmup_steps": 2,
     "gradient_clipping": 1.0,
 }
+
+DATA = ({}, {"packing": "padded"}, {"chat_column": "messages"})
+"""Full sequences, padded texts and conversations, whose labels are not in every position."""
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +112,7 @@ def launched(export, folder):
 
     (folder / BLOCKS).write_text(shipped_text(BLOCKS))
     lines = {entry.setting: entry.why.partition("write ")[2] for entry in export.unsupported}
-    arguments = [str(Path(__file__).parents[2]), json.dumps(CONFIG), json.dumps(WORKLOAD)]
+    arguments = [str(Path(__file__).parents[2]), *map(json.dumps, (CONFIG, WORKLOAD, DATA))]
     command = f"{export.command} {shlex.join(arguments)}".replace(
         "accelerate launch", f"{sys.executable} -m accelerate.commands.launch"
     )
@@ -135,8 +150,9 @@ def test_the_command_accumulates_micro_batches(run):
     assert (run["accumulation"], run["steps"]) == (4, 3)
 
 
-def test_a_script_with_the_lines_of_the_refusals_arrives_at_the_weights_of_the_trial(run):
-    assert run["distance"] < 1e-5
+@pytest.mark.parametrize("data", DATA, ids=json.dumps)
+def test_a_script_with_the_lines_of_the_export_arrives_at_the_weights_of_the_trial(run, data):
+    assert run["distances"][json.dumps(data)] < 1e-5
 
 
 def test_the_launcher_has_left_one_attention_kernel(run):

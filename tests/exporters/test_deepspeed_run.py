@@ -14,7 +14,10 @@ pytestmark = pytest.mark.skipif(
 )
 ROOT = Path(__file__).parents[2]
 STEPS = 3
-CASES = ("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "sgd", "adafactor")
+CASES = (
+    *("fp32", "bf16-mixed", "bf16-true", "fp16-mixed", "sgd", "adafactor"),
+    *("padded in 1", "padded in 4", "chat in 1", "chat in 4"),
+)
 
 
 @pytest.fixture(scope="module")

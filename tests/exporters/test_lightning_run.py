@@ -10,7 +10,15 @@ import torch._functorch.config
 from autotune.exporters import TARGETS
 from autotune.exporters.lightning_cli import FILE
 from autotune.spec.config import TrainingConfig
-from tests.exporters.own_training import distance, global_batches, mean_loss, small_model, trained
+from tests.exporters.own_training import (
+    count_labels,
+    distance,
+    gives_logits,
+    global_batches,
+    script_loss,
+    small_model,
+    trained,
+)
 from tests.exporters.readers.lightning_reader import provide_shipped
 from tests.exporters.recipes import recipe
 
@@ -44,6 +52,7 @@ def fit(asked, folder, **trainer):
     provide_shipped()
     (folder / FILE).write_text(TARGETS["lightning"].write(asked, "2").files[FILE])
     workload = asked.workload
+    labels_of_step = count_labels(global_batches(workload, 1)[0])  # of every step
 
     class Data(lightning.LightningDataModule):
         def train_dataloader(self):
@@ -53,11 +62,11 @@ def fit(asked, folder, **trainer):
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.network = small_model(workload)
+            self.network = gives_logits(small_model(workload))
             self.seen = []
 
-        def training_step(self, tokens, index):
-            loss = mean_loss(self.network, tokens)
+        def training_step(self, sequences, index):
+            loss = script_loss(self.network, asked, sequences, labels_of_step=labels_of_step)
             self.log("loss", loss)
             return loss
 
@@ -91,6 +100,9 @@ CASES = {
         {"schedule": "cosine", "learning_rate_warmup_steps": 1, "steps": 12},
     ),
     "adafactor-fixed-rate": ({"optimizer": "adafactor-fixed-rate"}, {}),
+    "padded": ({}, {"packing": "padded"}),
+    "padded, accumulated": ({"micro_batch_size": 2}, {"packing": "padded"}),
+    "conversations, accumulated": ({"micro_batch_size": 2}, {"chat_column": "messages"}),
     "sgd": ({"optimizer": "sgd", "optimizer_fusion": "foreach", "checkpointing": "every-2"}, {}),
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.exporters import TARGETS
+from autotune.exporters.script_lines import loss_line
 from autotune.exporters.written import WrittenExport, write_export
 from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import script_sha256
@@ -115,10 +116,12 @@ def test_no_file_asks_for_what_only_the_script_has(target, script, tmp_path):
     assert "MODEL>" not in "".join(written.content.files.values())
 
 
+@pytest.mark.parametrize("data", [{"packing": "padded"}, {"chat_column": "messages"}], ids=str)
 @pytest.mark.parametrize("target", USER_LOOPS)
-def test_the_loss_of_padded_texts_is_no_mean_of_means(target):
-    assert "labels of all 2 of a step" in said(target, packing="padded")
-    assert "mean of means" not in said(target)
+def test_a_loop_of_the_user_gets_the_line_of_a_loss_with_missing_labels(target, data):
+    config = TrainingConfig(micro_batch_size=4)
+    assert f"write {loss_line(recipe(config, **data))}, where" in said(target, **data)
+    assert "labels_of_step" not in said(target)
 
 
 @pytest.mark.parametrize("target", READ_BY_THE_TRAINER)
