@@ -45,6 +45,8 @@ class Export(Schema):
     """Command line that uses the files, to be typed in their folder."""
     is_for_any_folder: bool = False
     """Whether the command works wherever it is typed, because its paths are absolute."""
+    before_use: tuple[str, ...] = ()
+    """What a user must change before the command can work, one sentence each."""
     unsupported: tuple[Unsupported, ...] = ()
     """Settings that the files do not express."""
     notes: tuple[str, ...] = ()

@@ -77,6 +77,9 @@ class Recipe:
     device_bytes: int | None = None
     tokens_per_second: float | None = None
     perplexity: float | None = None
+    marks_answers: bool | None = None
+    """Whether the chat template of the trial has {% generation %} around answers; None: not known.
+    """
     folder: Path = Path()
     """Folder that the files are written to."""
     search_folder: Path | None = None

@@ -64,6 +64,7 @@ def write(recipe: Recipe, version: str) -> Export:
     return Export(
         files=files,
         command=command,
+        before_use=_before_use(recipe),
         unsupported=on_devices.unsupported(),
         notes=tuple(_notes(recipe, has_launcher=has_launcher)),
     )
@@ -215,15 +216,30 @@ def _buffer_note(recipe: Recipe) -> str:
     )
 
 
+_NEEDS_MARKS = (
+    "needs {% generation %} around the answers in the chat template: trl puts it into the "
+    "templates that it knows and stops with an error at others, which the trial could learn from"
+)
+
+
+def _before_use(recipe: Recipe) -> tuple[str, ...]:
+    """Return what to do about a chat template at which the command stops."""
+    if recipe.marks_answers is not False:
+        return ()
+    return (
+        f"the chat template of {recipe.workload.tokenizer} has no {{% generation %}}, and "
+        f"assistant_only_loss {_NEEDS_MARKS}: write {{% generation %}} and {{% endgeneration %}} "
+        "around the answers in a copy of it, say answers.jinja, and add chat_template_path: "
+        f"answers.jinja to {FILE}",
+    )
+
+
 def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
     workload = recipe.workload
     notes = [*KEY_NOTES, *user_script_note(workload), *text_notes(workload)]
     if workload.chat_column is not None:
-        notes.append(
-            "assistant_only_loss needs {% generation %} around the answers in the chat template: "
-            "trl puts it into the templates that it knows and stops with an error at others, which "
-            "the trial could learn from without"
-        )
+        if recipe.marks_answers is None:
+            notes.append(f"assistant_only_loss {_NEEDS_MARKS}")
         if workload.chat_column != "messages":
             notes.append(
                 f"trl takes conversations for assistant_only_loss from the column messages only: "

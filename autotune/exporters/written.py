@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.data.tokenizer import load_chat_template
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
@@ -52,8 +53,9 @@ class WrittenExport:
             f"replace {' and '.join(names)} in {file}"
             for file, names in content.placeholders().items()
         ]
-        if to_replace:
-            yield "Before you use it", to_replace
+        before_use = [*to_replace, *content.before_use]
+        if before_use:
+            yield "Before you use it", before_use
         yield f"Use it{where}:", content.command.splitlines()
         techniques = [_line(entry) for entry in content.unsupported if entry.is_technique]
         others = [_line(entry) for entry in content.unsupported if not entry.is_technique]
@@ -99,7 +101,7 @@ class WrittenExport:
                 }
                 for entry in self.content.unsupported
             ],
-            "notes": list(self.content.notes),
+            "notes": [*self.content.before_use, *self.content.notes],
         }
 
 
@@ -174,6 +176,7 @@ def composed_export(
         workload=_with_absolute_paths(recipe.workload, also_script=search_folder is not None),
         folder=folder_of_files.absolute(),
         search_folder=search_folder,
+        marks_answers=_marks_answers(recipe.workload),
     )
     content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
     if strict:
@@ -185,6 +188,18 @@ def composed_export(
         folder=folder_of_files,
         content=content,
     )
+
+
+def _marks_answers(workload: Workload) -> bool | None:
+    """Return whether the chat template of a local tokenizer marks answers; None if not known."""
+    name = workload.model_source if workload.tokenizer == "model" else workload.tokenizer
+    if workload.chat_column is None or name is None or not path_exists(name):
+        return None
+    try:
+        template = load_chat_template(name)
+    except InvalidInput:  # it has changed since the trial
+        return None
+    return None if template is None else template.marks_answers
 
 
 def _search_folder(workload: Workload) -> Path | None:

@@ -127,6 +127,11 @@ class ChatTemplate:
     text: str
     special_tokens: Mapping[str, str]
 
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the template has {% generation %} around answers."""
+        return _GENERATION.search(self.text) is not None
+
     def render(
         self, messages: Sequence[Message], *, tools: list[Any] | None, up_to_answer: bool = False
     ) -> str:
@@ -141,7 +146,7 @@ class ChatTemplate:
         An answer includes what the template puts after it, such as the token that ends the turn.
         Raises InvalidConversation.
         """
-        if _GENERATION.search(self.text):
+        if self.marks_answers:
             rendered, answers = self._rendered(messages, tools, return_assistant_tokens_mask=True)
         else:
             rendered = self.render(messages, tools=tools)

@@ -56,7 +56,8 @@ def train(data):
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
-    return accelerator, model, steps, distance(model, trained(asked, steps=3), small_model(workload))
+    by_trial = trained(asked, steps=3)
+    return accelerator, model, steps, distance(model, by_trial, small_model(workload))
 
 
 distances = {}

@@ -1,6 +1,7 @@
 """Chat data in exports: the answers alone are learned, or the user is told."""
 
 import ast
+import dataclasses
 
 import numpy
 import pytest
@@ -9,8 +10,10 @@ import yaml
 
 from autotune.execution.server.prepared import prepare
 from autotune.exporters import TARGETS
+from autotune.exporters.written import composed_export
 from autotune.spec.workload import make_workload
 from tests.building import chat
+from tests.building.results import record, study_result
 from tests.exporters.readers import axolotl
 from tests.exporters.readers.hugging_face import imported, tiny_llama
 from tests.exporters.readers.trl import parse
@@ -99,6 +102,47 @@ def test_trl_learns_the_answers_only():
     _, args, _, _ = parse(export.files["sft.yaml"])
     assert args.assistant_only_loss
     assert any("{% generation %}" in note for note in export.notes)
+
+
+@pytest.mark.parametrize(
+    ("template", "is_told"), [(chat.LIKE_CHATML, True), (chat.WITH_MARKS, False)]
+)
+def test_trl_is_told_before_the_command_of_a_template_at_which_it_stops(
+    template, is_told, tmp_path
+):
+    workload = chat_workload(tmp_path, template=template)
+    result = dataclasses.replace(study_result([record(0)]), workload=workload)
+    written = composed_export(result, result.trial(0), "trl")
+    to_do = dict(written.sections()).get("Before you use it", [])
+    assert any("has no {% generation %}" in line for line in to_do) == is_told
+    assert not any("generation" in note for note in written.content.notes)
+
+
+def test_trl_trains_with_a_template_that_got_the_marks(tmp_path, monkeypatch):
+    """The way out, and the error without it."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTTrainer
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    workload = chat_workload(tmp_path, packing="padded")
+    text = TARGETS["trl"].write(recipe(**workload.to_dict()), "1.16").files["sft.yaml"]
+    (tmp_path / "answers.jinja").write_text(chat.WITH_MARKS)
+
+    def make(text):
+        _, args, _, _ = parse(text, output_dir=str(tmp_path / "out"))
+        args.model_init_kwargs = None
+        return SFTTrainer(
+            tiny_llama(),
+            args,
+            train_dataset=Dataset.from_list(chat.conversations(4)),
+            processing_class=AutoTokenizer.from_pretrained(workload.tokenizer),
+        )
+
+    with pytest.raises(ValueError, match="template"):
+        make(text)
+    trainer = make(f"{text}chat_template_path: {tmp_path / 'answers.jinja'}\n")
+    assert any(label != IGNORED for row in trainer.train_dataset["labels"] for label in row)
 
 
 @pytest.mark.slow

@@ -1,18 +1,21 @@
 """`autotune_trainer.py` in use: effects on real steps of a real Trainer with four layers."""
 
 import contextlib
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
 import transformers.modeling_utils
+from transformers import AutoTokenizer
 
 from autotune.exporters.transformers import write
 from autotune.exporters.transformers.training_script import FILE as SCRIPT
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.training.step import TrainingStep
+from tests.building import chat
 from tests.exporters.readers.hugging_face import (
     LAYERS,
     counted_checkpoints,
@@ -20,9 +23,12 @@ from tests.exporters.readers.hugging_face import (
     tiny_llama,
 )
 from tests.exporters.recipes import recipe
+from tests.exporters.test_chat_exports import chat_workload
 from tests.exporters.test_exporter_contract import WORKLOADS
 
 STEPS = 2
+PLAINEST = {"optim": "sgd", "learning_rate": 0.1, "weight_decay": 0.0}
+"""Arguments that replace the optimizer of an export."""
 
 
 def exported(version="5", micro_batch_size=4, workload=(), **settings):
@@ -103,6 +109,77 @@ def test_a_step_is_that_of_a_loop_by_hand(plain, tmp_path):
         optimizer.zero_grad()
     for name, weight in model.named_parameters():
         torch.testing.assert_close(weight.detach(), plain[1][name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("data", ["packed", "padded", "conversations"])
+def test_the_loss_of_a_step_is_the_mean_over_its_labels(data, micro_batches, tmp_path):
+    """Whatever the number of micro batches, and whichever of them have more labels."""
+    if data == "conversations":
+        workload = chat_workload(tmp_path, packing="padded").to_dict()
+        workload |= {"global_batch": 4, "steps": 20, "learning_rate_warmup_steps": 2}
+    else:
+        workload = {"packing": data}
+    export = exported(micro_batch_size=4 // micro_batches, workload=workload)
+    with imported(export.files["autotune_trainer.py"]) as module:
+        if data == "conversations":
+            tokenizer = AutoTokenizer.from_pretrained(workload["tokenizer"])
+            samples = module.sequences(chat.conversations(), tokenizer)
+        else:
+            texts = ["a quick fox jumps over"[:length] for length in (20, 4, 9, 16)] * 20
+            samples = module.sequences(texts, lambda text: [ord(letter) % 64 for letter in text])
+        args = module.training_arguments(
+            str(tmp_path / "out"),
+            use_cpu=True,
+            max_steps=STEPS,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            **PLAINEST,
+        )
+        model = of_large_vocabulary()
+        plain = copy.deepcopy(model)
+        trainer = module.AutotuneTrainer(model, args, train_dataset=samples)
+        check_by_hand(plain, trainer, micro_batches=micro_batches)
+
+
+def of_large_vocabulary():
+    model = tiny_llama()
+    model.resize_token_embeddings(chat.VOCABULARY)
+    return model
+
+
+def check_by_hand(model, trainer, *, micro_batches):
+    """Train, and `model` by hand on the same: a step's summed loss is divided by its labels once.
+
+    By the plainest optimizer: others scale gradients, and so hide how large they are.
+    """
+    batches, rates = [], []
+    training_step = trainer.training_step
+
+    def recorded(module, inputs, *args, **options):
+        batches.append({name: inputs[name].clone() for name in ("input_ids", "labels")})
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        return training_step(module, inputs, *args, **options)
+
+    trainer.training_step = recorded
+    trainer.train()
+    optimizer = torch.optim.SGD(model.parameters())
+    assert len(batches) == STEPS * micro_batches
+    for first in range(0, len(batches), micro_batches):
+        parts = batches[first : first + micro_batches]
+        optimizer.param_groups[0]["lr"] = rates[first]
+        labels_of_step = sum((part["labels"][:, 1:] != -100).sum() for part in parts)
+        for part in parts:
+            logits = model(input_ids=part["input_ids"]).logits[:, :-1].flatten(0, 1)
+            labels = part["labels"][:, 1:].flatten()
+            summed = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+            (summed / labels_of_step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    by_hand = dict(model.named_parameters())
+    for name, weight in trainer.model.named_parameters():
+        torch.testing.assert_close(weight.detach(), by_hand[name].detach(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

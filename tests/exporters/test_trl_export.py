@@ -1,5 +1,6 @@
 """`sft.yaml` in use: effects on real steps of a real SFTTrainer with four layers."""
 
+import copy
 import subprocess
 import sys
 
@@ -8,14 +9,18 @@ import torch
 import transformers.modeling_utils
 import yaml
 from datasets import Dataset
+from transformers import AutoTokenizer
 from trl import SFTTrainer
 
 from autotune.exporters.trl import write
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
+from tests.building import chat
 from tests.exporters.readers.hugging_face import LAYERS, counted_checkpoints, tiny_llama
 from tests.exporters.readers.trl import parse, tokenizer
 from tests.exporters.recipes import recipe
+from tests.exporters.test_chat_exports import chat_workload
+from tests.exporters.test_transformers_export import PLAINEST, check_by_hand, of_large_vocabulary
 
 STEPS = 2
 
@@ -71,6 +76,36 @@ def test_a_real_step_has_weights_and_products_in_these_numbers(precision, number
     projection.register_forward_hook(lambda _module, _inputs, output: products.add(output.dtype))
     trainer.train()
     assert (projection.weight.dtype, products) == (numbers[0], {numbers[1]})
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("data", ["packed", "padded", "conversations"])
+def test_the_loss_of_a_step_is_the_mean_over_its_labels(data, micro_batches, tmp_path, monkeypatch):
+    """Whatever the number of micro batches, and whichever of them have more labels."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    sizes = {"global_batch": 4, "steps": 20, "learning_rate_warmup_steps": 2}
+    if data == "conversations":
+        workload = chat_workload(tmp_path, template=chat.WITH_MARKS, packing="padded").to_dict()
+        rows, words = chat.conversations(), AutoTokenizer.from_pretrained(workload["tokenizer"])
+    else:
+        workload = {"packing": data, "sequence_length": 16}
+        lengths = (15, 3, 9, 5) * 20
+        rows, words = [{"text": "a b c d e f g h"[:length]} for length in lengths], tokenizer()
+    config = TrainingConfig(micro_batch_size=4 // micro_batches)
+    text = write(recipe(config, **{**workload, **sizes}), "1.16").files["sft.yaml"]
+    changes = {"output_dir": str(tmp_path / "out"), "max_steps": STEPS, "save_strategy": "no"}
+    changes |= PLAINEST
+    _, args, _, _ = parse(text, **changes)
+    args.model_init_kwargs = None
+    model = of_large_vocabulary()
+    plain = copy.deepcopy(model)  # trl replaces the forward of its own
+    trainer = SFTTrainer(
+        model,
+        args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=words,
+    )
+    check_by_hand(plain, trainer, micro_batches=micro_batches)
 
 
 def test_all_logits_never_exist_at_once(sft_trainer):
