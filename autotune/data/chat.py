@@ -3,7 +3,7 @@
 A row has a list of messages, {"role": "user", "content": "text"}, as in trl and on the hub.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -25,7 +25,8 @@ from autotune.spec.workload import SHAREGPT_COLUMN, Workload
 
 CHAT_COLUMNS = ("messages", SHAREGPT_COLUMN)
 """Names of the column of conversations, of trl and of ShareGPT."""
-TOOLS = "tools"
+TOOLS, SYSTEM = "tools", "system"
+"""Columns beside the conversations: what the assistant may call, and the system's message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,16 @@ class ChatColumn:
 
     rows: Any
     column: str
-    has_tools: bool
+    beside: tuple[str, ...]
+    """Those of `TOOLS` and `SYSTEM` that the dataset has."""
     workload: Workload
 
     def __iter__(self) -> Iterator[Tokens]:
-        columns = [self.column, TOOLS] if self.has_tools else [self.column]
-        rows = values(self.rows, columns, dataset=self.workload.dataset)
-        for number, row in enumerate(rows, start=1):
+        rows = values(self.rows, [self.column, *self.beside], dataset=self.workload.dataset)
+        for number, (conversation, *others) in enumerate(rows, start=1):
+            beside = dict(zip(self.beside, others, strict=True))
             try:
-                yield self._sample(*row)
+                yield self._sample(conversation, beside)
             except InvalidConversation as error:
                 raise InvalidDataset(
                     f"row {number} of dataset {self.workload.dataset!r} {error.message}",
@@ -60,9 +62,10 @@ class ChatColumn:
         """Raise InvalidInput if the workload's tokenizer cannot tokenize conversations."""
         _ = self._template
 
-    def _sample(self, row: Any, tools: Any = None) -> Tokens:
-        messages = conversation_of(row)
-        text, answers = self._template.with_answers(messages, tools=tools_of(tools))
+    def _sample(self, conversation: Any, beside: Mapping[str, Any]) -> Tokens:
+        messages = conversation_of(conversation, system=beside.get(SYSTEM))
+        tools = tools_of(beside.get(TOOLS))
+        text, answers = self._template.with_answers(messages, tools=tools)
         tokens, offsets = self._tokenizer.encode_with_offsets(text)
         return labelled_tokens(tokens, offsets, answers)
 

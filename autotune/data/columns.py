@@ -1,14 +1,16 @@
 """Select what to train on from the rows of a dataset: text, tokens or conversations."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from autotune.data.chat import CHAT_COLUMNS, TOOLS, ChatColumn
-from autotune.data.rows import columns_of, values
+from autotune.data.chat import CHAT_COLUMNS, SYSTEM, TOOLS, ChatColumn
+from autotune.data.rows import Columns, columns_of, values
 from autotune.errors import InvalidDataset
+from autotune.shipped.chat_template import InvalidConversation, conversation_of
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.token_encoding import NO_TOKEN, Tokens, read_token_of
 from autotune.spec.workload import Workload
@@ -51,7 +53,7 @@ class TokenColumn:
         default = row[TOKENS] if isinstance(row[TOKENS], list) else []
         tokens = self._array(row.get(TOKENS), default=default)
         labels = self._array(row.get(LABELS), default=default)
-        mask = self._array(row.get(MASK), default=default)
+        mask = self._array(row.get(MASK), default=default, kinds="iub")
         if row.get(MASK) is not None:
             tokens, labels = tokens[mask != 0], labels[mask != 0]
         self._check(tokens, labels)
@@ -60,20 +62,28 @@ class TokenColumn:
         end = int(trained_on.nonzero()[0].max(initial=-1)) + 1
         return numpy.where(trained_on, tokens, read_token_of(tokens))[:end]
 
-    def _array(self, values: Any, *, default: list[int]) -> Tokens:
-        """Return `values`, or `default` for None, as int64 [tokens], of the length of `default`."""
+    def _array(self, values: Any, *, default: list[int], kinds: str = "iu") -> Tokens:
+        """Return `values`, or `default` for None, as int64 [tokens], of the length of `default`.
+
+        `kinds` are the accepted ones of numpy's dtypes.
+        """
+        given = default if values is None else values
         try:
-            array = numpy.asarray(default if values is None else values, dtype=numpy.int64)
+            array = numpy.asarray(given)
         except (TypeError, ValueError, OverflowError):
-            array = numpy.zeros((0, 0), dtype=numpy.int64)
-        if array.shape != (len(default),):
+            array = numpy.zeros((0, 0))
+        is_whole = not array.size or array.dtype.kind in kinds
+        if not is_whole or array.shape != (len(default),):
+            values_of_row = given if isinstance(given, list) else [given]
+            others = [value for value in values_of_row if type(value) is not int]
+            example = f" (such as {others[0]!r})" if others else ""
             raise InvalidDataset(
                 f"dataset {self.workload.dataset!r} has rows whose {TOKENS}, {LABELS} and {MASK} "
-                "are not whole numbers or differ in length",
+                f"are not whole numbers or differ in length{example}",
                 hint="save it as the tokenizer of transformers returns it, "
                 "or name a column of text",
             )
-        return array
+        return array.astype(numpy.int64)
 
     def _check(self, tokens: Tokens, labels: Tokens) -> None:
         name, vocab_size = self.workload.dataset, self.workload.vocab_size
@@ -109,19 +119,91 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | Ch
     named = CHAT_COLUMNS if workload.text_column is None else (workload.text_column,)
     conversations = next((name for name in named if name in found.lists), None)
     if conversations is not None:
-        has_tools = TOOLS in (*found.texts, *found.lists)
-        chat = ChatColumn(rows=rows, column=conversations, has_tools=has_tools, workload=workload)
+        columns = (*found.texts, *found.lists)
+        beside = tuple(name for name in (TOOLS, SYSTEM) if name in columns)
+        chat = ChatColumn(rows=rows, column=conversations, beside=beside, workload=workload)
         chat.check()
         return chat
+    if workload.text_column is None:
+        _check_is_text(found, workload)
     texts, column = found.texts, workload.text_column
     if column is None and "text" in texts:
         column = "text"
-    elif column is None and len(texts) == 1:
+    elif column is None and len(texts) == 1 and not _holds_records(rows, found, workload):
         column = texts[0]
-    if column not in texts:
-        missing = f"no text column {column!r}" if column else "no single text column to choose"
-        raise InvalidDataset(
-            f"dataset {workload.dataset!r} has {missing}",
-            hint=f"name one with --text-column; columns of text: {', '.join(texts) or 'none'}",
+    if column is not None and column in texts:
+        _check_no_conversations(rows, column, workload)
+        return TextColumn(rows=rows, column=column, dataset=workload.dataset)
+    missing = f"no text column {column!r}" if column else "no single text column to choose"
+    hint = f"name one with --text-column; columns of text: {', '.join(texts) or 'none'}"
+    if (column or "text") in found.others:
+        missing = f"values in {column or 'text'} that are not text"
+    if found.lists and len(texts) < 2:
+        hint = (
+            f"it has lists in {', '.join(found.lists)}: rename a column of tokens to {TOKENS}, one "
+            "of conversations to messages, and write each record of a list of records as a row"
         )
-    return TextColumn(rows=rows, column=column, dataset=workload.dataset)
+    raise InvalidDataset(f"dataset {workload.dataset!r} has {missing}", hint=hint)
+
+
+_PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+    ("query", "response"),
+    ("query", "answer"),
+    ("input", "output"),
+    ("input", "target"),
+    ("source", "target"),
+)
+"""Names of two columns that belong together: what is asked, and what is answered."""
+_PREFERENCES = ("chosen", "rejected")
+
+
+def _check_is_text(found: Columns, workload: Workload) -> None:
+    """Raise InvalidDataset for columns of which a single one would be half of what is learned."""
+    names = (*found.texts, *found.lists)
+    if all(name in names for name in _PREFERENCES):
+        raise InvalidDataset(
+            f"dataset {workload.dataset!r} has preferences, the columns chosen and rejected, and a "
+            "search trains on one text or conversation a row",
+            hint="to learn the chosen ones only, name them: --text-column chosen",
+        )
+    if "text" in found.texts:
+        return
+    pair = next((pair for pair in _PAIRS if all(name in names for name in pair)), None)
+    if pair is not None:
+        asked, answered = pair
+        raise InvalidDataset(
+            f"dataset {workload.dataset!r} has {asked} and {answered} in two columns, and one "
+            "column alone is half of what is to be learned",
+            hint='write each row as {"messages": [{"role": "user", "content": the '
+            f'{asked}}}, {{"role": "assistant", "content": the {answered}}}]}}, or both in one '
+            "column called text",
+        )
+
+
+def _holds_records(rows: Any, found: Columns, workload: Workload) -> bool:
+    """Return whether a row holds a list of objects: the rows of the dataset may be in there."""
+    for row in values(rows, list(found.lists), dataset=workload.dataset):
+        return any(isinstance(value, list) and isinstance(value[0], dict) for value in row if value)
+    return False
+
+
+def _check_no_conversations(rows: Any, column: str, workload: Workload) -> None:
+    """Raise InvalidDataset for conversations that are written as the text of their JSON."""
+    for (text,) in values(rows, [column], dataset=workload.dataset):
+        if not text:
+            continue
+        try:
+            conversation_of(json.loads(text))
+        except (ValueError, RecursionError, InvalidConversation):
+            return
+        raise InvalidDataset(
+            f"dataset {workload.dataset!r} has conversations in {column} as text, whose JSON would "
+            "be learned",
+            hint=f"write each as a list of messages, as json.loads({column}) returns it",
+        )

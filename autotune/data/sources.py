@@ -222,7 +222,7 @@ def _rows(
             every_file,
             dataset=workload.dataset,
             streaming=workload.streaming,
-            is_json=kind == "json",
+            kind=kind,
         )
     data_files = {
         name: [glob.escape(str(file)) for file in split_files]

@@ -61,17 +61,38 @@ def _reason(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def check_files(files: Sequence[Path], *, dataset: str, streaming: bool, is_json: bool) -> None:
-    """Raise InvalidDataset for files that no reader can hold in memory, or that nobody can read."""
+def check_files(files: Sequence[Path], *, dataset: str, streaming: bool, kind: str) -> None:
+    """Raise InvalidDataset for files that no reader can hold in memory, or that nobody can read.
+
+    `kind` is the name of the reader in `datasets`.
+    """
     try:
         check_lines(files, dataset=dataset, streaming=streaming)
-        if is_json:
+        if kind == "json":
             check_depth(files, dataset=dataset)
+        if kind == "csv":
+            check_separator(files, dataset=dataset)
     except OSError as error:
         raise InvalidDataset(
             f"dataset {dataset!r} cannot be read: {_reason(error)}",
             hint="check its permissions and the disk",
         ) from error
+
+
+def check_separator(files: Sequence[Path], *, dataset: str) -> None:
+    """Raise InvalidDataset for CSV files whose columns are not separated by commas.
+
+    They would be read as a single column that holds all of them. Raises OSError.
+    """
+    for file in files:
+        with open_file(file) as stream:
+            first = stream.readline(LONGEST_CHECKED_LINE_BYTES).decode("utf-8", errors="replace")
+        others = [separator for separator in ";\t|" if separator in first]
+        if others and "," not in first:
+            raise InvalidDataset(
+                f"dataset {dataset!r} has columns separated by {others[0]!r} in {file.name}",
+                hint="save it with commas, or as .parquet or .jsonl",
+            )
 
 
 def check_lines(files: Sequence[Path], *, dataset: str, streaming: bool) -> None:

@@ -191,6 +191,8 @@ def _check_length(writers: Writers, workload: Workload) -> None:
                     f"use more documents (a text file is one), a smaller {option}, "
                     "or --packing packed"
                 )
+            if part == HELD_OUT and writer.unit != "tokens" and writer.length:
+                hint = f"use {option} {writer.length}, or more data"
             left_out = ""
             if writer.without_labels:
                 left_out = (

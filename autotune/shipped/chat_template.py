@@ -17,7 +17,14 @@ import numpy
 from autotune.shipped.token_encoding import Tokens, read_token_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-ROLES_OF_SHAREGPT = {"human": "user", "gpt": "assistant"}
+_FIRST_ROLES = ("system", "developer")
+ROLES_OF_SHAREGPT = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+}
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MARK_ANSWERS = (
@@ -41,10 +48,12 @@ class InvalidConversation(Exception):
 # -- messages --------------------------------------------------------------------------------------
 
 
-def conversation_of(row: Any) -> list[Message]:
+def conversation_of(row: Any, *, system: Any = None) -> list[Message]:
     """Return the messages of a row as {"role", "content", ...}.
 
-    Messages of ShareGPT have `from` and `value` instead. Raises InvalidConversation.
+    Messages of ShareGPT have `from` and `value` instead. `system` is the row's text for a system
+    message, which some files have in a column of its own; it counts where the messages begin
+    without one. Raises InvalidConversation.
     """
     if isinstance(row, dict) and all(isinstance(values, list) for values in row.values()):
         names = list(row)  # an object of lists, as `datasets` returns some lists of objects
@@ -61,7 +70,24 @@ def conversation_of(row: Any) -> list[Message]:
             "has no message of the assistant, which is what is learned",
             hint="remove such rows, or check the roles",
         )
+    if isinstance(system, str) and system.strip() and messages[0]["role"] not in _FIRST_ROLES:
+        messages.insert(0, {"role": "system", "content": system})
     return messages
+
+
+def is_learned(message: Message) -> bool:
+    """Return whether a message is an answer to learn from.
+
+    Files of OpenAI's fine-tuning exclude an answer by `weight` 0, those of axolotl by `train`
+    false. Raises InvalidConversation for a weight between 0 and 1.
+    """
+    weight = message.get("weight", 1)
+    if weight not in (0, 1):
+        raise InvalidConversation(
+            f"has an answer of weight {weight!r}, and an answer is learned or not",
+            hint="use 0 or 1",
+        )
+    return message["role"] == "assistant" and weight == 1 and message.get("train") is not False
 
 
 def _message_of(given: Message) -> Message:
@@ -69,7 +95,8 @@ def _message_of(given: Message) -> Message:
     message = {name: value for name, value in given.items() if value is not None}
     role = message.pop("from", None)
     role = message.pop("role", role)
-    role = ROLES_OF_SHAREGPT.get(role, role) if isinstance(role, str) else role
+    if isinstance(role, str):
+        role = ROLES_OF_SHAREGPT.get(role.lower(), role.lower())
     if role not in ROLES:
         raise InvalidConversation(
             f"has a message of role {role!r}", hint=f"use one of {', '.join(ROLES)}"
@@ -147,15 +174,17 @@ class ChatTemplate:
         Raises InvalidConversation.
         """
         if self.marks_answers:
-            rendered, answers = self._rendered(messages, tools, return_assistant_tokens_mask=True)
+            rendered, marked = self._rendered(messages, tools, return_assistant_tokens_mask=True)
+            answers = _learned_of(marked, messages)
         else:
             rendered = self.render(messages, tools=tools)
             answers = [
                 self._answer_at(index, messages, tools, rendered)
                 for index, message in enumerate(messages)
-                if message["role"] == "assistant"
+                if is_learned(message)
             ]
-        _check_learned("".join(rendered[start:end] for start, end in answers), messages)
+        if any(map(is_learned, messages)):
+            _check_learned("".join(rendered[start:end] for start, end in answers), messages)
         return rendered, answers
 
     def _answer_at(
@@ -216,11 +245,28 @@ def _common_length(one: str, other: str) -> int:
     return min(len(one), len(other))
 
 
+def _learned_of(
+    marked: list[tuple[int, int]], messages: Sequence[Message]
+) -> list[tuple[int, int]]:
+    """Return those of the marked answers that are learned."""
+    answers = [message for message in messages if message["role"] == "assistant"]
+    if all(map(is_learned, answers)):
+        return marked
+    if len(marked) != len(answers):
+        raise InvalidConversation(
+            "has an answer that is not learned, and the chat template marks "
+            f"{len(marked)} parts for {len(answers)} answers",
+            hint="mark each answer once by {% generation %}, or remove the marks",
+        )
+    pairs = zip(marked, answers, strict=True)
+    return [part for part, answer in pairs if is_learned(answer)]
+
+
 def _check_learned(answers: str, messages: Sequence[Message]) -> None:
     """Raise InvalidConversation if `answers`, the text of the labels, has none of the answers."""
     last_words = set()
     for message in messages:
-        if message["role"] == "assistant":
+        if is_learned(message):
             last_words.update(str(message.get("content", "")).split()[-1:])
     has_one = any(word in answers for word in last_words)
     if not answers or (last_words and not has_one):

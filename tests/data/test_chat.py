@@ -108,6 +108,23 @@ def test_the_answers_are_learned_with_the_end_of_their_turn(template, answers):
     assert learned(template, LONGER) == answers
 
 
+NOT_LEARNED = {"weight": {"weight": 0}, "train": {"train": False}}
+
+
+@pytest.mark.parametrize("excluded", NOT_LEARNED.values(), ids=NOT_LEARNED)
+@pytest.mark.parametrize("template", [chat.LIKE_CHATML, chat.WITH_MARKS], ids=["plain", "marked"])
+def test_an_answer_that_its_file_excludes_is_read_and_not_learned(template, excluded):
+    messages = [*LONGER[:2], {**LONGER[2], **excluded}, *LONGER[3:]]
+    [answer] = learned(template, messages)
+    assert CODE in answer
+    assert learned(template, [USER, {**ANSWER, **excluded}]) == []
+
+
+def test_an_answer_of_half_a_weight_is_rejected():
+    with pytest.raises(InvalidConversation, match=r"weight 0\.5"):
+        learned(chat.LIKE_CHATML, [USER, {**ANSWER, "weight": 0.5}])
+
+
 def test_a_conversation_may_begin_with_an_answer():
     assert learned(chat.LIKE_LLAMA, [ANSWER, USER]) == [f"{HELLO}{chat.END}"]
 
@@ -209,6 +226,23 @@ def test_rows_of_sharegpt_are_the_same_conversations(write, tmp_path):
     assert (others[1] == labels).all()
 
 
+def test_a_system_column_is_the_first_message(write, tmp_path):
+    rows = rows_like(FIRST)
+    first = {"role": "system", "content": "Be nice."}
+    tokens, labels = samples(write([{"messages": [first, *row["messages"]]} for row in rows]))
+    (tmp_path / "written").rename(tmp_path / "first")
+    beside = samples(write([{**row, "system": "Be nice."} for row in rows]))
+    # Which rows are held out is decided by a hash of their tokens, which are the same.
+    assert (beside[0] == tokens).all()
+    assert (beside[1] == labels).all()
+
+
+@pytest.mark.parametrize("names", [("human", "gpt"), ("USER", "ASSISTANT"), ("user", "bot")])
+def test_roles_have_the_names_of_other_files(names):
+    said = [{"from": name, "value": "Hi"} for name in names]
+    assert [message["role"] for message in conversation_of(said)] == ["user", "assistant"]
+
+
 def test_content_may_be_a_list_of_texts(write):
     parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
     assert conversation_of([USER, {"role": "assistant", "content": parts}])[1]["content"] == "Hello"
@@ -269,6 +303,15 @@ def test_too_few_answers_say_how_many_were_cut_off(write):
     with pytest.raises(InvalidDataset, match=r"\d+ without a label in their 48 tokens") as raised:
         write(rows_like([long, ANSWER]))
     assert "--seq-len" in raised.value.hint
+
+
+def test_a_small_set_is_told_how_many_sequences_it_can_hold_out(write, tmp_path):
+    with pytest.raises(InvalidDataset, match=r"held-out part .* has \d+ samples and 64") as raised:
+        write(rows_like(FIRST, 200), evaluation_sequences=64)
+    number = int(raised.value.hint.split("--eval-sequences ")[1].split(",")[0])
+    assert 0 < number < 64
+    (tmp_path / "written").rename(tmp_path / "first")
+    write(rows_like(FIRST, 200), evaluation_sequences=number)
 
 
 def test_bytes_per_token_of_answers_are_unknown(write):

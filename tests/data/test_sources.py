@@ -1,5 +1,6 @@
 """Text from local files and from the hub; unreadable datasets raise an error with a hint."""
 
+import json
 import os
 import subprocess
 import sys
@@ -158,7 +159,62 @@ def test_an_ambiguous_column_is_rejected_with_the_option_that_decides(error_for,
 
 
 def test_a_column_of_numbers_is_not_text(error_for, table):
-    assert "'year'" in error_for(table, text_column="year").message
+    assert "values in year" in error_for(table, text_column="year").message
+
+
+# -- rows of which one column is not what is to be learned -----------------------------------------
+
+MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+NOT_ONE_TEXT = {
+    "a prompt and its completion": ({"prompt": "a", "completion": "b"}, "half of what"),
+    "an instruction with an input": (
+        {"instruction": "a", "input": "", "output": "b"},
+        "instruction and output",
+    ),
+    "a question and its answer": ({"question": "a", "answer": "b"}, "half of what"),
+    "messages on both sides": (
+        {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
+        "prompt and completion",
+    ),
+    "preferences of text": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences"),
+    "preferences of messages": ({"chosen": MESSAGES, "rejected": MESSAGES}, "preferences"),
+    "conversations as JSON": ({"messages": json.dumps(MESSAGES)}, "as text, whose JSON"),
+    "tokens under another name": ({"tokens": [1, 2, 3]}, "no single text column"),
+    "a file of records beside its version": (
+        {"version": "1", "data": [{"text": "a"}]},
+        "no single text column",
+    ),
+    "text that is a number": ({"text": 0}, "values in text that are not text"),
+    "tokens with fractions": ({"input_ids": [1.5, 2.0]}, "(such as 1.5)"),
+    "tokens that are flags": ({"input_ids": [True, False]}, "(such as True)"),
+}
+
+
+@pytest.mark.parametrize(("row", "said"), NOT_ONE_TEXT.values(), ids=NOT_ONE_TEXT)
+def test_a_row_whose_meaning_is_in_several_columns_is_not_learned_in_part(
+    row, said, error_for, tmp_path
+):
+    lines = "".join(json.dumps(row) + "\n" for _ in range(3))
+    (tmp_path / "data.jsonl").write_text(lines)
+    assert said in error_for(tmp_path / "data.jsonl").message
+
+
+def test_the_hint_names_the_columns_that_could_be_renamed(error_for, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"tokens": [1, 2]}\n')
+    assert "tokens: rename" in error_for(tmp_path / "data.jsonl").hint
+    (tmp_path / "whole.json").write_text('{"version": 1, "data": [{"text": "a"}]}')
+    assert "each record" in error_for(tmp_path / "whole.json").hint
+
+
+def test_a_named_column_is_learned_even_if_it_is_one_of_a_pair(read, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    assert read(tmp_path / "data.jsonl", text_column="completion") == ["b"]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_a_table_with_another_separator_is_not_one_column_of_text(separator, error_for, tmp_path):
+    (tmp_path / "data.csv").write_text(f"text{separator}label\none two{separator}1\n")
+    assert f"separated by {separator!r}" in error_for(tmp_path / "data.csv").message
 
 
 # -- what cannot be read ---------------------------------------------------------------------------

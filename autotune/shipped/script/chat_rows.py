@@ -22,7 +22,7 @@ def texts_of_rows(rows: Any) -> Iterator[Any]:
     """Yields the tokens of each conversation, with -2 - token where a token is not an answer."""
     tokenizer, template = make_tokenizer(TEXT), make_chat_template()
     for row in rows.with_format(None):
-        messages = conversation_of(row[CHAT_COLUMN])
+        messages = conversation_of(row[CHAT_COLUMN], system=row.get("system"))
         text, answers = template.with_answers(messages, tools=tools_of(row.get("tools")))
         tokens, offsets = tokenizer.encode_with_offsets(text)
         yield labelled_tokens(tokens, offsets, answers)

@@ -19,7 +19,7 @@ def answered_conversations(rows: Iterable[Any], tokenizer: Any, column: str) -> 
         text=tokenizer.get_chat_template(), special_tokens=tokenizer.special_tokens_map
     )
     for row in rows:
-        messages = conversation_of(row[column])
+        messages = conversation_of(row[column], system=row.get("system"))
         text, answers = template.with_answers(messages, tools=tools_of(row.get("tools")))
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens = numpy.array(encoded["input_ids"], dtype=numpy.int64)
