@@ -43,6 +43,8 @@ SIGN_IN = "/sign-in"
 _READING = ("GET", "HEAD", "OPTIONS")
 _FORM = "application/x-www-form-urlencoded"
 _LONGEST_TOKEN = 1000
+_LARGEST_OPEN_BODY_BYTES = 16 * 1024
+"""Of a request that needs no token: the form to sign in."""
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -62,7 +64,8 @@ CONTENT_SECURITY_POLICY = "; ".join(
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    # With no-referrer, browsers would also hide the origin of our own forms (`_check_origin`).
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -187,9 +190,7 @@ class Gate:
             raise _foreign("of another site")
         host = headers["host"]
         for origin in headers.getlist("origin"):
-            # A form of our own pages, whose Referrer-Policy hides even their origin.
-            is_own_form = origin == "null" and site == "same-origin"
-            if not is_own_form and not self._hosts.is_own_origin(origin, host=host):
+            if not self._hosts.is_own_origin(origin, host=host):
                 raise _foreign(f"of {origin!r}")
 
     # -- who it is -------------------------------------------------------------------------------
@@ -270,8 +271,9 @@ class Gate:
         announced = request.headers.get("content-length", "0")
         if not announced.isascii() or not announced.isdigit():
             raise Problem(400, "the Content-Length header is not a number")
-        if len(announced) > 15 or int(announced) > self._settings.largest_body_bytes:
-            raise self._too_large()
+        largest_bytes = self._largest_body_bytes(request)
+        if len(announced) > 15 or int(announced) > largest_bytes:
+            raise _too_large(largest_bytes)
 
     async def _body_in_time(self, request: Request) -> bytes | None:
         """As `_read_body`; raises Problem for a client that takes too long."""
@@ -290,6 +292,7 @@ class Gate:
     async def _read_body(self, request: Request) -> bytes | None:
         """Returns the body of the request; None where the client leaves meanwhile."""
         headers = request.headers
+        largest_bytes = self._largest_body_bytes(request)
         if "content-length" not in headers and "transfer-encoding" not in headers:
             return b""
         parts = []
@@ -300,18 +303,14 @@ class Gate:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > self._settings.largest_body_bytes:
-                raise self._too_large()
+            if size > largest_bytes:
+                raise _too_large(largest_bytes)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    def _too_large(self) -> Problem:
-        return Problem(
-            413,
-            f"the body is larger than {self._settings.largest_body_bytes} bytes",
-            hint="send less",
-            headers={"Connection": "close"},
-        )
+    def _largest_body_bytes(self, request: Request) -> int:
+        largest_bytes = self._settings.largest_body_bytes
+        return min(largest_bytes, _LARGEST_OPEN_BODY_BYTES) if _is_open(request) else largest_bytes
 
     def _check_csrf(self, request: Request, body: bytes) -> None:
         cookie = getattr(request.state, "cookie", None)
@@ -327,6 +326,15 @@ class Gate:
                 "the request has no CSRF token, or a wrong one",
                 hint="load the page again; a program sends its token as Authorization: Bearer",
             )
+
+
+def _too_large(largest_bytes: int) -> Problem:
+    return Problem(
+        413,
+        f"the body is larger than {largest_bytes} bytes",
+        hint="send less",
+        headers={"Connection": "close"},
+    )
 
 
 def own_path(path: str) -> str:

@@ -12,7 +12,7 @@ from autotune.service.gate import CSRF_FIELD, CSRF_HEADER, own_path
 from autotune.service.hosts import OwnHosts
 from autotune.service.settings import ServerSettings
 from autotune.storage.tokens import Tokens
-from tests.building.service import BEARER, TOKEN, routes_of, serving
+from tests.building.service import BEARER, ORIGIN, TOKEN, routes_of, serving
 from tests.building.studies import open_store
 
 HEALTH = ("GET", "/api/v1/health")
@@ -274,12 +274,18 @@ def test_a_form_may_have_the_csrf_token_as_a_field(browser):
     assert browser.post("/api/v1/studies/unknown", data={"name": "other"}).status_code == 403
 
 
-def test_a_form_of_our_own_page_may_hide_its_origin(browser):
-    """Which the Referrer-Policy of our pages makes browsers do."""
-    hidden = {"Origin": "null", "Sec-Fetch-Site": "same-origin"}
-    assert browser.post("/sign-in", data={"token": TOKEN}, headers=hidden).status_code == 303
-    hidden["Sec-Fetch-Site"] = "cross-site"
-    assert browser.post("/sign-in", data={"token": TOKEN}, headers=hidden).status_code == 403
+def test_a_form_says_of_which_site_it_is(browser):
+    """By another name than localhost a browser sends nothing else that tells it."""
+    form = {"data": {"token": TOKEN}}
+    assert browser.post("/sign-in", headers={"Origin": ORIGIN}, **form).status_code == 303
+    for fetch_site in ({}, {"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "cross-site"}):
+        hidden = {"Origin": "null", **fetch_site}
+        assert browser.post("/sign-in", headers=hidden, **form).status_code == 403
+
+
+def test_the_form_to_sign_in_is_small(browser):
+    form = {"token": TOKEN, "next": "/" + "a" * 20_000}
+    assert browser.post("/sign-in", data=form).status_code == 413
 
 
 def test_a_link_on_another_site_leads_to_the_page(browser):
@@ -371,7 +377,8 @@ def test_every_response_has_the_security_headers(anonymous, path, headers):
     assert "script-src 'self';" in found["content-security-policy"]
     assert "frame-ancestors 'none'" in found["content-security-policy"]
     assert found["x-content-type-options"] == "nosniff"
-    assert found["referrer-policy"] == "no-referrer"
+    # Any other hides the origin of our own forms, or tells other sites our addresses.
+    assert found["referrer-policy"] == "same-origin"
     assert found["cross-origin-opener-policy"] == "same-origin"
     assert found["cross-origin-resource-policy"] == "same-origin"
     assert "cache-control" in found
