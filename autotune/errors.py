@@ -13,6 +13,7 @@
     │       └── SearchConflict          the search is in another state than the request needs
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
     │   └── StorageUnreachable  it is unreachable for now; the search can be resumed (exit 75)
+    │       └── DiskFull            its disk has no room
     ├── ServerUnreachable       a server that does not answer; the command can be repeated (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
@@ -103,6 +104,10 @@ class StorageUnavailable(AutotuneError):
 
 class StorageUnreachable(StorageUnavailable):
     exit_code = 75
+
+
+class DiskFull(StorageUnreachable):
+    """What is to be written does not fit; once there is room, the search can be resumed."""
 
 
 class ServerUnreachable(AutotuneError):

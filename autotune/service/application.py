@@ -41,6 +41,7 @@ from autotune.service.scheduler import SEARCH_MODULE, Scheduler
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
 from autotune.service.stream import EventStream
+from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.identity import work_folder_path
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
@@ -97,6 +98,7 @@ def create_app(
     app.state.quick_module = quick_module
     app.state.http_metrics = http_metrics
     app.state.database_check = health.DatabaseCheck()
+    app.state.hidden_url = HiddenUrl(settings.storage)
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router, prefix=API)
@@ -134,7 +136,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             stream=stream,
             scheduler=scheduler,
             quick=quick_answers,
-            reader=StudyReader(store, timeline_of=partial(_timeline_of, quick_answers, settings)),
+            reader=StudyReader(
+                store,
+                address=settings.address,
+                timeline_of=partial(_timeline_of, quick_answers, settings),
+            ),
             work_folder=work,
             # What is below `work` can be made again, and may go at any time.
             deleted_folder=work.parent.parent / "deleted" / work.name,

@@ -7,7 +7,7 @@ site's name; both headers then name that site.
 import ipaddress
 import socket
 
-from autotune.service.settings import ServerSettings
+from autotune.service.settings import WILDCARDS, ServerSettings
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -18,7 +18,7 @@ class OwnHosts:
     def __init__(self, settings: ServerSettings) -> None:
         self._scheme = "https" if settings.has_tls else "http"
         names = {settings.host.lower()}
-        self._is_wildcard = settings.host in ("", "0.0.0.0", "::")
+        self._is_wildcard = settings.host in WILDCARDS
         if self._is_wildcard or _is_loopback(settings.host):
             names |= {"localhost", "127.0.0.1", "::1"}
         if self._is_wildcard:

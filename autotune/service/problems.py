@@ -3,6 +3,7 @@
 A browser that opens a page gets the same as a small page.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -25,9 +26,13 @@ from autotune.errors import (
     UnknownStudy,
     problem_name,
 )
+from autotune.printable import printable
 from autotune.service.answers import AsciiResponse
 from autotune.service.plain_page import plain_page
 from autotune.service.quick import TooBusy
+from autotune.storage.hidden_url import HiddenUrl, told_to_others
+
+_LOG = logging.getLogger("autotune.service")
 
 MEDIA_TYPE = "application/problem+json"
 SCHEMA_NAME = "Problem"
@@ -126,20 +131,32 @@ def problem_of(error: AutotuneError) -> Problem:
         if isinstance(error, kind):
             status = of_kind
             break
+    message, hint = told_to_others(error)
+    if message != error.message:
+        _LOG.warning("%s: %s (%s)", message, printable(error.message), printable(error.hint))
     headers = {"Retry-After": str(_RETRY_AFTER_SECONDS)} if status in (429, 503) else None
     name = problem_name(type(error))
-    return Problem(status, error.message, hint=error.hint, kind=name, headers=headers)
+    return Problem(status, message, hint=hint, kind=name, headers=headers)
 
 
 def answer(request: Request, problem: Problem) -> Response:
-    """Returns the response: JSON, or a page where a browser navigates to one."""
+    """Returns the response: JSON, or a page where a browser navigates to one.
+
+    No URL of the server's database is in it.
+    """
+    hidden: HiddenUrl = request.app.state.hidden_url
     if is_navigation(request):
         text = plain_page(
-            title=_title(problem.status_code), sentence=problem.detail, hint=problem.hint
+            title=_title(problem.status_code),
+            sentence=hidden.without(problem.detail),
+            hint=hidden.without(problem.hint),
         )
         return HTMLResponse(text, problem.status_code, headers=problem.headers)
     return AsciiResponse(
-        problem.to_dict(), problem.status_code, headers=problem.headers, media_type=MEDIA_TYPE
+        hidden.without_in(problem.to_dict()),
+        problem.status_code,
+        headers=problem.headers,
+        media_type=MEDIA_TYPE,
     )
 
 
@@ -203,7 +220,7 @@ SCHEMA: Mapping[str, Any] = {
         "type": "/problems/not-found",
         "title": "Not Found",
         "status": 404,
-        "detail": "there is no study 'quik' in sqlite:///studies/autotune.db",
+        "detail": "there is no study 'quik' in the database of the server",
         "hint": "did you mean 'quick'? otherwise there is quick",
     },
 }

@@ -22,6 +22,7 @@ from autotune.service.submissions import (
     check_submission,
     checked_workload,
 )
+from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.study.dry_run import plan
 
 _NICENESS = 10
@@ -38,7 +39,9 @@ def main() -> int:
     try:
         answer = {"answer": _ANSWERS[question](order)}
     except AutotuneError as error:
-        answer = {"error": error.message, "hint": error.hint, "kind": _kind(error)}
+        hidden = HiddenUrl(order["rules"]["storage"])
+        message, hint = map(hidden.without, told_to_others(error))
+        answer = {"error": message, "hint": hint, "kind": _kind(error)}
     with os.fdopen(answers, "w") as pipe:
         json.dump(answer, pipe, allow_nan=False)
     return 0

@@ -62,8 +62,11 @@ TimelineOf = Callable[[StudyView, FigureOptions], Awaitable[str]]
 class StudyReader:
     """The studies of one database. All methods raise StorageUnavailable, and UnknownStudy."""
 
-    def __init__(self, store: StudyStore, *, timeline_of: TimelineOf | None = None) -> None:
+    def __init__(
+        self, store: StudyStore, *, address: str, timeline_of: TimelineOf | None = None
+    ) -> None:
         self._store = store
+        self._address = address
         self._timeline_of = timeline_of
         self._cache = Cache()
         self._last: dict[str, StudyVersion] = {}
@@ -234,7 +237,9 @@ class StudyReader:
             earlier = self._cache.peek(("data", study, last))
 
         async def compute() -> StudyData:
-            data = await self._compute(partial(read_study, self._store, study, version, earlier))
+            data = await self._compute(
+                partial(read_study, self._store, study, version, earlier, address=self._address)
+            )
             self._last[study] = version
             self._cache.forget(lambda key: _is_of_other_version(key, study, version))
             return data

@@ -74,7 +74,7 @@ class Study(Described):
 
     schema_: Literal[1] = Field(alias="schema")
     study: str
-    storage: str = Field(description="The URL of the database without its password.")
+    storage: str = Field(description="The URL of this server: that of its database is not told.")
     workload: dict[str, Any]
     device: dict[str, Any]
     cap_bytes: int

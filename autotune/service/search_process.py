@@ -46,6 +46,7 @@ from autotune.spec.queued_search import (
 )
 from autotune.standard_streams import protect_streams
 from autotune.storage.database import Database
+from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.storage.searches import RunLost, Searches
 from autotune.study.event_text import EventText
 from autotune.study.events import (
@@ -91,8 +92,9 @@ class _End:
 class _Reporter:
     """Writes events and signs of life from a thread of its own, so that no trial waits for them."""
 
-    def __init__(self, searches: Searches, found: QueuedSearch) -> None:
+    def __init__(self, searches: Searches, found: QueuedSearch, hidden: HiddenUrl) -> None:
         self._searches = searches
+        self._hidden = hidden
         self._number, self._run = found.id, found.run
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._unwritten: list[tuple[str, Any]] = []
@@ -116,7 +118,7 @@ class _Reporter:
         self._thread.join(_WAIT_AT_END_SECONDS)
 
     def add(self, kind: str, data: Any) -> None:
-        self._events.put((kind, data))
+        self._events.put((kind, self._hidden.without_in(data)))
         self._woken.set()
 
     def _write(self) -> None:
@@ -140,7 +142,7 @@ class _Reporter:
                     self.is_cancelled |= self._searches.renew_run(
                         self._number,
                         self._run,
-                        progress=self.progress,
+                        progress=self._hidden.without_in(self.progress),
                         study=self.study,
                         has_results=self.has_results,
                     )
@@ -313,10 +315,12 @@ def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
         return _NOT_DONE  # another process has it
     failpoint("search begun")
     print(f"-- autotune {__version__}, search {found.id}, start {found.run} --", flush=True)
-    with _Reporter(searches, found) as reporter:
+    hidden = HiddenUrl(order["storage"])
+    with _Reporter(searches, found, hidden) as reporter:
         end = _run(order, found, reporter, stops, make_executor)
     if reporter.is_lost:
         return _NOT_DONE
+    end = dataclasses.replace(end, reason=hidden.without(end.reason), hint=hidden.without(end.hint))
     return _store_end(searches, found, end)
 
 
@@ -343,12 +347,12 @@ def _run(
     except (StorageUnreachable, TrialLost) as error:
         # The fault of the machine or of the database: another start may help.
         _print_error(error)
-        return _End(state="queued", reason=error.message, hint=error.hint, is_loss=True)
+        reason, hint = told_to_others(error)
+        return _End(state="queued", reason=reason, hint=hint, is_loss=True)
     except AutotuneError as error:
         _print_error(error)
-        return _End(
-            state="failed", reason=error.message, hint=error.hint, exit_code=error.exit_code
-        )
+        reason, hint = told_to_others(error)
+        return _End(state="failed", reason=reason, hint=hint, exit_code=error.exit_code)
     except Exception as error:
         traceback.print_exc()
         first_line = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,6 +1,8 @@
 """What a server is started with."""
 
+import dataclasses
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,8 @@ from autotune.study.devices import parse_devices
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
+WILDCARDS = ("", "0.0.0.0", "::")
+"""Hosts that are every address of the machine."""
 DEFAULT_GROUP = "default"
 LARGEST_BODY_BYTES = 2**20
 """Of a request, unless settings say otherwise."""
@@ -92,6 +96,13 @@ class ServerSettings:
         """The URL that the server listens at, such as `http://127.0.0.1:8321`."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.has_tls else 'http'}://{host}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The URL that others know the server by, without a token."""
+        if self.host in WILDCARDS:
+            return dataclasses.replace(self, host=socket.gethostname()).origin
+        return self.origin
 
     @property
     def url(self) -> str:

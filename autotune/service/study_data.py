@@ -75,11 +75,17 @@ class StudyData:
 
 
 def read_study(
-    store: StudyStore, study: str, version: StudyVersion, earlier: StudyData | None
+    store: StudyStore,
+    study: str,
+    version: StudyVersion,
+    earlier: StudyData | None,
+    *,
+    address: str,
 ) -> StudyData:
     """Reads a study. Of one that was read `earlier`, only the trials that have changed are read.
 
-    Raises UnknownStudy.
+    `address` is where its readers find it, the server's: the database is not theirs. Raises
+    UnknownStudy.
     """
     stored: dict[int, TrialRecord] = {}
     forecasts: Mapping[str, Forecast] = {}
@@ -97,7 +103,7 @@ def read_study(
     stored.update({record.number: record for record in changes.records})
     trials = [_with_prediction(stored[number], forecasts) for number in sorted(stored)]
     begun_at, last_result_at = store.dates(study)
-    records = records_of(store, study, trials)
+    records = dataclasses.replace(records_of(store, study, trials), storage=address)
     if earlier is not None and earlier.records.definition == records.definition:
         # What was computed of it stays: counting its legal configurations takes a second.
         records = dataclasses.replace(records, definition=earlier.records.definition)

@@ -23,7 +23,7 @@ import psutil
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.data.hub import is_local_name
-from autotune.errors import InvalidInput, InvalidSpace, NotAllowed, StorageUnavailable, suggestion
+from autotune.errors import DiskFull, InvalidInput, InvalidSpace, NotAllowed, suggestion
 from autotune.execution.compile_cache import CACHE
 from autotune.shipped.dataset_files import READERS
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
@@ -705,7 +705,7 @@ def _check_size(workload: Mapping[str, Any]) -> None:
     _check_numbers(workload.get("model_config") or {})
     free_bytes = free_disk_bytes(Path.cwd())
     if free_bytes < _LEAST_FREE_BYTES:
-        raise StorageUnavailable(
+        raise DiskFull(
             f"the disk of the server is full: {format_size(free_bytes)} are left",
             hint="whoever runs it has to make room",
         )

@@ -15,7 +15,7 @@ from autotune.service.cache import Cache
 from autotune.service.study_data import read_study
 from autotune.spec.confirmation import PairedSpeed, new_confirmation_id
 from autotune.storage.searches import Searches
-from tests.building.service import BEARER, HOSTILE, serving, write_example
+from tests.building.service import BEARER, HOSTILE, ORIGIN, serving, write_example
 from tests.building.studies import config, definition, keep, measured, open_store, write_study
 
 
@@ -35,7 +35,8 @@ def numbers(answer):
 @pytest.mark.parametrize("prefer", ["fastest", "smallest", "balanced"])
 def test_a_study_is_the_json_of_show(get, served_storage, prefer):
     printed = command("show", "quick", "--json", "--prefer", prefer, "--storage", served_storage)
-    assert get("/api/v1/studies/quick", prefer=prefer).json() == json.loads(printed)
+    expected = {**json.loads(printed), "storage": ORIGIN}
+    assert get("/api/v1/studies/quick", prefer=prefer).json() == expected
 
 
 def test_tolerances_are_those_of_show(get, served_storage):
@@ -111,7 +112,8 @@ def test_an_unknown_study_has_the_sentence_and_the_hint_of_the_command_line(get,
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
     assert isinstance(ran.exception, UnknownStudy)
-    assert answer.json()["detail"] == ran.exception.message
+    message = ran.exception.message.replace(served_storage, "the database of the server")
+    assert answer.json()["detail"] == message
     assert answer.json()["hint"] == ran.exception.hint
 
 
@@ -307,12 +309,12 @@ def test_changed_trials_alone_are_read_and_give_what_reading_all_gives(tmp_path)
     url = f"sqlite:///{tmp_path}/a.db"
     write_example(url)
     with open_store(url) as store:
-        earlier = read_study(store, "quick", store.version("quick"), None)
+        earlier = read_study(store, "quick", store.version("quick"), None, address=ORIGIN)
         keep(store, config(4), measured(peak_memory_bytes=1000), study="quick")
         keep(store, config(5), study="quick")
         version = store.version("quick")
-        added = read_study(store, "quick", version, earlier)
-        whole = read_study(store, "quick", version, None)
+        added = read_study(store, "quick", version, earlier, address=ORIGIN)
+        whole = read_study(store, "quick", version, None, address=ORIGIN)
         assert added.records == whole.records
         assert list(added.lines) == list(whole.lines)
         assert added.lines[0] is earlier.lines[0]

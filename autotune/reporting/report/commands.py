@@ -122,10 +122,13 @@ def reading_command(
 ) -> str:
     """Return a command that reads the study, such as `autotune report tour --prefer smallest`.
 
-    `suffix` is appended unquoted.
+    `storage` is the URL of a database, or of the server that has the study. `suffix` is appended
+    unquoted.
     """
     arguments = ["autotune", command, study]
-    if storage != DEFAULT_STORAGE:
+    if storage.startswith(("http://", "https://")):
+        arguments += ["--server", storage]
+    elif storage != DEFAULT_STORAGE:
         arguments += ["--storage", storage]
     arguments += preference_arguments(preferences)
     return shlex.join(arguments) + suffix

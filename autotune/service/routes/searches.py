@@ -20,6 +20,7 @@ from autotune.service.submission_schema import SUBMISSION_BODY
 from autotune.service.submissions import TRIALS_BEFORE, CheckedSubmission, check_submission
 from autotune.service.trial_logs import end_of_file
 from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, SearchState
+from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.searches import NewSearch
 from autotune.study.resume import check_same_study
 
@@ -371,7 +372,8 @@ def log(
 
 def log_of_search(service: ServiceState, number: int, *, most_bytes: int) -> str:
     """Return the end of the log of a search's process; empty where there is none."""
-    return end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes) or ""
+    text = end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes) or ""
+    return HiddenUrl(service.settings.storage).without(text)
 
 
 def _answer(service: ServiceState, search: QueuedSearch) -> Mapping[str, Any]:
