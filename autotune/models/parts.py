@@ -39,11 +39,6 @@ class ModelParts:
         )
         return BlockList(owner=self.blocks_owner, name=self.blocks_name).blocks
 
-    def replace_blocks(self, blocks: list[nn.Module]) -> None:
-        """Replace the list of blocks by a list of the same type with `blocks`."""
-        assert self.blocks_owner is not None
-        BlockList(owner=self.blocks_owner, name=self.blocks_name).replace(blocks)
-
     def parameters_by_block(self) -> dict[str, list[nn.Parameter]]:
         """Return the parameters by `block 0`, `block 1`, ... and `rest` for those in no block."""
         blocks = [] if self.blocks_owner is None else list(self.blocks)

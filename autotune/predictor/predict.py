@@ -69,7 +69,6 @@ from autotune.predictor.gpu import gpu_of
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.predictor.routing import UNEQUAL_PARTS
-from autotune.shipped.checkpointing import Checkpointed
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
@@ -713,8 +712,7 @@ def _modules_of(
     """Yields every module with its path in the original model, and whether a parent is compiled."""
     yield path, model, is_inside_compiled
     for name, child in model.named_children():
-        # The wrapper of checkpointing is not a part of the original path.
-        child_path = path if isinstance(model, Checkpointed) else f"{path}.{name}".lstrip(".")
+        child_path = f"{path}.{name}".lstrip(".")
         yield from _modules_of(child, child_path, is_inside_compiled or is_compiled(model))
 
 

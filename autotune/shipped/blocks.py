@@ -29,12 +29,6 @@ class BlockList:
         assert isinstance(blocks, nn.ModuleList | nn.Sequential)
         return blocks
 
-    def replace(self, blocks: list[nn.Module]) -> None:
-        """Put `blocks` in place of the list, into a list of the same type."""
-        is_sequence = isinstance(self.blocks, nn.Sequential)
-        replacement = nn.Sequential(*blocks) if is_sequence else nn.ModuleList(blocks)
-        setattr(self.owner, self.name, replacement)
-
     @property
     def attention_name(self) -> str | None:
         """Name of the attribute of each block that is its attention; None if there is none."""

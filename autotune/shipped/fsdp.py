@@ -1,10 +1,14 @@
 """Shares out the weights of a model among devices, by FSDP2."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from autotune.shipped.segment import SEGMENT
 
 
 def fully_shard_blocks(
@@ -17,7 +21,7 @@ def fully_shard_blocks(
     param_dtype: torch.dtype | None = None,
     reduce_dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Shares out the weights of each of the blocks, and of the rest of the model, by FSDP2.
+    """Shares out the weights of each block or segment, and of the rest of the model, by FSDP2.
 
     torch.distributed's process group must exist. `group`: how many devices share out one copy of
     the model; by default all do. Without `reshard_after_forward` a device has all weights from the
@@ -32,7 +36,16 @@ def fully_shard_blocks(
     policy = MixedPrecisionPolicy(
         param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
     )
-    for module in [*blocks, model]:
+    for modules in [*units_of(blocks), model]:
         fully_shard(
-            module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
+            modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
         )
+
+
+def units_of(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Returns the blocks, those that are recomputed together in one list."""
+    units: dict[int, list[nn.Module]] = {}
+    for block in blocks:
+        segment, _ = getattr(block, SEGMENT, (block, 0))
+        units.setdefault(id(segment), []).append(block)
+    return list(units.values())

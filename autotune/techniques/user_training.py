@@ -5,8 +5,7 @@ steps the optimizer. So the loss can neither be scaled (fp16-mixed) nor computed
 optimizer is the one that the script created for its layers.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
 from autotune.shipped.activation_offload import offloaded
 from autotune.shipped.blocks import find_blocks
+from autotune.shipped.changed_method import Method, change_method
 from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
 from autotune.techniques import attention, memory_budget, precision, wrap_blocks
 from autotune.techniques.requirements import check_parts, missing_parts
@@ -149,51 +149,29 @@ def _cast_around_forward(model: nn.Module, name: Precision) -> None:
         return
     device = next(model.parameters()).device
 
-    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
+    def change(forward: Method) -> Method:
+        def cast(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             with precision.autocast(name, device=device):
-                output = inner(*args, **kwargs)
+                output = forward(self, *args, **kwargs)
             return tree_map(_widened, output)
 
-        return forward
+        return cast
 
-    _wrap_forward(model, around)
+    change_method(model, "forward", change)
 
 
 def _offload_around_forward(model: nn.Module, place: ActivationOffload) -> None:
     """Offloads outside the compiled region: hooks see what it saves, not what is inside."""
-    if place == "none":
-        return
-
-    def around(inner: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with offloaded(model):
-                return inner(*args, **kwargs)
-
-        return call
-
-    if model._compiled_call_impl is None:
-        _wrap_forward(model, around)
-    else:
-        model._compiled_call_impl = around(model._compiled_call_impl)
+    if place != "none":
+        change_method(model, "__call__", _offloading)
 
 
-def _wrap_forward(
-    model: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
-    """Replaces the model's forward by the result of `around`.
+def _offloading(call: Method) -> Method:
+    def offloading(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with offloaded(self):
+            return call(self, *args, **kwargs)
 
-    The new forward is in a subclass of the same name. So a copy of the model, such as an average of
-    its weights, computes with the weights of the copy, and the signature of forward is preserved.
-    """
-    if "forward" in vars(model):  # a forward that was set on this object, not on its class
-        model.forward = functools.wraps(model.forward)(around(model.forward))
-        return
-    kind = type(model)
-    forward = functools.wraps(kind.forward)(around(kind.forward))
-    model.__class__ = type(
-        kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__}
-    )
+    return offloading
 
 
 def _widened(value: Any) -> Any:

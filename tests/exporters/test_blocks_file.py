@@ -63,7 +63,7 @@ def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
     assert (peak < 0.95 * plain_peak) == (granularity != "none")
 
 
-@pytest.mark.parametrize("granularity", [one for one in CHECKPOINTING if one != "sqrt"])
+@pytest.mark.parametrize("granularity", CHECKPOINTING)
 def test_saved_weights_keep_their_names(model, granularity):
     shipped = copy.deepcopy(model)
     prepare_blocks(shipped, checkpointing=granularity)
@@ -76,18 +76,14 @@ def test_each_block_is_compiled_with_what_it_recomputes(model):
     prepare_blocks(shipped, checkpointing="every-2", compiled=True)
     blocks = list(shipped.blocks)
     assert all(block._compiled_call_impl is not None for block in blocks)
-    assert [hasattr(block, "_checkpoint_wrapped_module") for block in blocks] == [True, False] * 3
+    assert [isinstance(block, FILE.Changed) for block in blocks] == [True, False] * 3
 
 
-def test_segments_stand_outside_compiled_blocks(model):
+def test_segments_run_compiled_blocks(model):
     shipped = copy.deepcopy(model)
     prepare_blocks(shipped, checkpointing="sqrt", compiled=True)
-    assert len(shipped.blocks) == round(LAYERS**0.5)
-    inside = [
-        block for segment in shipped.blocks for block in segment._checkpoint_wrapped_module.blocks
-    ]
-    assert len(inside) == LAYERS
-    assert all(block._compiled_call_impl is not None for block in inside)
+    assert len(FILE.units_of(list(shipped.blocks))) == round(LAYERS**0.5)
+    assert all(block._compiled_call_impl is not None for block in shipped.blocks)
 
 
 def test_products_of_blocks_are_converted_to_fp8_and_the_head_is_not(model):

@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from autotune.shipped.checkpointing import Checkpointed
-from autotune.techniques import checkpointing
+from autotune.shipped.checkpointing import recompute_segments
+from autotune.shipped.fsdp import units_of
 from autotune.techniques.precision import unavailable
 from tests.techniques.operators import operators_in_a_step
 
@@ -55,28 +55,16 @@ def test_block_checkpointing_recomputes_matrix_products(operators):
 
 def test_sqrt_makes_about_sqrt_of_layers_segments(make_trainer):
     blocks = make_trainer(checkpointing="sqrt").training.parts.blocks
-    assert [len(segment.module.blocks) for segment in blocks] == [2, 2]
-
-
-def test_attributes_of_a_block_are_found_through_its_checkpoint_wrapper():
-    block = torch.nn.Linear(2, 2)
-    block.kind = "sliding"
-    checkpointed = Checkpointed(block)
-    assert (checkpointed.kind, checkpointed.weight) == ("sliding", block.weight)
-    assert not hasattr(checkpointed, "no_such_attribute")
+    assert [len(unit) for unit in units_of(list(blocks))] == [2, 2]
 
 
 @pytest.mark.parametrize("layers", range(1, 40))
 def test_segments_hold_every_block_once_and_none_is_empty(layers):
-    from autotune.models.parts import ModelParts
-
-    owner = torch.nn.Module()
-    owner.blocks = torch.nn.ModuleList(torch.nn.Identity() for _ in range(layers))
-    parts = ModelParts(model=owner, blocks_owner=owner, blocks_name="blocks", attention_name="")
-    before = list(parts.blocks)
-    checkpointing.checkpoint_segments(parts, "sqrt")
-    assert [block for segment in parts.blocks for block in segment.module.blocks] == before
-    assert all(len(segment.module.blocks) for segment in parts.blocks)
+    blocks = [torch.nn.Identity() for _ in range(layers)]
+    recompute_segments(blocks)
+    units = units_of(blocks)
+    assert [block for unit in units for block in unit] == blocks
+    assert len(units) == round(layers**0.5)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from autotune.errors import (
     StudyMismatch,
 )
 from autotune.execution.server.tasks import devices
+from autotune.shipped.changed_method import Changed
 from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
@@ -670,7 +671,7 @@ def stack():
 
 
 def recomputed(model):
-    return [type(block).__name__ == "Checkpointed" for block in model[1]]
+    return [isinstance(block, Changed) for block in model[1]]
 
 
 def test_a_configuration_is_loaded_from_an_export(tmp_path):

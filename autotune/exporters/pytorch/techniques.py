@@ -129,8 +129,8 @@ def technique_modules(config: TrainingConfig) -> list[str]:
 def _checkpointing_modules(config: TrainingConfig) -> list[str]:
     if config.checkpointing == "none":
         return []
-    more = {"selective": ["selective"], "sqrt": ["segments"]}
-    return ["checkpointing", *more.get(config.checkpointing, [])]
+    is_selective = config.checkpointing == "selective"
+    return ["checkpointing", *(["selective"] if is_selective else [])]
 
 
 def _application(recipe: Recipe) -> Part:
@@ -143,9 +143,8 @@ def _application(recipe: Recipe) -> Part:
     if not lines:
         lines.append("# This configuration has no technique inside the model.")
     body = "\n".join(f"    {line}" for line in lines)
-    imports = "import itertools\n" if config.checkpointing == "sqrt" else ""
     text = f'''
-{imports}from typing import Any
+from typing import Any
 
 def apply_techniques(model: Any) -> None:
     """Applies the techniques inside the model, in the order in which they work together."""
@@ -164,49 +163,28 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
             "    convert(block)",
         ]
     kind = config.checkpointing
-    if kind == "attention" and is_ours:
-        lines += [
-            "for block in blocks:",
-            "    block.attention = Checkpointed(block.attention)",
-        ]
-    elif kind == "attention":
-        lines += [
-            "for block in blocks:",
-            "    attention = getattr(block, found.attention_name)",
-            "    setattr(block, found.attention_name, Checkpointed(attention))",
-        ]
-    elif kind == "selective":
-        lines.append(
-            "blocks = [Checkpointed(block, context_fn=selective_contexts) for block in blocks]"
-        )
-    elif kind == "block":
-        lines.append("blocks = [Checkpointed(block) for block in blocks]")
-    elif kind in _EVERY:
-        lines += [
-            f"for index in range(0, len(blocks), {_EVERY[kind]}):",
-            "    blocks[index] = Checkpointed(blocks[index])",
-        ]
+    recomputed = {
+        "attention": ("blocks", "getattr(block, found.attention_name)"),
+        "selective": ("blocks", "block, context_fn=selective_contexts"),
+        "block": ("blocks", "block"),
+        **{name: (f"blocks[::{every}]", "block") for name, every in _EVERY.items()},
+    }
+    if is_ours:
+        recomputed["attention"] = ("blocks", "block.attention")
+    if kind in recomputed:
+        blocks, arguments = recomputed[kind]
+        lines += [f"for block in {blocks}:", f"    recompute({arguments})"]
     if config.compile == "block":
         lines += [
             "for block in blocks:",
             "    block.compile(dynamic=False)  # includes the recomputation",
         ]
     if kind == "sqrt":
-        lines += [
-            "bounds = segment_bounds(len(blocks))",
-            "segments = [Segment(blocks[start:end]) for start, end in itertools.pairwise(bounds)]",
-            "blocks = [Checkpointed(segment) for segment in segments]",
-        ]
+        lines.append("recompute_segments(blocks)")
     if not lines:
         return []
-    replaces_blocks = kind not in ("none", "attention")
     if is_ours:
-        lines.insert(0, "blocks = list(model.blocks)")
-        if replaces_blocks:
-            lines.append("model.blocks = nn.ModuleList(blocks)")
-        return lines
-    if replaces_blocks:
-        lines.append("found.replace(blocks)")
+        return ["blocks = list(model.blocks)", *lines]
     return [
         "found = find_blocks(model)",
         'assert found is not None, "the model has no list of blocks of one class"',

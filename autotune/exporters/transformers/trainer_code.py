@@ -58,8 +58,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "blocks": _needs_blocks(config, by_keys=by_keys) or config.adapter != "none",
         "adapters": config.adapter != "none",
         "trainer.loss": config.loss == "chunked",
-        "trainer.segments": in_code == "sqrt",
-        "trainer.checkpointing": in_code not in ("none", "sqrt"),
+        "checkpointing": in_code != "none",
         "selective": in_code == "selective",
         "trainer.causal_flag": _needs_causal_flag(config, version),
         "schedule": True,
@@ -252,8 +251,10 @@ def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> Pa
         lines += ["for block in found.blocks:", "    convert(block)"]
     if not by_keys:
         lines += _checkpointing_lines(config)
-    if config.compile == "block" and (by_keys or config.checkpointing != "sqrt"):
+    if config.compile == "block":
         lines += ["for block in found.blocks:", "    block.compile(dynamic=False)"]
+    if config.checkpointing == "sqrt" and not by_keys:
+        lines += _SEGMENT_LINES  # a segment runs compiled blocks and is not one graph itself
     if config.compile == "model":
         lines.append("model.compile(dynamic=False)")
     body = "\n".join(f"    {line}" for line in [*lines, "return model"])
@@ -287,32 +288,32 @@ def _adapter_lines(config: TrainingConfig) -> list[str]:
     ]
 
 
+_SEGMENT_LINES = (
+    'kinds = set(getattr(model.config, "layer_types", None) or ())',
+    'assert len(kinds) <= 1, "blocks with different arguments cannot share a segment"',
+    "recompute_segments(list(found.blocks))",
+)
+
+
 def _checkpointing_lines(config: TrainingConfig) -> list[str]:
     match config.checkpointing:
-        case "none":
+        case "none" | "sqrt":
             return []
         case "attention":
             return [
                 'assert found.attention_name is not None, "the blocks have no attention module"',
                 "for block in found.blocks:",
-                "    attention = getattr(block, found.attention_name)",
-                "    attention.__class__ = checkpointed_class(type(attention))",
+                "    recompute(getattr(block, found.attention_name))",
             ]
         case "selective":
             return [
                 "for block in found.blocks:",
-                "    block.__class__ = checkpointed_class(type(block), selective_contexts)",
-            ]
-        case "sqrt":
-            return [
-                'kinds = set(getattr(model.config, "layer_types", None) or ())',
-                'assert len(kinds) <= 1, "blocks with different arguments cannot share a segment"',
-                f"checkpoint_segments(list(found.blocks), compiled={config.compile == 'block'})",
+                "    recompute(block, context_fn=selective_contexts)",
             ]
     every = {"block": 1, "every-2": 2, "every-4": 4}[config.checkpointing]
     return [
         f"for block in list(found.blocks)[::{every}]:",
-        "    block.__class__ = checkpointed_class(type(block))",
+        "    recompute(block)",
     ]
 
 

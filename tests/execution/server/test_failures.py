@@ -13,7 +13,7 @@ from autotune.errors import TrialLost
 from autotune.execution.server.failures import measurement_of_exception
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
-from autotune.shipped.checkpointing import Checkpointed
+from autotune.shipped.checkpointing import recompute
 from autotune.shipped.selective import selective_contexts
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
@@ -150,7 +150,8 @@ def test_a_model_that_recomputes_something_else_is_a_limit_of_the_checkpointing(
             stored = seen[0] if len(seen) == 1 else torch.cat(seen)
             return stored[: len(x)].exp().exp()
 
-    block = Checkpointed(Storing(), context_fn=selective_contexts)
+    block = Storing()
+    recompute(block, context_fn=selective_contexts)
     with pytest.raises(RuntimeError) as ended:
         block(torch.ones(2, requires_grad=True)).sum().backward()
     measurement = measurement_of_exception(

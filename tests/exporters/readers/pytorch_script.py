@@ -177,18 +177,23 @@ def _precision(training, observer, optimizer):
 
 def _checkpointing(script, model):
     blocks = list(model.blocks)
-    # FSDP2 makes a class of its own of each.
-    names = [type(block).__name__.removeprefix("FSDP") for block in blocks]
-    wrapped = [name == "Checkpointed" for name in names]
-    if all(wrapped):
-        if type(blocks[0].module).__name__ == "Segment":
+    changes = [_change_of(block) for block in blocks]
+    if all(changes):
+        if changes[0] is script._in_segments:
             return "sqrt"
-        return "selective" if blocks[0]._options else "block"
-    if any(wrapped):
-        every = wrapped.index(True, 1)
-        assert [index % every == 0 for index in range(len(blocks))] == wrapped
+        is_whole = changes[0] is script._recomputing(None)
+        return "block" if is_whole else "selective"
+    if any(changes):
+        recomputed = [change is not None for change in changes]
+        every = recomputed.index(True, 1)
+        assert [index % every == 0 for index in range(len(blocks))] == recomputed
         return f"every-{every}"
-    return "attention" if type(blocks[0].attention).__name__ == "Checkpointed" else "none"
+    return "none" if _change_of(blocks[0].attention) is None else "attention"
+
+
+def _change_of(module):
+    # FSDP2 makes a class of its own, on top of the changed one.
+    return getattr(getattr(type(module), "_before", None), "change", None)
 
 
 def _compiled(model):

@@ -1,0 +1,33 @@
+"""Recomputes the parts of blocks that a value of `checkpointing` names."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from autotune.shipped.checkpointing import recompute
+from autotune.shipped.selective import selective_contexts
+
+EVERY = {"block": 1, "every-2": 2, "every-4": 4}
+"""Blocks whose index is divisible by this number are recomputed."""
+
+
+def recompute_in_blocks(
+    blocks: Sequence[nn.Module], granularity: str, *, attention_name: str | None
+) -> None:
+    """Applies every granularity within single blocks; `sqrt` is `recompute_segments`.
+
+    `attention_name` is the attribute of each block that is its attention. Raises ValueError if that
+    is needed and None.
+    """
+    if granularity in ("none", "sqrt"):
+        return
+    # A block that the model calls several times is in the list as often.
+    for block in dict.fromkeys(blocks[:: EVERY.get(granularity, 1)]):
+        if granularity == "selective":
+            recompute(block, context_fn=selective_contexts)
+        elif granularity != "attention":
+            recompute(block)
+        elif attention_name is None:
+            raise ValueError(f"no attention module was found in {type(block).__name__}")
+        else:
+            recompute(getattr(block, attention_name))
