@@ -16,6 +16,7 @@ from torch import nn
 
 from autotune.shipped.blocks import BlockList, find_blocks
 from autotune.shipped.checkpointing import recompute_segments
+from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.fp8 import convert
 from autotune.shipped.fsdp import fully_shard_blocks
 from autotune.shipped.granularity import EVERY, recompute_in_blocks
@@ -46,7 +47,7 @@ def prepare_blocks(
     recompute_in_blocks(list(found.blocks), checkpointing, attention_name=found.attention_name)
     if compiled:
         for block in found.blocks:
-            block.compile(dynamic=False)
+            compile_in_place(block)
     if checkpointing == "sqrt":
         # After compiling, so that a segment runs compiled blocks and is not one graph itself.
         recompute_segments(list(found.blocks))

@@ -10,11 +10,12 @@ autotune.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch._functorch.config
-from autotune_blocks import prepare_blocks
+from autotune_blocks import change_method, prepare_blocks
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 
@@ -101,9 +102,9 @@ class AutotuneCallback(Callback):
             )
         if self.compile == "model":
             # Logging cannot be traced by the compiler, so it stays outside the graph.
-            module.__dict__["log"] = torch.compiler.disable(module.log)
-            module.__dict__["log_dict"] = torch.compiler.disable(module.log_dict)
-            module.__dict__["training_step"] = torch.compile(module.training_step, dynamic=False)
+            change_method(module, "log", torch.compiler.disable)
+            change_method(module, "log_dict", torch.compiler.disable)
+            change_method(module, "training_step", _compiled)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -140,3 +141,7 @@ class AutotuneCallback(Callback):
         amplitude = (1 - self.smallest_rate) / 2
         factor = self.smallest_rate + amplitude * (1 + math.cos(math.pi * progress))
         return self.learning_rate * factor
+
+
+def _compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(method, dynamic=False)

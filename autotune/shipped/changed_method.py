@@ -87,7 +87,8 @@ def _make(
         "__doc__": kind.__doc__,
         "_before": _Before(kind, name, change, own),
     }
-    subclass: type[nn.Module] = type(kind)(kind.__name__, (Changed, kind), namespace)
+    bases = (kind,) if issubclass(kind, Changed) else (Changed, kind)
+    subclass: type[nn.Module] = type(kind)(kind.__name__, bases, namespace)
     return subclass
 
 

@@ -36,13 +36,13 @@ def fully_shard_blocks(
     policy = MixedPrecisionPolicy(
         param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
     )
-    for modules in [*units_of(blocks), model]:
+    for modules in [*sharded_units(blocks), model]:
         fully_shard(
             modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
         )
 
 
-def units_of(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
+def sharded_units(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
     """Returns the blocks, those that are recomputed together in one list."""
     units: dict[int, list[nn.Module]] = {}
     for block in blocks:

@@ -50,8 +50,9 @@ class _Slot:
         return _kept(self.value(), is_changed_inside=self.is_changed_inside)
 
 
-_changed_slots: WeakKeyDictionary[nn.Module, dict[tuple[bool, ...], list[_Slot]]]
-_changed_slots = WeakKeyDictionary()
+_SlotsByModes = dict[tuple[bool, ...], list[_Slot]]
+
+_changed_slots: WeakKeyDictionary[nn.Module, _SlotsByModes] = WeakKeyDictionary()
 """What forward passes were seen to change, by the first of their modules and by the modes, training
 or evaluation, of all modules inside."""
 

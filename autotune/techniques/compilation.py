@@ -12,6 +12,7 @@ import torch
 
 from autotune.build_tools import first_compile_error, why_no_compilation
 from autotune.models.parts import ModelParts
+from autotune.shipped.compiling import compile_in_place
 from autotune.spec.config import CompileScope
 
 
@@ -19,13 +20,13 @@ def compile_blocks(parts: ModelParts, scope: CompileScope) -> None:
     """Compiles each block of the model, for scope `block`."""
     if scope == "block":
         for block in parts.blocks:
-            block.compile(dynamic=False)
+            compile_in_place(block)
 
 
 def compile_model(parts: ModelParts, scope: CompileScope) -> None:
     """Compiles the whole model, for scope `model`."""
     if scope == "model":
-        parts.model.compile(dynamic=False)
+        compile_in_place(parts.model)
 
 
 def unavailable(scope: CompileScope, *, device: torch.device) -> str | None:

@@ -104,6 +104,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             )
         case ("checkpointing", "sqrt") if not parts.blocks_are_called_alike:
             return "it runs several blocks as one, and this model's take different arguments"
+        case ("checkpointing", "sqrt") if len(set(parts.blocks)) < len(parts.blocks):
+            return "it runs several blocks as one, and this model calls one block several times"
         case ("precision", "fp8") if not _can_be_fp8(parts):
             return (
                 "no torch.nn.Linear in the model's blocks has sides that are multiples of "

@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
-from autotune.shipped.fsdp import units_of
+from autotune.shipped.fsdp import sharded_units
 from autotune.shipped.gloo import use_gloo
 from autotune.shipped.replication import GradientBuckets, replicate
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
@@ -311,7 +311,7 @@ def _divide(
         "offload_policy": offload_policy,
         "reshard_after_forward": _reshards_after_forward(config),
     }
-    for blocks in units_of(list(parts.blocks)):
+    for blocks in sharded_units(list(parts.blocks)):
         fully_shard(blocks, **settings)
     fully_shard(parts.model, **settings)
     if mesh.device_type == "cpu":

@@ -65,7 +65,7 @@ for data in json.loads(sys.argv[4]):
     accelerator, model, steps, distances[json.dumps(data)] = train(data)
 classes = {name: type(module).__name__ for name, module in model.named_modules()}
 compiled = [name for name, kind in classes.items() if kind == "OptimizedModule"]
-recomputed = [name for name, kind in classes.items() if kind == "CheckpointWrapper"]
+recomputed = [one for one in model.modules() if isinstance(one, autotune_blocks.Changed)]
 print(json.dumps({
     "mixed_precision": accelerator.mixed_precision,
     "autocast": accelerator.native_amp,

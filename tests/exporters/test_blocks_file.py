@@ -82,7 +82,7 @@ def test_each_block_is_compiled_with_what_it_recomputes(model):
 def test_segments_run_compiled_blocks(model):
     shipped = copy.deepcopy(model)
     prepare_blocks(shipped, checkpointing="sqrt", compiled=True)
-    assert len(FILE.units_of(list(shipped.blocks))) == round(LAYERS**0.5)
+    assert len(FILE.sharded_units(list(shipped.blocks))) == round(LAYERS**0.5)
     assert all(block._compiled_call_impl is not None for block in shipped.blocks)
 
 

@@ -130,7 +130,7 @@ def test_what_the_trial_compiled_is_handed_to_the_compiler(tmp_path, compile_sco
     with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is
         module = fit(a_recipe(checkpointing="every-2", compile=compile_scope), tmp_path).model
     blocks = module.network.blocks
-    assert [hasattr(block, "_checkpoint_wrapped_module") for block in blocks] == [
+    assert [hasattr(type(block), "_before") for block in blocks] == [
         True,
         False,
         True,

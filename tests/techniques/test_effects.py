@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.shipped.checkpointing import recompute_segments
-from autotune.shipped.fsdp import units_of
+from autotune.shipped.fsdp import sharded_units
 from autotune.techniques.precision import unavailable
 from tests.techniques.operators import operators_in_a_step
 
@@ -55,14 +55,14 @@ def test_block_checkpointing_recomputes_matrix_products(operators):
 
 def test_sqrt_makes_about_sqrt_of_layers_segments(make_trainer):
     blocks = make_trainer(checkpointing="sqrt").training.parts.blocks
-    assert [len(unit) for unit in units_of(list(blocks))] == [2, 2]
+    assert [len(unit) for unit in sharded_units(list(blocks))] == [2, 2]
 
 
 @pytest.mark.parametrize("layers", range(1, 40))
 def test_segments_hold_every_block_once_and_none_is_empty(layers):
     blocks = [torch.nn.Identity() for _ in range(layers)]
     recompute_segments(blocks)
-    units = units_of(blocks)
+    units = sharded_units(blocks)
     assert [block for unit in units for block in unit] == blocks
     assert len(units) == round(layers**0.5)
 

@@ -129,8 +129,10 @@ def technique_modules(config: TrainingConfig) -> list[str]:
 def _checkpointing_modules(config: TrainingConfig) -> list[str]:
     if config.checkpointing == "none":
         return []
+    is_compiled = config.compile != "none"
     is_selective = config.checkpointing == "selective"
-    return ["checkpointing", *(["selective"] if is_selective else [])]
+    needed = {"checkpointing": True, "selective": is_selective, "compiling": is_compiled}
+    return [module for module, is_needed in needed.items() if is_needed]
 
 
 def _application(recipe: Recipe) -> Part:
@@ -139,7 +141,8 @@ def _application(recipe: Recipe) -> Part:
     lines = ["model.token_loss = chunked_token_loss"] if config.loss == "chunked" else []
     lines += _block_lines(config, is_ours=is_ours)
     if config.compile == "model":
-        lines.append("model.compile(dynamic=False)  # last: the graph contains all of the above")
+        compiled = _compile(config, "model")
+        lines.append(f"{compiled}  # last: the graph contains all of the above")
     if not lines:
         lines.append("# This configuration has no technique inside the model.")
     body = "\n".join(f"    {line}" for line in lines)
@@ -151,6 +154,13 @@ def apply_techniques(model: Any) -> None:
 {body}
 '''
     return code(text)
+
+
+def _compile(config: TrainingConfig, module: str) -> str:
+    """Return the statement that compiles a module."""
+    if config.checkpointing == "none":
+        return f"{module}.compile(dynamic=False)"
+    return f"compile_in_place({module})"
 
 
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
@@ -177,7 +187,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     if config.compile == "block":
         lines += [
             "for block in blocks:",
-            "    block.compile(dynamic=False)  # includes the recomputation",
+            f"    {_compile(config, 'block')}  # includes the recomputation",
         ]
     if kind == "sqrt":
         lines.append("recompute_segments(blocks)")

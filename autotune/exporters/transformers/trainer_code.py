@@ -59,6 +59,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "adapters": config.adapter != "none",
         "trainer.loss": config.loss == "chunked",
         "checkpointing": in_code != "none",
+        "compiling": in_code != "none" and config.compile != "none",
         "selective": in_code == "selective",
         "trainer.causal_flag": _needs_causal_flag(config, version),
         "schedule": True,
@@ -251,12 +252,14 @@ def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> Pa
         lines += ["for block in found.blocks:", "    convert(block)"]
     if not by_keys:
         lines += _checkpointing_lines(config)
+    recomputes = config.checkpointing != "none" and not by_keys
+    compiled = "compile_in_place({})" if recomputes else "{}.compile(dynamic=False)"
     if config.compile == "block":
-        lines += ["for block in found.blocks:", "    block.compile(dynamic=False)"]
+        lines += ["for block in found.blocks:", f"    {compiled.format('block')}"]
     if config.checkpointing == "sqrt" and not by_keys:
         lines += _SEGMENT_LINES  # a segment runs compiled blocks and is not one graph itself
     if config.compile == "model":
-        lines.append("model.compile(dynamic=False)")
+        lines.append(compiled.format("model"))
     body = "\n".join(f"    {line}" for line in [*lines, "return model"])
     return code(f'''from typing import Any
 

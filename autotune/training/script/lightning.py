@@ -162,7 +162,7 @@ class LightningCallback(_Callback):
         trainer.strategy.optimizers = [optimizer]
         if self._config.compile == "none":  # a hook would be compiled
             self._is_called = False
-            network.register_forward_pre_hook(self._note_call)
+            self._hook = network.register_forward_pre_hook(self._note_call)
 
     def _network_of(self, pl_module: nn.Module) -> nn.Module:
         if self._network_name is not None:
@@ -173,6 +173,7 @@ class LightningCallback(_Callback):
 
     def _note_call(self, *_: Any) -> None:
         self._is_called = True
+        self._hook.remove()  # it would be in every pickle and copy of the network
 
     # -- during training ---------------------------------------------------------------------------
 
