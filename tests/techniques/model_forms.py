@@ -1,4 +1,4 @@
-"""Small models in the forms that scripts bring: own, of transformers, of peft, wrapped, compiled."""
+"""Small models in the forms that scripts bring: own, of transformers or peft, wrapped, compiled."""
 
 import abc
 import functools

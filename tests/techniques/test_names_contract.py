@@ -173,6 +173,13 @@ def test_a_registry_of_subclasses_keeps_its_classes():
     assert before == KNOWN
 
 
+@pytest.mark.parametrize("value", CHOICES["checkpointing"])
+def test_the_config_of_a_transformers_model_is_left_alone(value):
+    model = applied("llama", TrainingConfig(checkpointing=value))
+    gradients_of(model)
+    assert model.config.to_dict() == plain_form("llama").config.to_dict()
+
+
 @pytest.mark.parametrize("config", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_weights_load_in_both_directions(config):
     plain, model = own_model(), applied("own_model", config)

@@ -1,6 +1,8 @@
 """The callback for Lightning's Trainer: its configuration, its optimizer, its reports."""
 
+import copy
 import json
+import pickle
 import sys
 from importlib.util import find_spec
 
@@ -76,7 +78,7 @@ def fit(tmp_path):
 
     from lightning.pytorch import Trainer
 
-    def run(callback, *, module=None, batch_size=8, max_steps=4, **settings):
+    def run(callback, *, module=None, batch_size=8, max_steps=4, ckpt_path=None, **settings):
         module = module or make_module()
         callbacks = [] if callback is None else [callback]
         if callback is not None:
@@ -94,7 +96,9 @@ def fit(tmp_path):
             enable_model_summary=False,
             **settings,
         )
-        trainer.fit(module, DataLoader(ROWS, batch_size), DataLoader(ROWS[:8], 4))
+        trainer.fit(
+            module, DataLoader(ROWS, batch_size), DataLoader(ROWS[:8], 4), ckpt_path=ckpt_path
+        )
         return module, trainer
 
     return run
@@ -170,6 +174,34 @@ def test_the_configuration_decides_the_precision_of_the_trainer(fit, configured)
     module, _ = fit(autotune.LightningCallback(global_batch=8), precision="bf16-true")
     assert module.dtypes == {torch.float32}
     assert weights_of(module).dtype == torch.float32
+
+
+@pytest.mark.parametrize("saved_by", [None, {"checkpointing": "block"}])
+@pytest.mark.parametrize("resumed_by", [None, {"checkpointing": "block"}])
+def test_a_checkpoint_is_resumed_by_any_configuration(
+    saved_by, resumed_by, fit, configured, monkeypatch, tmp_path
+):
+    def callback(fields):
+        monkeypatch.delenv("AUTOTUNE_CONFIG", raising=False)
+        if fields is not None:
+            configured(micro_batch_size=8, **fields)
+        return autotune.LightningCallback(global_batch=8)
+
+    unbroken, _ = fit(None, max_steps=8)
+    _, trainer = fit(callback(saved_by), max_steps=4)  # an epoch
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _ = fit(callback(resumed_by), max_steps=8, ckpt_path=tmp_path / "half.ckpt")
+    torch.testing.assert_close(weights_of(resumed), weights_of(unbroken))
+
+
+def test_a_network_is_pickled_and_copied_without_the_callback(fit, configured):
+    configured(micro_batch_size=8, checkpointing="block", precision="bf16-mixed")
+    module, _ = fit(autotune.LightningCallback(global_batch=8))
+    assert b"autotune" not in pickle.dumps(module.network)
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        module.network.head.weight.zero_()
+    assert copied.network(ROWS[:1, :-1]).abs().sum() > 0
 
 
 def test_clipping_is_preserved(fit, configured):

@@ -15,6 +15,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
+from autotune.techniques.user_training import apply_to_user_model
 from autotune.training.script import interface
 from autotune.training.script.below_schedulers import apply_below_schedulers
 from autotune.training.script.run import ScriptEnd
@@ -150,6 +151,77 @@ def test_a_resumed_training_with_a_step_in_backward_ends_like_an_unbroken_one(
         args, callbacks=[autotune.TrainerCallback(args)], resume_from_checkpoint=checkpoint
     )
     torch.testing.assert_close(weights_of(resumed), weights_of(unbroken))
+
+
+CONFIGURATIONS = {
+    "plain": None,
+    "recomputed blocks": {"checkpointing": "block"},
+    "recomputed attention": {"checkpointing": "attention", "optimizer_fusion": "kernel"},
+}
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
+    [
+        ("plain", "recomputed blocks"),
+        ("recomputed blocks", "plain"),
+        pytest.param("recomputed blocks", "recomputed attention", marks=pytest.mark.slow),
+        pytest.param("recomputed attention", "recomputed blocks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_is_resumed_by_any_configuration(
+    saved_by, resumed_by, arguments, configured, monkeypatch
+):
+    def train(name, **settings):
+        monkeypatch.delenv("AUTOTUNE_CONFIG", raising=False)
+        if CONFIGURATIONS[name] is not None:
+            configured(micro_batch_size=4, **CONFIGURATIONS[name])
+        args = arguments(save_strategy="steps", save_steps=2)
+        return trained(args, callbacks=[autotune.TrainerCallback(args)], **settings)
+
+    unbroken = weights_of(train("plain"))
+    half_way = f"{train(saved_by).args.output_dir}/checkpoint-2"
+    resumed = train(resumed_by, resume_from_checkpoint=half_way)
+    torch.testing.assert_close(weights_of(resumed), unbroken)
+
+
+def test_a_saved_model_is_the_trained_one(arguments, configured, tmp_path):
+    configured(micro_batch_size=4, checkpointing="block", precision="bf16-mixed")
+    args = arguments()
+    trainer = trained(args, callbacks=[autotune.TrainerCallback(args)])
+    trainer.save_model(tmp_path / "model")
+    loaded, report = transformers.LlamaForCausalLM.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert torch.equal(weights_of(trainer), torch.cat([p.flatten() for p in loaded.parameters()]))
+    prompt = make_rows()[0]["input_ids"][None, :4]
+    trainer.model.eval()
+    written = [
+        model.generate(prompt, max_new_tokens=4, do_sample=False)
+        for model in (trainer.model, loaded)
+    ]
+    assert torch.equal(*written)
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="peft is missing")
+@pytest.mark.parametrize("granularity", ["block", "attention"])
+def test_adapters_are_merged_into_the_model_that_was_trained(granularity):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(make_model(), LoraConfig(r=2, target_modules=["q_proj"]))
+    apply_to_user_model(TrainingConfig(checkpointing=granularity, precision="bf16-mixed"), model)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    tokens = make_rows()[0]["input_ids"][None]
+    model.eval()
+    with torch.no_grad():
+        expected = model.base_model.model(tokens).logits
+        merged = model.merge_and_unload()
+        torch.testing.assert_close(merged(tokens).logits, expected)
+    assert list(merged.state_dict()) == list(make_model().state_dict())
 
 
 @pytest.mark.parametrize(
