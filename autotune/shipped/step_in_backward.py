@@ -3,10 +3,10 @@
 So the gradients of all parameters never exist together. For all other code the optimizer is what it
 was: an instance of the same class, with the same parameter groups and the same state. The next
 update uses what a learning-rate scheduler, `load_state_dict` or `add_param_group` changes there,
-and a checkpoint of it is a checkpoint of that class.
+and a checkpoint, a copy or a pickle of it is one of that class.
 
-Cannot be combined with gradient accumulation, clipping, a GradScaler or DistributedDataParallel:
-each needs a gradient that has been freed. Source:
+Cannot be combined with gradient accumulation, clipping, a GradScaler, DistributedDataParallel or a
+hook that runs before a step: each needs a gradient that has been freed. Source:
 https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 
 class SteppedInBackward(torch.optim.Optimizer):
@@ -42,6 +43,15 @@ class SteppedInBackward(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         self._follow(len(self.param_groups) - 1)
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        raise RuntimeError(
+            "a hook cannot run before the step of an optimizer that steps in the backward pass: "
+            "its updates are made by then"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return object.__new__, (type(self._single),), self.__getstate__()
 
     def _follow(self, group_index: int) -> None:
         """From now on, updates each parameter of a group when its gradient is complete."""
@@ -70,10 +80,11 @@ class SteppedInBackward(torch.optim.Optimizer):
 
 
 def step_in_backward(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Makes `optimizer` step during the backward pass; returns it. It must not have stepped yet."""
+    """Makes `optimizer` step during the backward pass; returns it."""
     kind = type(optimizer)
     single = kind.__new__(kind)
     single.__dict__.update(optimizer.__dict__)
+    single.__dict__.pop("step", None)  # set by a learning-rate scheduler, for `optimizer` itself
     # Hooks on `step` must run for the optimizer itself only.
     single._optimizer_step_pre_hooks = OrderedDict()
     single._optimizer_step_post_hooks = OrderedDict()

@@ -5,8 +5,9 @@ steps the optimizer. So the loss can neither be scaled (fp16-mixed) nor computed
 optimizer is the one that the script created for its layers.
 """
 
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from autotune.shipped.changed_method import Method, change_method
 from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
 from autotune.techniques import attention, memory_budget, precision, wrap_blocks
 from autotune.techniques.requirements import check_parts, missing_parts
-from autotune.techniques.user_optimizer import with_fusion
+from autotune.techniques.user_optimizer import all_optimizers, check_fusion, set_fusion
 
 _NO_PRECISION: Mapping[Precision, str] = {
     "fp16-mixed": "a script calls backward on its loss itself, so that nothing scales it",
@@ -34,24 +35,37 @@ _NO_OFFLOAD = "a script's optimizer updates the weights that it was given"
 _NO_ENGINE = "a script calls its model, backward and its optimizer itself"
 _NO_ADAPTER = "a script's optimizer was made for the model's own weights, which it would freeze"
 
+Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
+"""One optimizer, or a list or tuple of several."""
+
 
 def apply_to_user_training(
-    config: TrainingConfig, model: nn.Module, optimizer: Optimizer
-) -> tuple[nn.Module, Optimizer]:
-    """Changes the model in place; returns it and a new optimizer with the requested fusion.
+    config: TrainingConfig, model: nn.Module, optimizers: Optimizers
+) -> tuple[nn.Module, Optimizers]:
+    """Changes the model and how its optimizers update, in place; returns both as they were given.
 
-    The optimizer has the same class and settings. Raises IllegalConfiguration for a technique that
-    the model or the optimizer does not support.
+    Raises IllegalConfiguration for a technique that the model or an optimizer does not support.
     """
+    several = all_optimizers(optimizers)
     apply_to_user_model(config, model)
-    return model, with_fusion(optimizer, config.optimizer_fusion)
+    set_fusion(several, config.optimizer_fusion, sparse=_with_sparse_gradients(model))
+    return model, optimizers
 
 
 def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     """Applies everything except the optimizer fusion; changes the model in place.
 
-    Raises IllegalConfiguration for a technique that the model does not support.
+    Does nothing to a model that has this configuration already. Raises IllegalConfiguration for a
+    model that has another one, and for a technique that the model does not support.
     """
+    applied = _applied.get(model)
+    if applied == config:
+        return
+    if applied is not None:
+        raise IllegalConfiguration(
+            "the model already has another configuration",
+            hint="apply one configuration to a model, or build the model again",
+        )
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
@@ -83,6 +97,20 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     _cast_around_forward(model, config.precision)  # inside what is compiled
     wrap_blocks(parts, config)
     _offload_around_forward(model, config.activation_offload)
+    _applied[model] = config
+
+
+_applied: weakref.WeakKeyDictionary[nn.Module, TrainingConfig] = weakref.WeakKeyDictionary()
+"""The configurations that models of this process have."""
+
+
+def _with_sparse_gradients(model: nn.Module) -> set[Tensor]:
+    """Returns the weights of the model's embeddings whose gradients are sparse."""
+    found = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            found.add(module.weight)
+    return found
 
 
 def parts_of_user_model(model: nn.Module) -> ModelParts:
@@ -103,13 +131,16 @@ def parts_of_user_model(model: nn.Module) -> ModelParts:
 
 
 def missing_in_user_model(
-    model: nn.Module, optimizer: Optimizer, choices: Mapping[str, Sequence[Any]]
+    model: nn.Module,
+    optimizers: Optimizer | Sequence[Optimizer],
+    choices: Mapping[str, Sequence[Any]],
 ) -> dict[str, dict[str, str]]:
     """Returns which of `choices`, {technique: values}, a script's training does not support.
 
-    The result is {technique: {value: reason}}. Of several optimizers only the first is supported:
-    it stands for the script's optimizer.
+    The result is {technique: {value: reason}}. Of the technique optimizer only the first value is
+    supported: it stands for what the script has.
     """
+    several = all_optimizers(optimizers)
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}
     missing = missing_parts(parts_of_user_model(model), without_adapters)
     unsupported = [
@@ -127,7 +158,7 @@ def missing_in_user_model(
         unsupported.append(("optimizer", optimizer_name, _NO_OPTIMIZER))
     for fusion in choices.get("optimizer_fusion", ()):
         try:
-            with_fusion(optimizer, fusion)
+            check_fusion(several, fusion, sparse=_with_sparse_gradients(model))
         except IllegalConfiguration as error:
             unsupported.append(("optimizer_fusion", fusion, error.message))
     for technique, value, reason in unsupported:

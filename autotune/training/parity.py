@@ -4,6 +4,7 @@ The check compares them with those of a plain training of the same numerics, the
 for every way in which the optimizer updates.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from autotune.spec.config import Precision
 from autotune.spec.parity import (
@@ -27,6 +28,7 @@ from autotune.spec.training_request import Progress, unwatched
 from autotune.techniques.deepspeed_engine import EngineOptimizer
 from autotune.techniques.offload import StateOnHost
 from autotune.techniques.sharding import gradient_of
+from autotune.techniques.user_optimizer import held_optimizers
 
 
 class ParityFailed(Exception):
@@ -65,14 +67,15 @@ class ParityWatch:
         self.difference: Difference | None = None
         """The largest difference from the reference, once it is known."""
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on, compares what updates use with the groups and the state of `optimizer`.
+    def follow(self, *optimizers: torch.optim.Optimizer) -> None:
+        """From now on, compares what updates use with the groups and the state of `optimizers`.
 
-        Also follows its gradients to the host.
+        Also follows their gradients to the host.
         """
-        self._updates = UpdateWatch(optimizer)
-        if isinstance(optimizer, StateOnHost):
-            self._gradients.follow(optimizer.gradients_on_host)
+        self._updates = UpdateWatch(*optimizers)
+        for optimizer in optimizers:
+            if isinstance(optimizer, StateOnHost):
+                self._gradients.follow(optimizer.gradients_on_host)
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -149,17 +152,48 @@ class ParityWatch:
         return torch.get_rng_state()
 
 
+def before_each_update(hook: Callable[[torch.optim.Optimizer], None]) -> RemovableHandle:
+    """Calls `hook` before each optimizer's update, when the gradients that it uses are complete.
+
+    Where `step` is given a closure that computes them, this is after the closure's first call.
+    """
+
+    def before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        _, *positional = args
+        closure = positional[0] if positional else kwargs.get("closure")
+        if not callable(closure):
+            hook(optimizer)
+            return None
+        is_first_call = True
+
+        @functools.wraps(closure)
+        def closure_and_hook() -> Any:
+            nonlocal is_first_call
+            result = closure()
+            if is_first_call:
+                is_first_call = False
+                hook(optimizer)
+            return result
+
+        if positional:
+            return (optimizer, closure_and_hook, *positional[1:]), kwargs
+        return args, {**kwargs, "closure": closure_and_hook}
+
+    return register_optimizer_step_pre_hook(before_step)
+
+
 class UpdateWatch:
-    """Checks that updates use the learning rates and the state of the training loop's optimizer.
+    """Checks that updates use the learning rates and the state of the training loop's optimizers.
 
     An update that does not run in the optimizer's `step`, but for example during the backward pass,
     might use older ones. A learning-rate schedule or a loaded state would then be ignored, which
     the losses hardly show. The first steps are checked, and one after the learning rate has
-    changed.
+    changed. What a wrapper among them lets the optimizer that it holds do is its own affair.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self._optimizers = optimizers
+        self._held = {held for optimizer in optimizers for held in held_optimizers(optimizer)}
         self._first_rates: tuple[float | None, ...] | None = None
         self._has_seen_change = False
         self._used: dict[Tensor, float] = {}
@@ -173,59 +207,71 @@ class UpdateWatch:
         if number > PARITY_STEPS and (self._has_seen_change or self._rates() == self._first_rates):
             yield
             return
-        groups = self._optimizer.param_groups
-        index_of = {parameter: i for i, group in enumerate(groups) for parameter in group["params"]}
+        owner_of = {
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
-        def check(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            if stepping is self._optimizer:
-                self._compare(number, index_of)
-            elif stepping is not getattr(self._optimizer, "optim", None):
-                # (That is the part of a ZeroRedundancyOptimizer which it has divided.)
-                self._record_update(number, stepping, index_of)
+        def check(stepping: torch.optim.Optimizer) -> None:
+            if stepping in self._optimizers:
+                self._compare(number, stepping)
+            elif stepping not in self._held:
+                self._record_update(number, stepping, owner_of)
 
         self._used.clear()
-        handle = register_optimizer_step_pre_hook(check)
+        handle = before_each_update(check)
         try:
             yield
         finally:
             handle.remove()
 
     def _record_update(
-        self, number: int, stepping: torch.optim.Optimizer, index_of: Mapping[Tensor, int]
+        self,
+        number: int,
+        stepping: torch.optim.Optimizer,
+        owner_of: Mapping[Tensor, torch.optim.Optimizer],
     ) -> None:
         for group in stepping.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None or parameter not in index_of:
+                if parameter.grad is None or parameter not in owner_of:
                     continue  # no gradient, or the copy of a parameter in an inner optimizer
                 rate = _learning_rate(group)
                 if rate is not None:
                     self._used[parameter] = rate
-                if stepping.state.get(parameter) is not self._optimizer.state.get(parameter):
+                if stepping.state.get(parameter) is not owner_of[parameter].state.get(parameter):
                     self.error = (
                         f"the update of step {number} used another state than that of the optimizer"
                     )
 
-    def _compare(self, number: int, index_of: Mapping[Tensor, int]) -> None:
+    def _compare(self, number: int, stepping: torch.optim.Optimizer) -> None:
         """Compares the learning rates that updates used with those of the parameter groups.
 
         Called when the training loop calls `step`: the groups then have the rates for this step.
         """
+        for group in stepping.param_groups:
+            rate_of_group = _learning_rate(group)
+            for parameter in group["params"]:
+                # Forgotten: a script may update several times in what it reports as one step.
+                used = self._used.pop(parameter, None)
+                if used is not None and used != rate_of_group:
+                    shown_rate = None if rate_of_group is None else format(rate_of_group, ".6g")
+                    self.error = (
+                        f"an update of step {number} used a learning rate of {used:.6g}, and its "
+                        f"parameter group has {shown_rate} when the optimizer steps"
+                    )
         rates = self._rates()
-        for parameter, used in self._used.items():
-            rate_of_group = rates[index_of[parameter]]
-            if used != rate_of_group:
-                shown_rate = None if rate_of_group is None else format(rate_of_group, ".6g")
-                self.error = (
-                    f"an update of step {number} used a learning rate of {used:.6g}, and its "
-                    f"parameter group has {shown_rate} when the optimizer steps"
-                )
-        self._used.clear()  # a script may update several times in what it reports as one step
         if self._first_rates is None:
             self._first_rates = rates
         self._has_seen_change |= rates != self._first_rates
 
     def _rates(self) -> tuple[float | None, ...]:
-        return tuple(_learning_rate(group) for group in self._optimizer.param_groups)
+        return tuple(
+            _learning_rate(group)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        )
 
 
 def _learning_rate(group: Mapping[str, Any]) -> float | None:
@@ -276,15 +322,13 @@ class GradientSketch:
         """
         parts: set[torch.optim.Optimizer] = set()
 
-        def read_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            if isinstance(optimizer, ZeroRedundancyOptimizer):
-                parts.add(optimizer.optim)
-            elif isinstance(optimizer, StateOnHost) and optimizer.part_on_device is not None:
+        def read_gradients(optimizer: torch.optim.Optimizer) -> None:
+            if optimizer in parts:
+                return  # the same gradients as those of the optimizer that holds it
+            if not isinstance(optimizer, StateOnHost):
+                parts.update(held_optimizers(optimizer))
+            elif optimizer.part_on_device is not None:
                 parts.add(optimizer.part_on_device)
-            elif isinstance(optimizer, EngineOptimizer):
-                parts.add(optimizer.optim)
-            elif optimizer in parts:
-                return  # the same gradients
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
             found: list[tuple[str, int, nn.Parameter]] = []
@@ -298,9 +342,7 @@ class GradientSketch:
                         if isinstance(optimizer, EngineOptimizer):
                             found.append((*self._position_of[parameter], parameter))
                         continue
-                    # A sparse gradient cannot be flattened.
-                    if parameter.grad.layout == torch.strided:
-                        found.append((*self._position_of[parameter], parameter))
+                    found.append((*self._position_of[parameter], parameter))
             if not found:
                 return
             # Waits first: what the device still computes is the step's time.
@@ -311,7 +353,7 @@ class GradientSketch:
             self.seconds += _now(self._device) - began
             self._progress("step")
 
-        handle = register_optimizer_step_pre_hook(read_gradients)
+        handle = before_each_update(read_gradients)
         try:
             yield
         finally:
@@ -339,6 +381,8 @@ class GradientSketch:
         # on the device, so those for a gradient on the host come from the training's device, too.
         signs = torch.Generator(device=self._device).manual_seed(index)
         zero = torch.zeros((), device=self._device, dtype=torch.float64)
+        if gradient.is_sparse:
+            gradient = gradient.coalesce().values()  # of the same rows in an equal training
         for piece in gradient.flatten().split(_PIECE):
             values = piece.to(self._device).float() if scale is None else piece.float() / scale
             random = torch.randint(

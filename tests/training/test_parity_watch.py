@@ -131,20 +131,95 @@ def test_where_nothing_is_compared_no_gradient_is_read(make_trainer):
     assert trainer.parity.trace().gradient_norms == {}
 
 
-def test_a_sparse_gradient_is_left_out():
-    embedding = torch.nn.Embedding(4, 2, sparse=True)
+def sketch_of_one_step(model, optimizer, run):
     watch = ParityWatch(
-        {"rest": embedding.parameters()},
+        {"rest": model.parameters()},
         device=torch.device("cpu"),
         precision="fp32",
         reference=None,
         is_trace=True,
     )
-    optimizer = torch.optim.SGD(embedding.parameters(), lr=0.1)
-    embedding(torch.tensor([1])).sum().backward()
     with watch.step():
+        run(optimizer)
+    return watch.trace()
+
+
+def test_rows_of_a_sparse_gradient_are_compared():
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+
+    def sketch(rows, factor=1.0):
+        def run(optimizer):
+            (factor * embedding(torch.tensor(rows)).square()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.0)
+        return sketch_of_one_step(embedding, optimizer, run)
+
+    whole = sketch([1, 3, 1])
+    assert whole.gradient_difference(sketch([1, 1, 3]), "rest") == pytest.approx(0.0, abs=1e-6)
+    assert whole.gradient_difference(sketch([1, 3, 1], factor=1.5), "rest") > 0.1
+
+
+def test_gradients_that_a_closure_computes_are_read():
+    model = torch.nn.Linear(4, 4)
+
+    def run(optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 4)).square().sum()
+            loss.backward()
+            return loss
+
+        assert optimizer.step(closure) > 0
+
+    plain = sketch_of_one_step(model, torch.optim.SGD(model.parameters(), lr=0.0), run)
+    assert plain.gradient_norms["rest"] > 0
+    in_it = sketch_of_one_step(model, in_backward(model.parameters(), lr=0.01), run)
+    assert in_it.gradient_norms == pytest.approx(plain.gradient_norms)
+
+
+def test_an_optimizer_that_lets_another_one_update_is_read_once_and_accepted():
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, params):
+            self.inner = torch.optim.AdamW(params, lr=0.0)
+            super().__init__(self.inner.param_groups, {})
+
+        def step(self, closure=None):
+            self.state[self.param_groups[0]["params"][0]]["own"] = 1
+            self.inner.step()
+
+    model = torch.nn.Linear(4, 4)
+
+    def run(optimizer):
+        model.zero_grad()
+        model(torch.ones(2, 4)).square().sum().backward()
         optimizer.step()
-    assert watch.trace().gradient_norms == {}
+
+    plain = sketch_of_one_step(model, torch.optim.SGD(model.parameters(), lr=0.0), run)
+    wrapper = Wrapper(model.parameters())
+    assert sketch_of_one_step(model, wrapper, run).gradient_norms == plain.gradient_norms
+    watch = UpdateWatch(wrapper)
+    with watch.step(1):
+        run(wrapper)
+    assert watch.error == ""
+
+
+def test_the_rates_of_every_optimizer_are_compared():
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    optimizers = [in_backward(one.parameters(), lr=0.01), in_backward(other.parameters(), lr=0.02)]
+    watch = UpdateWatch(*optimizers)
+    with watch.step(1):
+        other(one(torch.ones(2, 4))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert watch.error == ""
+    with watch.step(2):
+        other(one(torch.ones(2, 4))).sum().backward()
+        optimizers[1].param_groups[0]["lr"] = 0.005
+        for optimizer in optimizers:
+            optimizer.step()
+    assert "used a learning rate of 0.02, and its parameter group has 0.005" in watch.error
 
 
 # -- the learning rates and the state that updates use ---------------------------------------------

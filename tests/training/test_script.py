@@ -31,7 +31,6 @@ from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
-from autotune.techniques.user_optimizer import with_fusion
 from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 from autotune.training.script.run import seed_everything
 
@@ -602,35 +601,6 @@ def test_the_example_runs_by_itself():
 
 
 # -- its optimizer ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fusion", ["none", "foreach", "kernel", "backward"])
-def test_every_fusion_takes_the_steps_of_the_scripts_optimizer(fusion):
-    def trained(change):
-        torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        groups = [
-            {"params": layers[0].parameters(), "lr": 0.1},
-            {"params": layers[1].parameters(), "weight_decay": 0.5},
-        ]
-        optimizer = change(torch.optim.AdamW(groups, lr=0.01, betas=(0.5, 0.9)))
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        for _ in range(3):
-            layers(torch.ones(2, 4)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        return torch.cat([parameter.detach().flatten() for parameter in layers.parameters()])
-
-    expected = trained(lambda optimizer: optimizer)
-    assert torch.allclose(
-        trained(lambda optimizer: with_fusion(optimizer, fusion)), expected, atol=1e-6
-    )
-
-
-def test_a_fusion_that_the_optimizer_lacks_is_rejected():
-    with pytest.raises(IllegalConfiguration, match="LBFGS has no foreach"):
-        with_fusion(torch.optim.LBFGS([nn.Parameter(torch.ones(2))]), "foreach")
 
 
 def test_mixed_precision_gives_the_script_logits_in_float32():

@@ -17,7 +17,6 @@ from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_training import apply_to_user_model
 from autotune.training.script import interface
-from autotune.training.script.below_schedulers import apply_below_schedulers
 from autotune.training.script.run import ScriptEnd
 from autotune.training.script.trainer import _Examination
 
@@ -266,16 +265,6 @@ def test_a_callback_that_comes_after_the_trainer_is_rejected(arguments, configur
     trainer.add_callback(autotune.TrainerCallback(args))
     with pytest.raises(InvalidInput, match="added to a Trainer that was made without it"):
         trainer.train()
-
-
-def test_a_rejected_configuration_leaves_the_schedule_of_the_optimizer(configured):
-    configured(optimizer_fusion="kernel")
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.LBFGS(model.parameters())
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(IllegalConfiguration, match="LBFGS has no fused"):
-        apply_below_schedulers(model, optimizer, [])
-    assert optimizer.param_groups[0]["initial_lr"] == 1
 
 
 # -- as a trial ------------------------------------------------------------------------------------

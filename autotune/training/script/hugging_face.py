@@ -4,7 +4,7 @@
 
 The callback exists before the Trainer and changes its arguments: what the configuration decides
 must not be decided a second time. The model and the optimizer are replaced where the Trainer has
-made the optimizer, and neither a scheduler nor a wrapper of accelerate. The events of a callback
+made the optimizer, and no wrapper of accelerate. The events of a callback
 come too late for that, and they tell neither the loss of a step nor its batches. So the callback
 also wraps `create_optimizer` and `training_step` of the Trainer that it is passed to.
 
@@ -25,8 +25,8 @@ from transformers import TrainerCallback as TransformersCallback
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.training.script.batch_tokens import count_tokens
-from autotune.training.script.below_schedulers import apply_below_schedulers
 from autotune.training.script.interface import (
+    apply,
     config_of_run,
     current_run,
     has_configuration,
@@ -151,9 +151,7 @@ class TrainerCallback(TransformersCallback):
             create_optimizer(*args, **kwargs)
             if not self._has_applied:
                 self._has_applied = True
-                model = trainer.model
-                schedulers = [] if trainer.lr_scheduler is None else [trainer.lr_scheduler]
-                trainer.optimizer = apply_below_schedulers(model, trainer.optimizer, schedulers)
+                apply(trainer.model, trainer.optimizer)
             optimizer: Optimizer = trainer.optimizer
             return optimizer
 

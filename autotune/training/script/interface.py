@@ -16,9 +16,9 @@ Loads torch only in `apply`.
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, TrainingConfig, check_legal, configuration_of
@@ -28,6 +28,9 @@ from autotune.spec.workload import Workload
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+Optimizers = TypeVar("Optimizers", bound="Optimizer | Sequence[Optimizer]")
+"""One optimizer, or a list or tuple of several."""
 
 CONFIG_VARIABLE = "AUTOTUNE_CONFIG"
 
@@ -42,8 +45,8 @@ class Run(Protocol):
     def workload(self) -> Workload: ...
 
     def apply(
-        self, model: "nn.Module", optimizer: "Optimizer"
-    ) -> "tuple[nn.Module, Optimizer]": ...
+        self, model: "nn.Module", optimizer: Optimizers
+    ) -> "tuple[nn.Module, Optimizers]": ...
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None: ...
 
@@ -116,23 +119,25 @@ def apply(model: "nn.Module", optimizer: TrainingConfig) -> "nn.Module": ...
 def apply(model: "nn.Module", *, config: TrainingConfig) -> "nn.Module": ...
 @overload
 def apply(
-    model: "nn.Module", optimizer: "Optimizer", config: TrainingConfig | None = None
-) -> "tuple[nn.Module, Optimizer]": ...
+    model: "nn.Module", optimizer: Optimizers, config: TrainingConfig | None = None
+) -> "tuple[nn.Module, Optimizers]": ...
 def apply(
     model: "nn.Module",
-    optimizer: "Optimizer | TrainingConfig | None" = None,
+    optimizer: "Optimizers | TrainingConfig | None" = None,
     config: TrainingConfig | None = None,
-) -> "nn.Module | tuple[nn.Module, Optimizer]":
-    """Applies a configuration; returns the model and the optimizer to train with from now on.
+) -> "nn.Module | tuple[nn.Module, Optimizers]":
+    """Applies a configuration; returns the model and the optimizer, which it changes in place.
 
     `apply(model, optimizer)` applies the configuration of the trial or, outside a search, the file
     that AUTOTUNE_CONFIG names. `apply(model, optimizer, config=config)` applies the given
     configuration. `apply(model, config)` returns only the model and cannot change how the optimizer
     updates: it warns where the configuration would.
 
-    Call it when the model is on its device and before the first step. Create learning-rate
-    schedules for the optimizer that is returned. Raises IllegalConfiguration for a technique that
-    the model or the optimizer does not support.
+    Of several optimizers, pass a list: `apply(model, [muon, adam])`. Each stays the object that it
+    is, with its settings, hooks, state and learning-rate schedules.
+
+    Call it once, when the model is on its device. Raises IllegalConfiguration for a technique that
+    the model or the optimizer does not support, and for a model that has another configuration.
     """
     if isinstance(optimizer, TrainingConfig):
         optimizer, config = None, optimizer
@@ -143,17 +148,18 @@ def apply(
     if config is None and not has_configuration():
         return model, optimizer
     # torch: scripts that only read their configuration do without it.
+    from autotune.techniques.user_optimizer import all_optimizers  # noqa: PLC0415
     from autotune.techniques.user_training import apply_to_user_training  # noqa: PLC0415
 
     if config is None:
         config = current_config()
     else:
-        name = type(optimizer).__name__
+        names = [type(one).__name__ for one in all_optimizers(optimizer)]
         measured = _CLASSES[config.optimizer]
-        if name != measured:
+        if measured not in names:
             warnings.warn(
-                f"the configuration was measured with {measured}, and the optimizer is {name}: "
-                "the size of its state may differ",
+                f"the configuration was measured with {measured}, and the optimizer is "
+                f"{' and '.join(names)}: the size of its state may differ",
                 stacklevel=2,
             )
     _check_applicable(config)

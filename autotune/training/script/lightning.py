@@ -7,14 +7,11 @@
     )
 
 The configuration is applied when fitting starts: the model is on its device then, and optimizer and
-schedulers exist, but nothing of a checkpoint has been loaded into them. Lightning passes the whole
-forward and backward pass to the optimizer's `step`, as its closure. Here the closure runs before
-that step, as in every other trial, so that what watches a step sees the gradients that it uses.
+schedulers exist, but nothing of a checkpoint has been loaded into them.
 
 Without a configuration the callback does nothing. Imports the Lightning that the script has loaded.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -23,13 +20,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.training.script.batch_tokens import count_tokens
-from autotune.training.script.below_schedulers import apply_below_schedulers
-from autotune.training.script.interface import config_of_run, current_run, has_configuration, report
+from autotune.training.script.interface import (
+    apply,
+    config_of_run,
+    current_run,
+    has_configuration,
+    report,
+)
 
 
 def _loaded_package() -> Any:
@@ -153,13 +154,10 @@ class LightningCallback(_Callback):
                 hint="return one optimizer from configure_optimizers",
             )
         network = self._network_of(pl_module)
-        schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
         if self._run is not None:
             for config in trainer.lr_scheduler_configs:
                 config.strict = False  # it may wait for a validation that a trial does not make
-        optimizer = apply_below_schedulers(network, trainer.optimizers[0], schedulers)
-        _run_closure_before_step(optimizer)
-        trainer.strategy.optimizers = [optimizer]
+        apply(network, trainer.optimizers[0])
         if self._config.compile == "none":  # a hook would be compiled
             self._is_called = False
             self._hook = network.register_forward_pre_hook(self._note_call)
@@ -234,18 +232,3 @@ def _set_for_trial(trainer: Any) -> None:
     trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, unwanted)]
     trainer.loggers = [_package.loggers.logger.DummyLogger() for _ in trainer.loggers]
     trainer.num_sanity_val_steps = 0
-
-
-def _run_closure_before_step(optimizer: Optimizer) -> None:
-    step = optimizer.step
-
-    @functools.wraps(step)
-    def step_after_closure(closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        step()
-        return loss
-
-    optimizer.step = step_after_closure  # type: ignore[method-assign]

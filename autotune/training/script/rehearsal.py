@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
+from autotune.techniques.user_optimizer import all_optimizers
+from autotune.techniques.user_training import Optimizers
+from autotune.training.parity import before_each_update
 from autotune.training.script.interface import begin
 from autotune.training.script.run import (
     CLIPS_GRADIENTS,
@@ -33,6 +35,10 @@ _CHANGES_GRADIENTS = (
 _ADDS_GRADIENTS = (
     "the script calls backward more than once before its optimizer steps, and optimizer_fusion "
     "backward would update the weights each time"
+)
+_HAS_PRE_HOOKS = (
+    "the script registers a hook that runs before the optimizer's step, and optimizer_fusion "
+    "backward has updated the weights before"
 )
 _NEEDS_GRADIENTS = "the script fails where gradients are freed during backward"
 
@@ -68,8 +74,8 @@ class _Gradient:
 
     tensor: Tensor
     version: int
-    norm: Tensor | None
-    """For changes that do not count as a new version, by `grad.data`; None if it is sparse."""
+    norm: Tensor
+    """For changes that do not count as a new version, by `grad.data`."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "_Gradient":
@@ -81,16 +87,13 @@ class _Gradient:
         return self.has_norm_of(tensor)
 
     def has_norm_of(self, tensor: Tensor) -> bool:
-        norm = _norm(tensor)
-        if self.norm is None or norm is None:
-            return True
-        return bool(torch.equal(self.norm.nan_to_num(), norm.nan_to_num()))
+        return bool(torch.equal(self.norm.nan_to_num(), _norm(tensor).nan_to_num()))
 
 
 @torch.no_grad()
-def _norm(gradient: Tensor) -> Tensor | None:
-    if gradient.layout != torch.strided:
-        return None
+def _norm(gradient: Tensor) -> Tensor:
+    if gradient.is_sparse:
+        gradient = gradient.coalesce().values()
     norm: Tensor = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float32)
     return norm
 
@@ -107,12 +110,13 @@ class _Rehearsal:
         self._gradients: dict[Tensor, _Gradient] = {}
         """The gradients that are complete and that no optimizer has used, by parameter."""
 
-    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(self._note_gradient)
-        register_optimizer_step_pre_hook(self._compare)
+    def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
+        for one in all_optimizers(optimizer):
+            for group in one.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad:
+                        parameter.register_post_accumulate_grad_hook(self._note_gradient)
+        before_each_update(self._compare)
         return model, optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
@@ -141,8 +145,12 @@ class _Rehearsal:
             self.reason = self.reason or _ADDS_GRADIENTS
         self._gradients[parameter] = _Gradient.of(parameter.grad)
 
-    def _compare(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _compare(self, optimizer: Optimizer) -> None:
         """Compares the gradients that an optimizer is about to use with those of backward."""
+        if getattr(optimizer, "grad_scale", None) is not None:  # by which a fused update divides
+            self.reason = self.reason or _CHANGES_GRADIENTS
+        if getattr(optimizer, "_optimizer_step_pre_hooks", None):
+            self.reason = self.reason or _HAS_PRE_HOOKS
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 known = self._gradients.pop(parameter, None)

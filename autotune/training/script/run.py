@@ -17,7 +17,6 @@ import numpy
 import torch
 import torch._inductor.config
 from torch import nn
-from torch.optim import Optimizer
 
 from autotune.errors import StudyMismatch
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
@@ -33,7 +32,12 @@ from autotune.spec.user_code import (
 from autotune.spec.workload import Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory
-from autotune.techniques.user_training import apply_to_user_training, parts_of_user_model
+from autotune.techniques.user_optimizer import all_optimizers
+from autotune.techniques.user_training import (
+    Optimizers,
+    apply_to_user_training,
+    parts_of_user_model,
+)
 from autotune.training.parity import ParityFailed, ParityWatch
 from autotune.training.script.files import files_until_apply, watch_files
 from autotune.training.script.interface import begin
@@ -175,6 +179,12 @@ def _one_rank() -> dict[str, str]:
     return dict(zip(RANK_VARIABLES, values, strict=True))
 
 
+CALLS_APPLY_TWICE = (
+    "the script calls autotune.apply twice, and a search changes one model, with all its optimizers"
+)
+HOW_TO_APPLY_ONCE = "pass the optimizers in one call: autotune.apply(model, [muon, adam])"
+
+
 class WatchedRun:
     """A run of the script whose first steps are recorded for the parity check."""
 
@@ -192,12 +202,15 @@ class WatchedRun:
             _end_where_gradients_are_clipped()
 
     def apply_and_watch(
-        self, model: nn.Module, optimizer: Optimizer
-    ) -> tuple[nn.Module, Optimizer]:
+        self, model: nn.Module, optimizer: Optimizers
+    ) -> tuple[nn.Module, Optimizers]:
         """Applies the configuration and starts recording steps.
 
-        Raises ScriptEnd with StudyMismatch where the script has read other files than its study.
+        Raises ScriptEnd with StudyMismatch at a second call, and where the script has read other
+        files than its study.
         """
+        if self.parity is not None:
+            raise ScriptEnd(StudyMismatch(CALLS_APPLY_TWICE, hint=HOW_TO_APPLY_ONCE))
         try:
             check_files_of_trial(self.workload, files_until_apply())
         except StudyMismatch as error:
@@ -212,7 +225,7 @@ class WatchedRun:
             progress=self._progress,
         )
         model, optimizer = apply_to_user_training(self.config, model, optimizer)
-        self.parity.follow(optimizer)
+        self.parity.follow(*all_optimizers(optimizer))
         self._watched_step.enter_context(self.parity.step())
         self._progress("step")
         return model, optimizer
@@ -295,7 +308,7 @@ class _ScriptTrace(WatchedRun):
         self._dropout = dropout
         self._steps = 0
 
-    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         if not self._dropout:
             model.eval()
             # The script would turn training mode on again.

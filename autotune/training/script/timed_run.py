@@ -15,6 +15,8 @@ from torch.optim import Optimizer
 from autotune.errors import StudyMismatch
 from autotune.spec.result import Measurement
 from autotune.spec.training_request import Progress, TrainingRequest
+from autotune.techniques.user_optimizer import all_optimizers
+from autotune.techniques.user_training import Optimizers
 from autotune.training.script.run import ScriptEnd, WatchedRun
 from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock
 from autotune.training.step import Diverged
@@ -59,7 +61,7 @@ class TimedRun(WatchedRun, ABC):
         self._updates_evaluated: int | None = None
         """Number of updates before the model last changed to evaluation mode; None: never."""
         self._model: nn.Module | None = None
-        self._optimizer: Optimizer | None = None
+        self._optimizers: tuple[Optimizer, ...] = ()
         self._startup_seconds = 0.0
         self._clock = make_clock(self._device)
         self._reports = 0
@@ -72,17 +74,19 @@ class TimedRun(WatchedRun, ABC):
 
     # -- what the script calls ---------------------------------------------------------------------
 
-    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         try:
-            self._model, self._optimizer = self.apply_and_watch(model, optimizer)
+            self._model, optimizer = self.apply_and_watch(model, optimizer)
         except ScriptEnd:
             self._has_ended = True
             raise
-        self._optimizer.register_step_post_hook(self._count_update)
+        self._optimizers = all_optimizers(optimizer)
+        for one in self._optimizers:
+            one.register_step_post_hook(self._count_update)
         _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._clock.restart()
-        return self._model, self._optimizer
+        return self._model, optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         if self._has_ended:  # the script reports from a `finally` while it is being ended

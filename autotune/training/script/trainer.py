@@ -23,11 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from autotune.errors import InvalidInput
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
+from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
@@ -37,7 +38,8 @@ from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
-from autotune.techniques.user_training import missing_in_user_model
+from autotune.techniques.user_optimizer import held_optimizers
+from autotune.techniques.user_training import Optimizers, missing_in_user_model
 from autotune.training.script.files import files_until_apply
 from autotune.training.script.interface import begin
 from autotune.training.script.run import (
@@ -145,7 +147,7 @@ class _Examination:
         self.missing: dict[str, dict[str, str]] | None = None
         self._choices = choices
 
-    def apply(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+    def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         files_until_apply()  # what is read from here on is not part of them
         self.missing = missing_in_user_model(model, optimizer, self._choices)
         raise ScriptEnd
@@ -248,13 +250,14 @@ class _ScriptTrial(TimedRun):
         )
 
     def _bytes_by_kind(self) -> dict[str, int] | None:
-        if self._model is None or self._optimizer is None:
+        if self._model is None:
             return None
         state: list[Tensor] = []
-        for state_of_parameter in self._optimizer.state.values():
-            for value in state_of_parameter.values():
-                if isinstance(value, Tensor):
-                    state.append(value)
+        for optimizer in self._optimizers:
+            for part in (optimizer, *held_optimizers(optimizer)):
+                for value in tree_leaves(list(part.state.values())):
+                    if isinstance(value, Tensor):
+                        state += tensors_behind(value)
         return {
             "parameters": resident_bytes(self._model.parameters()),
             "buffers": resident_bytes(self._model.buffers()),
