@@ -41,7 +41,7 @@ _SECONDS_TO_ANSWER = 60.0
 """Time limit of `check_device`: creating a context takes seconds, longer with many devices."""
 
 _REHEARSAL_SECONDS = 600.0
-"""Time limit of `rehearse`: the start of a script and two plain steps."""
+"""Time limit of `rehearse`: the start of a script and one or two plain steps."""
 
 
 def prepared_folder(of_study: Workload, workload: Workload) -> str:
@@ -361,17 +361,22 @@ class ServerTasks:
             workload = replace(workload, script_files=found["files"])
         return workload, found["unavailable"]
 
-    def rehearse(self, workload: Workload, *, device: str) -> str:
-        """Runs two steps of the workload's script without a cap.
+    def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:
+        """Runs the first steps of the workload's script without a cap.
 
-        Returns why its optimizer cannot step during backward; empty if nothing is known, as for a
-        script that fails or that needs too long.
+        Returns why it has no such micro batch or, with the whole global batch, why its optimizer
+        cannot step during backward; empty if nothing is known, as for a script that fails or that
+        needs too long.
         """
         info = self.identify(device)
         with self.slot_on(info) if info.type == "cuda" else nullcontext():
             future = self._server.submit(
                 "rehearse",
-                {"workload": workload.to_dict(), "device": device},
+                {
+                    "workload": workload.to_dict(),
+                    "micro_batch_size": micro_batch_size,
+                    "device": device,
+                },
                 log_file=self._folder / "logs" / "rehearse.log",
                 limits=time_limits(_REHEARSAL_SECONDS),
                 environment=self._caches.environment(self._folder),

@@ -111,6 +111,14 @@ class SearchSpace(Schema):
             choices[field] = list(dict.fromkeys(values))
         return choices
 
+    def smaller_micro_batches(self, global_batch: int) -> list[int]:
+        """Return the micro batches of the space that divide a global batch, the smallest first."""
+        listed = self.techniques.get("micro_batch_size", ())
+        sizes = _divisors(global_batch) if listed == DIVISORS else listed
+        others = self.choices()["micro_batch_size"]
+        smaller = {int(size) for size in (*sizes, *others) if int(size) < global_batch}
+        return sorted(size for size in smaller if global_batch % size == 0)
+
     def baseline_config(self, at: LegalityContext) -> TrainingConfig:
         """Return what savings are relative to, with the first optimizer of the space."""
         default = self.defaults.get("optimizer", CHOICES["optimizer"][0])
@@ -286,11 +294,27 @@ def bind_space(
     )
     if not named and next(legal.configurations(), None) is None:
         reason = "; ".join(excluded) if excluded else _why_none_is_legal(values, at)
-        hint = "widen the space, or relax its conditions" if space.conditions else "widen the space"
         raise InvalidSpace(
-            f"no configuration of search space {space.name!r} is legal here: {reason}", hint=hint
+            f"no configuration of search space {space.name!r} is legal here: {reason}",
+            hint=_way_out(space, at, unavailable=unavailable),
         )
     return legal
+
+
+def _way_out(
+    space: SearchSpace, at: LegalityContext, *, unavailable: Mapping[str, Mapping[str, str]]
+) -> str:
+    """Return what to change where nothing is legal: the space, unless no space would help.
+
+    The baseline of another optimizer than that of the space would do, too.
+    """
+    plain = baseline_of(optimizer=TrainingConfig().optimizer, at=at).to_dict()
+    for field, value in plain.items():
+        if field != "optimizer" and str(value) in unavailable.get(field, {}):
+            return f"no search space has a legal configuration here, because of {field} {value}"
+    if space.conditions:
+        return "widen the space, or relax its conditions"
+    return "widen the space"
 
 
 _LOOKED_AT = 1000

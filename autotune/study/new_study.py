@@ -71,9 +71,17 @@ def new_definition(
     is_possible = "backward" not in lacking.get("optimizer_fusion", {})
     if workload.script is not None and steps_in_backward and is_possible:
         listener(Preparing(what=f"trying two steps of {workload.script}"))
-        reason = executor.rehearse(workload, device=device.device)
+        reason = executor.rehearse(
+            workload, micro_batch_size=workload.global_batch, device=device.device
+        )
         if reason:
             lacking.setdefault("optimizer_fusion", {})["backward"] = reason
+    smaller = space.smaller_micro_batches(workload.global_batch)
+    if workload.script is not None and smaller:
+        listener(Preparing(what=f"trying a micro batch of {smaller[0]} in {workload.script}"))
+        reason = executor.rehearse(workload, micro_batch_size=smaller[0], device=device.device)
+        if reason:
+            lacking["micro_batch_size"] = {str(size): reason for size in smaller}
     # This probe compiles programs, so it runs only after the cheap checks.
     _, not_on_device = executor.probe(device.device, space.choices())
     unavailable = {}

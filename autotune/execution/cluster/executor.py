@@ -185,9 +185,12 @@ class ClusterExecutor(LocalExecutor):
         found: tuple[Workload, dict[str, dict[str, str]]] = self._wait(request)
         return found
 
-    def rehearse(self, workload: Workload, *, device: str) -> str:
+    def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:
         self._bring_user_files(workload)
-        return str(self._wait(self._request("rehearse", workload=workload, device=device)))
+        request = self._request(
+            "rehearse", workload=workload, micro_batch_size=micro_batch_size, device=device
+        )
+        return str(self._wait(request))
 
     def devices(self) -> list[DeviceInfo]:
         found: list[DeviceInfo] = self._wait(self._request("devices"))

@@ -45,7 +45,7 @@ from autotune.training import trainer
 from autotune.training.profiling import profile_training
 from autotune.training.script.files import files_after_apply
 from autotune.training.script.in_turn import train_script_in_turn
-from autotune.training.script.rehearsal import why_no_step_in_backward
+from autotune.training.script.rehearsal import why_no_micro_batches, why_no_step_in_backward
 from autotune.training.script.run import trace_script
 from autotune.training.script.trainer import examine_script, train_script
 from autotune.training.turns import Turns
@@ -104,9 +104,17 @@ def examine(
     return {"unavailable": missing}
 
 
-def rehearse(*, workload: dict[str, Any], device: str) -> str:
-    """Returns why the optimizer of the workload's script cannot step during backward, or ""."""
-    return why_no_step_in_backward(Workload(**workload), device=torch.device(device))
+def rehearse(*, workload: dict[str, Any], micro_batch_size: int, device: str) -> str:
+    """Returns why the workload's script has no such micro batch, or "".
+
+    With the whole global batch: why its optimizer cannot step during backward.
+    """
+    script = Workload(**workload)
+    if micro_batch_size == script.global_batch:
+        return why_no_step_in_backward(script, device=torch.device(device))
+    return why_no_micro_batches(
+        script, micro_batch_size=micro_batch_size, device=torch.device(device)
+    )
 
 
 def devices() -> list[dict[str, Any]]:

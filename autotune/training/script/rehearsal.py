@@ -1,16 +1,22 @@
-"""Tries two steps of a user's script, to see whether its optimizer can step during backward.
+"""Tries the first steps of a user's script, to see what its training loop does not support.
 
-Such a step uses each gradient when it is complete and frees it at once. So a script must not change
-gradients between backward and the optimizer's step, as clipping and scaling do, must not add up the
-gradients of several backward passes, and must not need them afterwards. Otherwise each trial with
+One is a step of the optimizer during backward. Such a step uses each gradient when it is complete
+and frees it at once. So a script must not change gradients between backward and the optimizer's
+step, as clipping and scaling do, must not add up the gradients of several backward passes, and must
+not need them afterwards. Otherwise each trial with
 `optimizer_fusion backward` would fail its parity check or crash.
+
+The other is a smaller micro batch, which a script gets from its configuration and may ignore. Each
+trial with it would then be the same training under another name.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from autotune.spec.config import TrainingConfig
@@ -66,6 +72,57 @@ def why_no_step_in_backward(workload: Workload, *, device: torch.device) -> str:
             what = ": ".join([type(error).__name__, *lines[:1]])
             return f"{_NEEDS_GRADIENTS}: {what}"
     return rehearsal.reason
+
+
+def why_no_micro_batches(workload: Workload, *, micro_batch_size: int, device: torch.device) -> str:
+    """Returns why the script has no such micro batch; empty if it has, or if nothing is known.
+
+    A step of the global batch must then call a part of the model at least once a micro batch.
+    """
+    choose_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    seed_everything(workload.seed)
+    count = _CountOfCalls(workload, micro_batch_size)
+    begin(count)
+    try:
+        run_script(workload, expected_sha256="")
+    except Exception:
+        return ""  # reported by its trials
+    expected = workload.global_batch // micro_batch_size
+    most_calls = max(count.calls.values(), default=expected)
+    if not count.has_reported or most_calls >= expected:
+        return ""
+    times = "once" if most_calls == 1 else f"{most_calls} times"
+    return (
+        f"the script calls its model {times} in a step, where {workload.global_batch} sequences in "
+        f"micro batches of {micro_batch_size} need {expected} calls: it does not use the micro "
+        "batch of autotune.current_config"
+    )
+
+
+class _CountOfCalls:
+    """A run of the script that ends with its first step, and counts calls of the model's parts."""
+
+    def __init__(self, workload: Workload, micro_batch_size: int) -> None:
+        self.config = TrainingConfig(micro_batch_size=micro_batch_size)
+        self.workload = workload
+        self.calls: Counter[nn.Module] = Counter()
+        self.has_reported = False
+
+    def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
+        modules = set(model.modules())
+
+        def count(module: nn.Module, _inputs: Any) -> None:
+            if module in modules:
+                self.calls[module] += 1
+
+        register_module_forward_pre_hook(count)
+        return model, optimizer
+
+    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+        self.has_reported = True
+        raise ScriptEnd
 
 
 @dataclass(frozen=True)

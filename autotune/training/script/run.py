@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from numbers import Integral
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -59,9 +59,13 @@ class ScriptEnd(BaseException):
     `reason` is the error that ends the script; None at its regular end.
     """
 
+    raised: ClassVar[list["ScriptEnd"]] = []
+    """Those of the script that runs, in order. A bare `except:` may have caught them."""
+
     def __init__(self, reason: Exception | None = None) -> None:
         super().__init__()
         self.reason = reason
+        ScriptEnd.raised.append(self)
 
 
 def seed_everything(seed: int) -> None:
@@ -133,9 +137,10 @@ def choose_device(device: torch.device) -> None:
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     """Runs the script as `python script.py` would; returns whether ScriptEnd ended it.
 
-    A module runs as `python -m` would run it. Raises the reason of a ScriptEnd, RuntimeError for an
-    exit code other than 0, StudyMismatch if the script has changed since `expected_sha256` or its
-    files are not those of the workload, and whatever the script raises.
+    A module runs as `python -m` would run it. How a script ends that has caught a ScriptEnd does
+    not count. Raises the reason of a ScriptEnd, RuntimeError for an exit code other than 0,
+    StudyMismatch if the script has changed since `expected_sha256` or its files are not those of
+    the workload, and whatever the script raises.
     """
     script = workload.script
     assert script is not None
@@ -148,23 +153,28 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     sys.path.insert(0, str(script_folder(script)))
     watch = watch_files(workload)
     watch.start()
+    ScriptEnd.raised.clear()
     try:
         if is_script_module(script):
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(str(file), run_name="__main__")
-    except ScriptEnd as end:
-        if end.reason is not None:
-            raise end.reason from None
-        return True
+    except ScriptEnd:
+        pass
     except (Exception, SystemExit) as error:
-        if not watch.has_applied:  # it may fail because of an edit
-            check_files_of_trial(workload, watch.found(), has_read_all=False)
-        if not isinstance(error, SystemExit):
-            raise
-        if error.code:
-            raise RuntimeError(f"the script ended with exit code {error.code}") from error
-    return False
+        if not ScriptEnd.raised:
+            if not watch.has_applied:  # it may fail because of an edit
+                check_files_of_trial(workload, watch.found(), has_read_all=False)
+            if not isinstance(error, SystemExit):
+                raise
+            if error.code:
+                raise RuntimeError(f"the script ended with exit code {error.code}") from error
+    if not ScriptEnd.raised:
+        return False
+    reason = ScriptEnd.raised[0].reason
+    if reason is not None:
+        raise reason from None
+    return True
 
 
 def _one_rank() -> dict[str, str]:

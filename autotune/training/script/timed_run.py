@@ -89,8 +89,8 @@ class TimedRun(WatchedRun, ABC):
         return self._model, optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
-        if self._has_ended:  # the script reports from a `finally` while it is being ended
-            return
+        if self._has_ended:  # the script goes on in a `finally`, or has caught its end
+            raise ScriptEnd
         try:
             self._process(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
         except ScriptEnd:

@@ -16,6 +16,7 @@ import math
 import re
 import shlex
 import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -121,9 +122,25 @@ def examine_script(
         raise InvalidInput(
             f"script {workload.script} does not call autotune.apply before its first report or "
             "its end",
-            hint="add `model, optimizer = autotune.apply(model, optimizer)` after both are made",
+            hint=_how_to_call(),
         )
     return ExaminedScript(unavailable=examination.missing, files=files_until_apply())
+
+
+def _how_to_call() -> str:
+    """Returns what to add to the script that has run in this process, to search it."""
+    hint = "add `model, optimizer = autotune.apply(model, optimizer)` after both are made"
+    if "transformers.trainer" in sys.modules:
+        hint += (
+            "; with transformers' Trainer instead pass it `args=args, "
+            "callbacks=[autotune.TrainerCallback(args)]`"
+        )
+    if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
+        hint += (
+            "; with Lightning's Trainer instead pass it "
+            "`callbacks=[autotune.LightningCallback(global_batch=...)]`"
+        )
+    return hint
 
 
 def _missing_variable(error: Exception) -> str:
