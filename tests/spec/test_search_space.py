@@ -801,3 +801,12 @@ def test_a_space_that_breaks_a_rule_throughout_is_rejected_by_that_rule(write):
     with pytest.raises(InvalidSpace, match="divides a training among devices") as raised:
         bound(write('[techniques]\nsharding = ["zero3"]\n'))
     assert raised.value.hint == "widen the space"
+
+
+def test_where_no_space_has_a_legal_configuration_none_is_asked_for(write):
+    reason = {"optimizer_fusion": {"none": "it has no update"}}
+    with pytest.raises(InvalidSpace, match="it has no update") as raised:
+        bound(write('[techniques]\noptimizer_fusion = ["none"]\n'), unavailable=reason)
+    assert raised.value.hint == (
+        "no search space has a legal configuration here, because of optimizer_fusion none"
+    )

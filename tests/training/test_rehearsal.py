@@ -1,4 +1,4 @@
-"""Two steps of a script show, before any trial, whether its optimizer can step in backward."""
+"""The first steps of a script show, before any trial, what its training loop does not support."""
 
 import pytest
 
@@ -12,6 +12,7 @@ from tests.training.test_script import SCRIPT
 CLIPS = "the script clips gradients"
 CHANGES = "the script changes gradients between backward and the optimizer's step"
 ADDS = "the script calls backward more than once before its optimizer steps"
+HOOKS = "the script registers a hook that runs before the optimizer's step"
 NEEDS = "the script fails where gradients are freed during backward: AttributeError: 'NoneType'"
 SCALED = "for p in model.parameters(): p.grad"
 
@@ -26,12 +27,12 @@ def executor(tmp_path_factory, one_trial_server):
 def rehearse(executor, tmp_path):
     """rehearse("line") is the reason for a script with that line before its optimizer steps."""
 
-    def run(line):
+    def run(line, *, micro_batch_size=4):
         file = tmp_path / "train.py"
         text = SCRIPT.replace("STEPS", "5").replace("AFTER", "")
         file.write_text(text.replace("    optimizer.step()", f"    {line}\n    optimizer.step()"))
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4})
-        return executor.rehearse(workload, device="cpu")
+        return executor.rehearse(workload, micro_batch_size=micro_batch_size, device="cpu")
 
     return run
 
@@ -46,11 +47,39 @@ def rehearse(executor, tmp_path):
         (f"{SCALED}.mul_((1.0 / p.grad.norm()).clamp(max=1.0))", CHANGES),
         ("F.cross_entropy(model(tokens)[0], tokens[0]).backward()", ADDS),
         ("print(sum(p.grad.norm() for p in model.parameters()))", NEEDS),
+        ("optimizer.register_step_pre_hook(lambda *_: None)", HOOKS),
+        ("optimizer.grad_scale = torch.tensor(2.0)", CHANGES),
     ],
-    ids=["torch", "scale", "another", "data", "own clipping", "two backwards", "norm by itself"],
+    ids=[
+        "torch",
+        "scale",
+        "another",
+        "data",
+        "own clipping",
+        "two backwards",
+        "norm by itself",
+        "hook",
+        "scale of a fused update",
+    ],
 )
 def test_what_a_step_in_backward_would_break_is_named(line, reason, rehearse):
     assert rehearse(line).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", "the script calls its model once in a step, where 4 sequences in micro batches of 1"),
+        ("part = autotune.current_config().micro_batch_size", "the script calls its model once"),
+        ("for part in tokens.split(autotune.current_config().micro_batch_size): model(part)", ""),
+        ("raise ValueError('its own fault')", ""),
+    ],
+    ids=["never asks", "asks only", "uses it", "fails"],
+)
+def test_a_micro_batch_that_the_script_ignores_is_named(line, reason, rehearse):
+    found = rehearse(line, micro_batch_size=1)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +121,7 @@ def test_a_search_excludes_the_step_in_backward_of_a_script_that_clips(executor,
     )
     new.discard()
     assert new.definition.unavailable["optimizer_fusion"]["backward"].startswith(CHANGES)
+    assert set(new.definition.unavailable["micro_batch_size"]) == {"1", "2"}  # it ignores them
     excluded = new.definition.legal_space().excluded
     assert any("optimizer_fusion backward: the script changes" in line for line in excluded)
     assert any("trying two steps" in event.what for event in events)

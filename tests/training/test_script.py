@@ -475,6 +475,24 @@ def test_a_script_that_fails_before_its_training_is_rejected(source, named, scri
         examine(file)
 
 
+@pytest.mark.parametrize(
+    ("library", "hint"),
+    [
+        ("decimal", "add `model, optimizer = autotune.apply(model, optimizer)`"),
+        ("transformers.trainer", "callbacks=[autotune.TrainerCallback(args)])"),
+        ("lightning.pytorch", "callbacks=[autotune.LightningCallback(global_batch=...)])"),
+    ],
+)
+def test_a_script_without_a_line_of_autotune_is_told_the_one_for_its_loop(
+    library, hint, script, examine
+):
+    file = script()
+    file.write_text(f"import sys; sys.modules.setdefault({library!r}, sys)")  # as if it was loaded
+    with pytest.raises(InvalidInput, match=r"does not call autotune\.apply") as raised:
+        examine(file)
+    assert hint in raised.value.hint
+
+
 def test_a_script_that_a_callback_rejects_is_told_what_to_change(script, examine):
     file = script()
     file.write_text("from autotune.errors import InvalidInput as E; raise E('is 8', hint='say 8')")
@@ -534,6 +552,60 @@ def test_the_script_cannot_catch_an_error_of_the_measurement(script, trial_of):
     measurement = trial_of(file)
     assert measurement["outcome"] == "crashed"
     assert "could not convert string to float" in measurement["message"]
+
+
+REPORT = "autotune.report(tokens=128, loss=loss)"
+
+
+@pytest.mark.parametrize(
+    "caught",
+    [f"try: {REPORT}\n    except: pass", f"try: {REPORT}\n    except: raise SystemExit(1)"],
+    ids=["goes on", "ends"],
+)
+def test_a_script_that_catches_the_end_of_its_trial_is_measured(caught, script, trial_of):
+    file = script(steps=20)
+    file.write_text(file.read_text().replace(REPORT, caught))
+    found = trial_of(file)
+    assert (found["outcome"], source_of(found)) == ("ok", "training loss of the last 3 steps")
+
+
+def test_an_error_that_ends_a_trial_is_its_outcome_though_the_script_catches_it(script, trial_of):
+    file = script(steps=20)
+    caught = "try: autotune.report(tokens=0, loss=loss)\n    except: pass"
+    file.write_text(file.read_text().replace(REPORT, caught))
+    assert "Invalid tokens=0 in autotune.report" in trial_of(file)["message"]
+
+
+def test_a_second_call_of_apply_ends_the_search_with_the_way_out(script, trial_of):
+    file = script()
+    again = "autotune.apply(model, torch.optim.SGD([tokens.float()]))\n"
+    file.write_text(file.read_text().replace("for step", f"{again}for step"))
+    with pytest.raises(StudyMismatch, match=r"calls autotune\.apply twice") as found:
+        trial_of(file)
+    assert "autotune.apply(model, [muon, adam])" in found.value.hint
+
+
+@pytest.mark.parametrize("fusion", ["none", "backward"])
+def test_the_state_of_every_optimizer_counts(fusion, script, trial_of):
+    file = script()
+    several = (
+        "[torch.optim.SGD(model.embedding.parameters(), lr=1e-3, momentum=0.9), "
+        "torch.optim.AdamW([*model.head.parameters(), *model.blocks.parameters()], lr=1e-3)]"
+    )
+    text = file.read_text()
+    for plain, replaced in (
+        ("torch.optim.AdamW(model.parameters(), lr=1e-3)", several),
+        ("optimizer.step()", "[one.step() for one in optimizer]"),
+        ("optimizer.zero_grad()", "[one.zero_grad() for one in optimizer]"),
+    ):
+        assert plain in text
+        text = text.replace(plain, replaced)
+    file.write_text(text)
+    found = trial_of(file, optimizer_fusion=fusion)
+    momentum = 256 * 64 * 4
+    steps = 4 * (2 + 4 * 4)  # a number for each weight of the second one
+    expected = momentum + 2 * (BYTES - momentum) + steps
+    assert (found["outcome"], found["bytes_by_kind"]["optimizer_state"]) == ("ok", expected)
 
 
 def test_a_report_while_the_script_is_ended_changes_nothing(script, trial_of):

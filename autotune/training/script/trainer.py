@@ -129,18 +129,14 @@ def examine_script(
 
 def _how_to_call() -> str:
     """Returns what to add to the script that has run in this process, to search it."""
-    hint = "add `model, optimizer = autotune.apply(model, optimizer)` after both are made"
+    by_hand = "add `model, optimizer = autotune.apply(model, optimizer)` after both are made"
     if "transformers.trainer" in sys.modules:
-        hint += (
-            "; with transformers' Trainer instead pass it `args=args, "
-            "callbacks=[autotune.TrainerCallback(args)]`"
-        )
-    if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
-        hint += (
-            "; with Lightning's Trainer instead pass it "
-            "`callbacks=[autotune.LightningCallback(global_batch=...)]`"
-        )
-    return hint
+        callback = "args=args, callbacks=[autotune.TrainerCallback(args)]"
+    elif "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
+        callback = "callbacks=[autotune.LightningCallback(global_batch=...)]"
+    else:
+        return by_hand
+    return f"write Trainer(..., {callback}) or, in a training loop without Trainer, {by_hand}"
 
 
 def _missing_variable(error: Exception) -> str:
