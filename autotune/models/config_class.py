@@ -12,12 +12,13 @@ from copy import deepcopy
 from typing import Any
 
 from autotune.errors import InvalidInput
-from autotune.spec.model_file import FILE_NAME, TEXT_PART, known_sizes, with_defaults
+from autotune.spec.model_file import FILE_NAME, TEXT_PART, with_defaults
 
 _WAY_OUT = (
     "use the config.json of a decoder that predicts the next token, such as llama, or search with "
     "a training script of your own: --script train.py"
 )
+_ENCODER_DECODER = "an encoder-decoder, which is no causal language model"
 
 
 def make_config(content: Mapping[str, Any]) -> Any:
@@ -40,7 +41,26 @@ def make_config(content: Mapping[str, Any]) -> Any:
     config_class = transformers.CONFIG_MAPPING[model_type]
     if config_class not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _no_language_model(config_class, content)
-    return config_class.from_dict(settings)
+    config = config_class.from_dict(settings)
+    if _is_encoder_decoder(config, transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config_class]):
+        raise InvalidInput(f"{_described(content)}, {_ENCODER_DECODER}", hint=_WAY_OUT)
+    return config
+
+
+def _is_encoder_decoder(config: Any, decoder_classes: Any) -> bool:
+    """Return whether a config is of an encoder with its decoder, and not of a decoder alone.
+
+    The language model of such a family is its decoder without the encoder. A file of that names its
+    class, of `decoder_classes`, as its architecture, or says that it has no encoder.
+    """
+    if not (config.is_encoder_decoder or type(config).is_encoder_decoder):
+        return False
+    if not config.architectures:
+        return bool(config.is_encoder_decoder)
+    if not isinstance(decoder_classes, tuple):  # transformers has several classes for some configs
+        decoder_classes = (decoder_classes,)
+    names = {decoder.__name__ for decoder in decoder_classes}
+    return any(architecture not in names for architecture in config.architectures)
 
 
 def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> InvalidInput:
@@ -51,7 +71,7 @@ def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> Invalid
         MODEL_FOR_MASKED_LM_MAPPING,
     )
 
-    described = f"{FILE_NAME} is of a {content['model_type']} model"
+    described = _described(content)
     part = content.get(TEXT_PART)
     text_type = part.get("model_type") if isinstance(part, Mapping) else None
     if text_type in CONFIG_MAPPING and CONFIG_MAPPING[text_type] in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -61,7 +81,7 @@ def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> Invalid
             hint=f"save its {TEXT_PART} as a {FILE_NAME} of its own, and name that with --model",
         )
     if config_class.is_encoder_decoder:
-        kind = "an encoder-decoder, which is no causal language model"
+        kind = _ENCODER_DECODER
     elif config_class in MODEL_FOR_MASKED_LM_MAPPING:
         kind = "an encoder, which is no causal language model"
     else:
@@ -69,18 +89,16 @@ def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> Invalid
     return InvalidInput(f"{described}, {kind}", hint=_WAY_OUT)
 
 
+def _described(content: Mapping[str, Any]) -> str:
+    return f"{FILE_NAME} is of a {content['model_type']} model"
+
+
 def complete(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content with the sizes that the class has by default.
 
-    Raises as `make_config`, and InvalidInput for a model without a vocabulary.
+    Raises as `make_config`.
     """
-    completed = with_defaults(content, make_config(content).to_dict())
-    if known_sizes(completed)["vocab_size"] is None:
-        raise InvalidInput(
-            f"{FILE_NAME} is of a {content['model_type']} model, which has no vocabulary of text",
-            hint=_WAY_OUT,
-        )
-    return completed
+    return with_defaults(content, make_config(content).to_dict())
 
 
 def describe_error(error: Exception) -> str:

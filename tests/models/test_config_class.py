@@ -6,6 +6,7 @@ import re
 import sys
 
 import pytest
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from autotune.errors import InvalidInput
 from autotune.models.config_class import complete, main, make_config
@@ -55,9 +56,29 @@ def test_sizes_that_a_config_leaves_out_are_those_of_its_class(content, sizes):
     assert sizes_of(complete(content)) == sizes
 
 
-def test_a_class_without_a_vocabulary_of_text_is_rejected():
-    with pytest.raises(InvalidInput, match="a musicgen model, which has no vocabulary of text"):
-        complete({"model_type": "musicgen"})
+def test_an_encoder_decoder_is_rejected_and_a_file_of_its_decoder_is_not():
+    families = [
+        (model_type, CONFIG_MAPPING[model_type])
+        for model_type in CONFIG_MAPPING
+        if CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING
+        and CONFIG_MAPPING[model_type].is_encoder_decoder
+    ]
+    assert len(families) > 10  # bart, whisper, pegasus, ...
+    for model_type, config_class in families:
+        decoder = MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__name__
+        whole = {"model_type": model_type, "architectures": [decoder.replace("CausalLM", "Other")]}
+        for content in (
+            {"model_type": model_type},
+            whole,
+            {**whole, "is_encoder_decoder": True},
+            {**whole, "is_encoder_decoder": False},
+        ):
+            with pytest.raises(InvalidInput, match=f"a {model_type} model, an encoder-decoder"):
+                make_config(content)
+        of_decoder = {"model_type": model_type, "architectures": [decoder]}
+        assert make_config(of_decoder).model_type == model_type
+        without_encoder = {"model_type": model_type, "is_encoder_decoder": False}
+        assert make_config(without_encoder).model_type == model_type
 
 
 @pytest.mark.parametrize(
