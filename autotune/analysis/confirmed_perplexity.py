@@ -21,14 +21,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
 from autotune.spec.confirmation import Confirmation, SeedPerplexity
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import VARIANT_NUMBER, TrialRecord, bits_per_byte_at
-
-FULL_PRECISIONS = ("fp32", "tf32")
-"""Precisions whose perplexity one training tells: 0.04 % between trainings of one class
-(`studies/sharing`)."""
 
 
 def with_seed_perplexities(

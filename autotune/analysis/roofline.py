@@ -25,7 +25,7 @@ from autotune.spec.config import Precision
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo, TrialRecord
 
-MatrixFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+MatrixFormat = Literal["fp32", "tf32", "bf16", "fp16", "fp8", "fp64"]
 """The number format in which matrix products are computed."""
 
 _FORMATS: Mapping[Precision, MatrixFormat] = {
@@ -36,12 +36,17 @@ _FORMATS: Mapping[Precision, MatrixFormat] = {
     "bf16-stochastic": "bf16",
     "fp16-mixed": "fp16",
     "fp8": "fp8",
+    "fp64": "fp64",
+    "fp16-true": "fp16",
 }
 
 
-def matrix_format(precision: Precision) -> MatrixFormat:
-    """Return the format of the matrix products of most layers in this precision."""
-    return _FORMATS[precision]
+def matrix_format(precision: Precision) -> MatrixFormat | None:
+    """Return the format of the matrix products of most layers; None where it is not known.
+
+    That is so for a script whose weights have several formats.
+    """
+    return _FORMATS.get(precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +77,8 @@ class Roofline:
 def matrix_rate(record: TrialRecord, device: DeviceInfo) -> float | None:
     """Return the FLOPs per second of all devices of a trial, in its format; None if unknown."""
     rates = device.matrix_flops_per_second or {}
-    rate = rates.get(matrix_format(record.config.precision))
+    kind = matrix_format(record.config.precision)
+    rate = None if kind is None else rates.get(kind)
     return None if not rate else rate * _devices(record, device)
 
 
@@ -104,7 +110,9 @@ def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list
     ]
 
 
-def disturbed_formats(records: Iterable[TrialRecord], device: DeviceInfo) -> set[MatrixFormat]:
+def disturbed_formats(
+    records: Iterable[TrialRecord], device: DeviceInfo
+) -> set[MatrixFormat | None]:
     """Return the formats in which a trial was faster than large products, as they were measured."""
     return {
         matrix_format(record.config.precision)
@@ -120,13 +128,14 @@ def roofline(
 
     Its prediction says how many bytes a step accesses.
     """
+    kind = matrix_format(record.config.precision)
     rate, bandwidth = matrix_rate(record, device), device.bandwidth_bytes_per_second
     size_bytes = None if prediction is None else prediction.bytes_accessed_per_token
     flops = flops_per_token(record)
-    if not (rate and bandwidth and flops and size_bytes and record.tokens_per_second):
+    if not (kind and rate and bandwidth and flops and size_bytes and record.tokens_per_second):
         return None
     return Roofline(
-        format=matrix_format(record.config.precision),
+        format=kind,
         flops_per_second=record.tokens_per_second * flops,
         flops_per_byte=flops / size_bytes,
         matrix_rate=rate,

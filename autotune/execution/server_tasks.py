@@ -358,7 +358,9 @@ class ServerTasks:
             )
             return self._examine(replace(workload, one_rank=True), choices, device=device)
         if workload.script is not None:
-            workload = replace(workload, script_files=found["files"])
+            workload = replace(
+                workload, script_files=found["files"], own_precision=found["own_precision"]
+            )
         return workload, found["unavailable"]
 
     def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:

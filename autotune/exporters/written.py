@@ -10,9 +10,11 @@ from typing import Any
 from autotune.data.tokenizer import load_chat_template
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
+from autotune.exporters.adapters import trained_dtype
 from autotune.exporters.export import Export, Target, Unsupported
-from autotune.exporters.recipe import DECIDED_BY_SCRIPT, recipe_of
+from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe, recipe_of
 from autotune.printable import printable
+from autotune.spec.config import PRECISIONS_OF_SCRIPTS
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.spec.user_code import is_function_reference, read_reference, script_sha256
@@ -168,6 +170,7 @@ def composed_export(
     Raises InvalidInput, and with `strict` IllegalConfiguration.
     """
     version = version_of(target, target_version)
+    _check_precision(record, target)
     recipe = recipe_of(result, record)
     folder_of_files = folder or RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
     search_folder = _search_folder(recipe.workload)
@@ -179,6 +182,7 @@ def composed_export(
         marks_answers=_marks_answers(recipe.workload),
     )
     content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
+    content = dataclasses.replace(content, notes=(*content.notes, *_cast_note(recipe, target)))
     if strict:
         _check_complete(content, target)
     return WrittenExport(
@@ -200,6 +204,33 @@ def _marks_answers(workload: Workload) -> bool | None:
     except InvalidInput:  # it has changed since the trial
         return None
     return None if template is None else template.marks_answers
+
+
+def _check_precision(record: TrialRecord, target: str) -> None:
+    """Raise InvalidInput for number formats that only the script of the trial can bring."""
+    precision = record.config.precision
+    if precision in PRECISIONS_OF_SCRIPTS and target != "pytorch":
+        raise InvalidInput(
+            f"#{record.number} has precision {precision}, the number formats that its script "
+            f"brings: no file for {target} can ask for them",
+            hint="use --to pytorch: the script itself then trains with the configuration",
+        )
+
+
+_TAKES_THE_SCRIPTS_MODEL = ("accelerate", "deepspeed", "lightning")
+"""Targets that leave the number format of weights to the user's code, if it is float32."""
+
+
+def _cast_note(recipe: Recipe, target: str) -> Iterator[str]:
+    """Yield that the user's code has to cast weights up, as the trial did."""
+    own = recipe.workload.own_precision
+    is_cast_up = own != "fp32" and trained_dtype(recipe.config) == "float32"
+    if is_cast_up and target in _TAKES_THE_SCRIPTS_MODEL:
+        yield (
+            f"The script's weights are those of precision {own}, and the trial cast them: write "
+            "for weight in model.parameters(): weight.data = weight.data.to(torch.float32) before "
+            "the optimizer."
+        )
 
 
 def _search_folder(workload: Workload) -> Path | None:

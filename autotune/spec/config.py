@@ -18,7 +18,16 @@ from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.schema import Built
 
 Precision = Literal[
-    "fp32", "tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"
+    "fp32",
+    "tf32",
+    "bf16-mixed",
+    "bf16-true",
+    "fp16-mixed",
+    "bf16-stochastic",
+    "fp8",
+    "fp64",
+    "fp16-true",
+    "as-is",
 ]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
@@ -55,7 +64,9 @@ class TrainingConfig(Built):
     precision: Precision = "fp32"
     """Number formats of computation and storage. `*-mixed`: autocast over fp32 weights;
     `bf16-true`: the whole model in bf16; `bf16-stochastic`: the same with stochastic rounding of
-    the update; `fp8`: bf16-mixed with the matrix products of the blocks in fp8."""
+    the update; `fp8`: bf16-mixed with the matrix products of the blocks in fp8. Only scripts have
+    `fp64` and `fp16-true`, whose weights are in these formats, and `as-is`, where they are in
+    several, or the script itself turns autocast on: nothing is changed then."""
 
     checkpointing: Checkpointing = "none"
     """Which activations are dropped in the forward pass and recomputed in the backward pass."""
@@ -156,7 +167,7 @@ class TrainingConfig(Built):
     def numerics_class(self) -> tuple[str, ...]:
         """Key of the configurations that compute the same numbers, up to the order of operations.
 
-        In fp32 and tf32 compiled and eager training are in one class. In 16 bits they are in two,
+        In full precision compiled and eager training are in one class. In 16 bits they are in two,
         because fusion changes what is rounded; another attention kernel and a loss that is summed
         over chunks also change it.
         """
@@ -166,7 +177,7 @@ class TrainingConfig(Built):
                 f"{self.adapter}/{trained}, rank {self.adapter_rank}, {self.adapter_targets}, "
                 f"{self.base_weights} base"
             )
-        if self.precision in ("fp32", "tf32"):
+        if self.precision in FULL_PRECISIONS:
             return (self.precision, trained, "eager")
         rounding = ["eager" if self.compile == "none" else "compiled"]
         if self.attention != "auto":
@@ -255,6 +266,13 @@ HELD_BY_THE_HOST: Mapping[str, Mapping[str, str]] = {
 """What a CPU cannot do: {technique: {value: reason}}."""
 
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
+
+FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
+"""Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
+(`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
+
+PRECISIONS_OF_SCRIPTS: tuple[Precision, ...] = ("fp64", "fp16-true", "as-is")
+"""Precisions that only a script has, by bringing them: no search chooses them."""
 
 FIELD_ORDER = (
     "precision",
@@ -353,6 +371,19 @@ class LegalityContext:
     """Tokens in a sequence; None if unknown, as for a user's script."""
     devices: int = 1
     """Devices of one trial."""
+    own_precision: Precision = "fp32"
+    """That of the training without any technique; of a script, what it brings."""
+
+    @classmethod
+    def of_script(
+        cls, config: "TrainingConfig", *, global_batch: int, clips_gradients: bool = False
+    ) -> "LegalityContext":
+        """Return that of a script which trains with `config`, and whose weights are not known."""
+        return cls(
+            global_batch=global_batch,
+            clips_gradients=clips_gradients,
+            own_precision=config.precision,
+        )
 
     def default_of(self, field: str) -> Any:
         """Return the value of a technique that nobody chose.
@@ -363,6 +394,8 @@ class LegalityContext:
             return max(1, self.global_batch // self.devices)
         if field == "sharding" and self.devices > 1:
             return "ddp"
+        if field == "precision":
+            return self.own_precision
         return getattr(_DEFAULT_CONFIG, field)
 
 
@@ -377,7 +410,9 @@ def configuration_of(
         check_value(field, value)
     defaults = {}
     if at is not None:
-        defaults = {field: at.default_of(field) for field in ("micro_batch_size", "sharding")}
+        defaults = {
+            field: at.default_of(field) for field in ("precision", "micro_batch_size", "sharding")
+        }
         split = {"tensor_parallel": choices.get("tensor_parallel", 1)}
         # Devices that split matrices train the same rows.
         defaults["micro_batch_size"] = max(1, at.global_batch // replicas(split, at))
@@ -427,6 +462,15 @@ def replicas(chosen: Mapping[str, Any], at: LegalityContext) -> int:
 
 
 RULES = (
+    Rule(
+        ("precision",),
+        lambda c, at: (
+            c["precision"] in PRECISIONS_OF_SCRIPTS and c["precision"] != at.own_precision
+        ),
+        "precision {precision} is that of a script that brings such weights, and this training is "
+        "in {own_precision}",
+        "use precision fp32 or bf16-true",
+    ),
     Rule(
         ("micro_batch_size",),
         lambda c, at: at.global_batch % c["micro_batch_size"] != 0,
@@ -512,8 +556,8 @@ RULES = (
     ),
     Rule(
         ("precision", "attention"),
-        lambda c, _: c["precision"] in ("fp32", "tf32") and c["attention"] in ("flash", "cudnn"),
-        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has 32",
+        lambda c, _: c["precision"] in FULL_PRECISIONS and c["attention"] in ("flash", "cudnn"),
+        "attention {attention} is a kernel for 16-bit numbers, precision {precision} has more bits",
         "use attention auto or efficient, or precision bf16-mixed",
     ),
     Rule(
@@ -884,11 +928,13 @@ def check_legal(config: TrainingConfig, at: LegalityContext) -> None:
 
 
 def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
-    """Return what savings are relative to: fp32, no technique, the global batch in one pass.
+    """Return what savings are relative to: no technique, the global batch in one pass.
 
-    On several devices it is data-parallel training.
+    A script's is in the precision that it brings, any other in fp32. On several devices it is
+    data-parallel training.
     """
     return TrainingConfig(
+        precision=at.own_precision,
         optimizer=optimizer,
         micro_batch_size=at.default_of("micro_batch_size"),
         sharding=at.default_of("sharding"),

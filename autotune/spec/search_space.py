@@ -349,6 +349,8 @@ def _available_values(
         listed = space.techniques.get(field, (default,))
         if listed == DIVISORS:
             listed = _divisors(at.global_batch)
+        if field == "precision" and "fp32" in listed and at.own_precision not in listed:
+            listed = (at.own_precision, *listed)  # what a script brings in place of fp32
         available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))

@@ -69,6 +69,7 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "script_files",
     "script_files_after_apply",
     "one_rank",
+    "own_precision",
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import LegalityContext
+from autotune.spec.config import LegalityContext, Precision
 from autotune.spec.learning_rates import FROM_SCRATCH, default_learning_rates, learning_rate_of
 from autotune.spec.model_choice import (
     HOW_TO_NAME,
@@ -91,6 +91,8 @@ class Workload(Built):
     identity."""
     one_rank: bool = False
     """Whether the script gets the environment variables of torchrun with one process."""
+    own_precision: Precision = "fp32"
+    """The precision of the training without any technique, which a script's weights decide."""
     layers: int | None
     width: int | None
     heads: int | None
@@ -335,6 +337,7 @@ class Workload(Built):
             clips_gradients=self.gradient_clipping is not None,
             sequence_length=self.sequence_length if self.script is None else None,
             devices=self.devices_per_trial,
+            own_precision=self.own_precision,
         )
 
     @property
@@ -391,6 +394,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "script_arguments": (),
     "script_files": None,
     "one_rank": False,
+    "own_precision": "fp32",
 }
 """Settings that the first studies did not have, with their defaults."""
 

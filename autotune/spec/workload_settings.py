@@ -43,6 +43,7 @@ _CHOICES = {
     "schedule": get_args(Schedule),
     "packing": get_args(Packing),
     "streaming": (False, True),
+    "own_precision": CHOICES["precision"],
 }
 
 

@@ -8,6 +8,7 @@
 | fp16-mixed | the same, with more mantissa | loss scaling against underflow (arXiv:1710.03740) | |
 | bf16-true | half of everything | small updates are rounded away: perplexity | |
 | bf16-stochastic | the same | a slower update, rounded at random (`stochastic_rounding.py`) | |
+| fp64, fp16-true, as-is | nothing: what a script brings (`own_precision.py`) | | |
 | fp8 | time, some activations (`fp8.py`) | 3 bits of mantissa | torchao, Hopper or Ada |
 
 Ampere and Hopper stand for these GPUs and newer ones.
@@ -31,7 +32,13 @@ _AUTOCAST_DTYPES = {
 FIRST_WITH_TF32 = (8, 0)
 """Compute capability of NVIDIA's Ampere. Source: CUDA C++ Programming Guide, Compute Capabilities.
 """
-_BF16_WEIGHTS = ("bf16-true", "bf16-stochastic")
+_WEIGHTS_DTYPES = {
+    "bf16-true": torch.bfloat16,
+    "bf16-stochastic": torch.bfloat16,
+    "fp16-true": torch.float16,
+    "fp64": torch.float64,
+}
+"""The other precisions have weights in float32; those of `as-is` stay as they are."""
 
 
 def set_matmul_precision(precision: Precision) -> None:
@@ -41,7 +48,7 @@ def set_matmul_precision(precision: Precision) -> None:
 
 def weights_dtype(precision: Precision) -> torch.dtype:
     """Returns the dtype in which the weights are stored."""
-    return torch.bfloat16 if precision in _BF16_WEIGHTS else torch.float32
+    return _WEIGHTS_DTYPES.get(precision, torch.float32)
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:

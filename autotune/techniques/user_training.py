@@ -19,8 +19,14 @@ from autotune.models.parts import ModelParts
 from autotune.shipped.activation_offload import offloaded
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.changed_method import Method, change_method
-from autotune.spec.config import ActivationOffload, Precision, TrainingConfig
+from autotune.spec.config import FULL_PRECISIONS, ActivationOffload, Precision, TrainingConfig
 from autotune.techniques import attention, memory_budget, precision, wrap_blocks
+from autotune.techniques.own_precision import (
+    cast_state,
+    cast_weights,
+    own_precision,
+    why_not_cast,
+)
 from autotune.techniques.requirements import check_parts, missing_parts
 from autotune.techniques.user_optimizer import all_optimizers, check_fusion, set_fusion
 
@@ -48,6 +54,8 @@ def apply_to_user_training(
     """
     several = all_optimizers(optimizers)
     apply_to_user_model(config, model)
+    for optimizer in several:
+        cast_state(optimizer)
     set_fusion(several, config.optimizer_fusion, sparse=_with_sparse_gradients(model))
     return model, optimizers
 
@@ -93,8 +101,15 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
         raise IllegalConfiguration(
             f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed"
         )
-    _cast_weights(model, precision.weights_dtype(config.precision))
-    _cast_around_forward(model, config.precision)  # inside what is compiled
+    own = own_precision(model)
+    if config.precision not in (own, "as-is"):
+        if own == "as-is":
+            raise IllegalConfiguration(
+                f"precision {config.precision} cannot be applied: {why_not_cast(model)}",
+                hint="use precision as-is",
+            )
+        cast_weights(model, precision.weights_dtype(config.precision))
+        _cast_around_forward(model, config.precision)  # inside what is compiled
     wrap_blocks(parts, config)
     _offload_around_forward(model, config.activation_offload)
     _applied[model] = config
@@ -142,7 +157,14 @@ def missing_in_user_model(
     """
     several = all_optimizers(optimizers)
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}
+    weights = [(parameter, parameter.data) for parameter in model.parameters()]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
     missing = missing_parts(parts_of_user_model(model), without_adapters)
+    # That has cast the model, which the script goes on to use.
+    for parameter, data in weights:
+        parameter.data = data
+    for module, own in buffers:
+        module._buffers.update(own)
     unsupported = [
         ("loss", "chunked", _NO_CHUNKS),
         ("offload", "optimizer", _NO_OFFLOAD),
@@ -167,16 +189,9 @@ def missing_in_user_model(
     return missing
 
 
-def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    for parameter in model.parameters():
-        if parameter.is_floating_point() and dtype != torch.float32:
-            # The optimizer refers to this parameter object, so only its data is replaced.
-            parameter.data = parameter.data.to(dtype)
-
-
 def _cast_around_forward(model: nn.Module, name: Precision) -> None:
     """Runs forward under autocast, and converts its output to float32 for the script's loss."""
-    if name in ("fp32", "tf32"):
+    if name in FULL_PRECISIONS:
         return
     device = next(model.parameters()).device
 

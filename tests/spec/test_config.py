@@ -25,6 +25,7 @@ PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
 
 # For each rule, in their order, a configuration that breaks this one and no other.
 BREAKING = (
+    {"precision": "fp64"},
     {"micro_batch_size": 3},
     {"memory_budget": 0.5},
     {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},
@@ -145,7 +146,7 @@ def reason_of(config, at=PLAIN):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("precision", "fp64"),
+        ("precision", "fp128"),
         ("precision", "FP32"),
         ("precision", None),
         ("precision", ["fp32"]),
@@ -314,7 +315,15 @@ def test_without_its_technique_a_field_that_refines_it_is_at_its_default():
 
 @pytest.mark.parametrize(
     ("precision", "classes"),
-    [("fp32", 1), ("tf32", 1), ("bf16-mixed", 2), ("bf16-true", 2), ("fp16-mixed", 2)],
+    [
+        ("fp64", 1),
+        ("fp32", 1),
+        ("tf32", 1),
+        ("bf16-mixed", 2),
+        ("bf16-true", 2),
+        ("fp16-mixed", 2),
+        ("as-is", 2),
+    ],
 )
 def test_compiled_and_eager_are_two_classes_only_in_16_bit(precision, classes):
     configs = [TrainingConfig(precision=precision, compile=scope) for scope in CHOICES["compile"]]

@@ -43,7 +43,7 @@ def measure_peaks(
     rates: dict[str, float] = {}
     for precision in precisions:
         kind = matrix_format(precision)
-        if kind in rates:
+        if kind is None or kind in rates:
             continue
         try:
             rate = _matrix_rate(kind, device, limit_bytes=memory_bytes * _SHARE_OF_MEMORY)
@@ -86,7 +86,8 @@ def _fastest(kind: MatrixFormat, device: torch.device, *, limit_bytes: float) ->
 
 def _product(kind: MatrixFormat, device: torch.device, size: int) -> Callable[[], Tensor]:
     """Returns a function that multiplies two square matrices of this size."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(kind, torch.float32)
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+    dtype = dtypes.get(kind, torch.float32)
     first = torch.rand(size, size, device=device, dtype=dtype)
     second = torch.rand(size, size, device=device, dtype=dtype)
     if kind != "fp8":

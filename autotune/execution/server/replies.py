@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.errors import AutotuneError, Stopped, error_class
+from autotune.spec.config import Precision
 from autotune.spec.limits import Count, Work
 from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, ParityTrace
 from autotune.spec.prediction import Prediction
@@ -360,10 +361,11 @@ class Peaks(Schema):
 
 @dataclass(frozen=True, kw_only=True)
 class Examination(Schema):
-    """What `examine` finds: of a script also its files and an environment variable it misses."""
+    """What `examine` finds: of a script also its files, its precision and what it misses."""
 
     unavailable: Mapping[str, Mapping[str, str]]
     files: Mapping[str, str] | None = None
+    own_precision: Precision | None = None
     missing_variable: str | None = None
 
 

@@ -74,7 +74,8 @@ class TrainerCallback(TransformersCallback):
         config = config_of_run(global_batch, set_by=set_by)
         if self._run is None:  # a search has these rules, and sees whether gradients change
             clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
-            check_legal(config, LegalityContext(global_batch=global_batch, clips_gradients=clips))
+            at = LegalityContext.of_script(config, global_batch=global_batch, clips_gradients=clips)
+            check_legal(config, at)
         args.per_device_train_batch_size = config.micro_batch_size
         args.gradient_accumulation_steps = global_batch // config.micro_batch_size
         args.per_device_eval_batch_size = min(

@@ -74,7 +74,7 @@ def current_config(*, global_batch: int | None = None) -> TrainingConfig:
     """Returns the configuration to train with.
 
     In a trial it is that of the trial, otherwise the one in the file that AUTOTUNE_CONFIG names,
-    and without that a plain fp32 training.
+    and without that a plain training in the script's own precision.
 
     `global_batch` is the number of sequences in an optimizer step of the script. Outside a trial it
     is also the default micro batch size. Raises InvalidInput if its search has another number, if
@@ -102,7 +102,7 @@ def config_of_run(global_batch: int | None, *, set_by: str = "") -> TrainingConf
     default = 1 if global_batch is None else global_batch
     file = os.environ.get(CONFIG_VARIABLE)
     if not file:
-        return TrainingConfig(micro_batch_size=default)
+        return TrainingConfig(precision="as-is", micro_batch_size=default)
     config = load_config(file, global_batch=default)
     if global_batch is not None and global_batch % config.micro_batch_size:
         raise InvalidInput(
@@ -187,7 +187,7 @@ def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Mo
 
 def _check_applicable(config: TrainingConfig) -> None:
     """Raises IllegalConfiguration; warns if the process did not start with the right allocator."""
-    check_legal(config, LegalityContext(global_batch=config.micro_batch_size))
+    check_legal(config, LegalityContext.of_script(config, global_batch=config.micro_batch_size))
     variables = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     settings = [os.environ.get(variable, "") for variable in variables]
     is_expandable = any("expandable_segments:True" in setting for setting in settings)
@@ -225,7 +225,8 @@ def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
 def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
     """Loads a configuration from a JSON file of `autotune export`, or from an object of its fields.
 
-    `global_batch` is used for a micro batch size that is missing. Raises InvalidInput.
+    `global_batch` is used for a micro batch size that is missing, and the script's own precision
+    for one that is missing. Raises InvalidInput.
     """
     content = read_json(Path(file), hint=_HOW_TO_NAME)
     if isinstance(content, dict) and "config" in content:
@@ -235,7 +236,7 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
             f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}'
         )
     try:
-        return configuration_of({"micro_batch_size": global_batch, **content})
+        return configuration_of({"precision": "as-is", "micro_batch_size": global_batch, **content})
     except InvalidInput as error:
         raise InvalidInput(f"{file}: {error.message}", hint=error.hint) from None
 

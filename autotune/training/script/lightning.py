@@ -141,7 +141,9 @@ class LightningCallback(_Callback):
             )
         if self._run is None:  # a search has these rules, and sees whether gradients change
             clips = bool(trainer.gradient_clip_val)
-            at = LegalityContext(global_batch=self._global_batch, clips_gradients=clips)
+            at = LegalityContext.of_script(
+                self._config, global_batch=self._global_batch, clips_gradients=clips
+            )
             check_legal(self._config, at)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

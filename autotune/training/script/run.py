@@ -31,7 +31,9 @@ from autotune.spec.user_code import (
 )
 from autotune.spec.workload import Workload
 from autotune.techniques import before_the_device
+from autotune.techniques.own_precision import own_precision
 from autotune.techniques.pinned_memory import bound_pinned_memory
+from autotune.techniques.precision import weights_dtype
 from autotune.techniques.user_optimizer import all_optimizers
 from autotune.techniques.user_training import (
     Optimizers,
@@ -225,6 +227,16 @@ class WatchedRun:
             check_files_of_trial(self.workload, files_until_apply())
         except StudyMismatch as error:
             raise ScriptEnd(error) from None
+        own = own_precision(model)
+        expected = self.workload.own_precision
+        if "as-is" not in (own, expected) and weights_dtype(own) != weights_dtype(expected):
+            raise ScriptEnd(
+                StudyMismatch(
+                    f"the script's weights are those of precision {own}, and when its study began "
+                    f"they were those of {expected}",
+                    hint="begin another study: --name NAME",
+                )
+            )
         # Before techniques wrap the model's parts.
         self.parity = ParityWatch(
             parts_of_user_model(model).parameters_by_block(),

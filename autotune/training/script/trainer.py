@@ -30,7 +30,7 @@ from autotune.errors import InvalidInput
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
@@ -38,8 +38,9 @@ from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
+from autotune.techniques.own_precision import own_precision, watch_autocast, why_not_cast
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
-from autotune.techniques.user_optimizer import held_optimizers
+from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers, missing_in_user_model
 from autotune.training.script.files import files_until_apply
 from autotune.training.script.interface import begin
@@ -86,6 +87,8 @@ class ExaminedScript:
     """What its model and optimizer do not support: {technique: {value: reason}}."""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """{path: SHA-256} of the files that it has read."""
+    own_precision: Precision = "fp32"
+    """The precision that its weights have, and its own autocast."""
     missing_variable: str = ""
     """The variable of torchrun without which it cannot run; empty if it needs none."""
 
@@ -93,9 +96,9 @@ class ExaminedScript:
 def examine_script(
     workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
 ) -> ExaminedScript:
-    """Runs the script up to `autotune.apply`; returns what that has shown.
+    """Runs the script up to `autotune.apply`, and on to its model; returns what that has shown.
 
-    Raises InvalidInput for a script that fails before or does not call it.
+    Raises InvalidInput for a script that fails before `autotune.apply` or does not call it.
     """
     choose_device(device)
     if device.type == "cuda":
@@ -107,6 +110,8 @@ def examine_script(
     except InvalidInput:  # by a callback, which says what the script has to change
         raise
     except Exception as error:
+        if examination.missing is not None:  # its trials report the error
+            return examination.result()
         variable = _missing_variable(error)
         if variable and not workload.one_rank:
             return ExaminedScript(missing_variable=variable)
@@ -124,7 +129,7 @@ def examine_script(
             "its end",
             hint=_how_to_call(),
         )
-    return ExaminedScript(unavailable=examination.missing, files=files_until_apply())
+    return examination.result()
 
 
 def _how_to_call() -> str:
@@ -152,21 +157,59 @@ def _missing_variable(error: Exception) -> str:
 
 
 class _Examination:
-    """A run that ends when the script passes its model and optimizer to `autotune.apply`."""
+    """A run that ends where the model that was passed to `autotune.apply` uses its weights.
+
+    Whether that is under autocast is known only there.
+    """
 
     def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
         self.workload = workload
         self.missing: dict[str, dict[str, str]] | None = None
         self._choices = choices
+        self._files: Mapping[str, str] = {}
+        self._own_precision: Precision = "fp32"
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
-        files_until_apply()  # what is read from here on is not part of them
+        self._files = files_until_apply()  # what is read from here on is not part of them
         self.missing = missing_in_user_model(model, optimizer, self._choices)
+        self._own_precision = own_precision(model)
+        if self._own_precision == "as-is":
+            self._end_as_is(why_not_cast(model))
+        watch_autocast(model, at_first_use=self._note_autocast)
+        for stepped in all_optimizers(optimizer):  # of a model that calls none of its modules
+            stepped.register_step_pre_hook(self._end)
+        return model, optimizer
+
+    def _note_autocast(self, to_format: str) -> None:
+        if to_format:
+            self._end_as_is(
+                f"the script itself runs its model under autocast to {to_format}: turn that off, "
+                "so that precision can be searched"
+            )
+        self._end()
+
+    def _end_as_is(self, reason: str) -> None:
+        assert self.missing is not None
+        self._own_precision = "as-is"
+        others = [value for value in self._choices.get("precision", ()) if value != "as-is"]
+        self.missing["precision"] = dict.fromkeys(others, reason)
+        self._end()
+
+    def _end(self, *_: Any) -> None:
         raise ScriptEnd
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         raise ScriptEnd
+
+    def result(self) -> ExaminedScript:
+        """Returns what is known of the script."""
+        assert self.missing is not None
+        return ExaminedScript(
+            unavailable=self.missing,
+            files=self._files,
+            own_precision=self._own_precision,
+        )
 
 
 class _ScriptTrial(TimedRun):

@@ -1,0 +1,275 @@
+"""A script's weights decide its own precision; every precision is what its name says of them.
+
+The contract runs over each precision that a script can have, over each format that its weights can
+come in, and over each form of script.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+import autotune
+from autotune.errors import IllegalConfiguration
+from autotune.spec.config import CHOICES, PRECISIONS_OF_SCRIPTS, TrainingConfig
+from autotune.techniques.own_precision import cast_state, cast_weights, own_precision
+from autotune.techniques.precision import compute_dtype, weights_dtype
+from autotune.techniques.user_training import _NO_PRECISION
+
+ROWS = torch.arange(16 * 9).view(16, 9) % 61
+BROUGHT = ("fp32", "bf16-true", "fp16-true", "fp64", "as-is")
+SEARCHED = [
+    precision
+    for precision in CHOICES["precision"]
+    if precision not in (*_NO_PRECISION, *PRECISIONS_OF_SCRIPTS)
+]
+COMBINATIONS = [
+    (brought, precision)
+    for brought in BROUGHT
+    for precision in dict.fromkeys((brought, *SEARCHED))
+    if brought != "as-is" or precision == "as-is"
+]
+
+
+class Network(nn.Module):
+    """forward(input_ids, labels=None) -> logits, or loss and logits as transformers' models."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+        self.norm = nn.LayerNorm(16)
+        self.register_buffer("scale", torch.full((16,), 0.5))
+
+    def forward(self, input_ids, labels=None):
+        x = self.embedding(input_ids)
+        x = x * self.scale.to(x.dtype)
+        for block in self.blocks:
+            x = x + block(x)
+        logits = self.head(self.norm(x).to(self.head.weight.dtype))
+        if labels is None:
+            return logits
+        return {"loss": loss_of(logits, labels), "logits": logits}
+
+
+def loss_of(logits, labels):
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def network_in(brought):
+    torch.manual_seed(0)
+    network = Network()
+    if brought == "as-is":
+        network.bfloat16().norm.float()
+        return network
+    return network.to(weights_dtype(brought))
+
+
+class MatrixProducts(TorchDispatchMode):
+    """Notes the formats of the matrices that are multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.dtypes |= {tensor.dtype for tensor in args if isinstance(tensor, torch.Tensor)}
+        return function(*args, **(kwargs or {}))
+
+
+def train_in_a_loop(network, tmp_path):
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2, eps=1e-4)
+    network, optimizer = autotune.apply(network, optimizer)
+    for _ in range(2):
+        loss_of(network(ROWS[:, :-1]), ROWS[:, 1:]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def train_with_trainer(network, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    args = transformers.TrainingArguments(
+        str(tmp_path / "out"),
+        use_cpu=True,
+        max_steps=2,
+        per_device_train_batch_size=16,
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        report_to=[],
+    )
+    rows = [{"input_ids": row[:-1], "labels": row[1:]} for row in ROWS]
+    callback = autotune.TrainerCallback(args)
+    trainer = transformers.Trainer(network, args, train_dataset=rows, callbacks=[callback])
+    trainer.train()
+    return trainer.optimizer
+
+
+def train_with_lightning(network, tmp_path):
+    from lightning.pytorch import LightningModule, Trainer  # takes seconds
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def training_step(self, rows, index):
+            return loss_of(self.network(rows[:, :-1]), rows[:, 1:])
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    trainer = Trainer(
+        max_steps=2,
+        accelerator="cpu",
+        callbacks=[autotune.LightningCallback(global_batch=16)],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Module(), DataLoader(ROWS, 16))
+    return trainer.optimizers[0]
+
+
+@pytest.fixture
+def configured(tmp_path, monkeypatch):
+    """configured(precision) is as an export: a file that AUTOTUNE_CONFIG names."""
+
+    def name(**fields):
+        file = tmp_path / "autotune_config.json"
+        file.write_text(json.dumps({"config": {"micro_batch_size": 16, **fields}}))
+        monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
+
+    return name
+
+
+def tensors_of(optimizer) -> Iterator[torch.Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if value.ndim)
+
+
+def check_that_formats_are_those_of(precision, train, brought, *, tmp_path):
+    network = network_in(brought)
+    with MatrixProducts() as products:
+        optimizer = train(network, tmp_path)
+    weights = {parameter.dtype for parameter in network.parameters()}
+    state = {tensor.dtype for tensor in tensors_of(optimizer)}
+    if precision == "as-is":
+        assert weights == state == {torch.bfloat16, torch.float32}
+        assert products.dtypes == {torch.bfloat16}
+        return
+    assert weights == state == {weights_dtype(precision)}
+    assert products.dtypes == {compute_dtype(precision)}
+    if brought != "fp32":  # a buffer in float32 is not there for its format
+        assert network.scale.dtype == weights_dtype(precision)
+
+
+EVERY_COMBINATION = pytest.mark.parametrize(("brought", "precision"), COMBINATIONS)
+
+
+@EVERY_COMBINATION
+def test_weights_products_and_state_have_the_formats_of_the_precision(
+    brought, precision, configured, tmp_path
+):
+    configured(precision=precision)
+    check_that_formats_are_those_of(precision, train_in_a_loop, brought, tmp_path=tmp_path)
+
+
+WITH_A_TRAINER = [
+    pytest.param(train_with_trainer, id="Trainer"),
+    pytest.param(
+        train_with_lightning,
+        id="Lightning",
+        marks=pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is missing"),
+    ),
+]
+
+
+@pytest.mark.parametrize("train", WITH_A_TRAINER)
+def test_a_callback_casts_weights_up(train, configured, tmp_path):
+    configured(precision="fp32")
+    check_that_formats_are_those_of("fp32", train, "bf16-true", tmp_path=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train", WITH_A_TRAINER)
+@EVERY_COMBINATION
+def test_formats_are_those_of_the_precision_with_a_callback(
+    train, brought, precision, configured, tmp_path
+):
+    configured(precision=precision)
+    check_that_formats_are_those_of(precision, train, brought, tmp_path=tmp_path)
+
+
+@pytest.mark.parametrize("brought", BROUGHT)
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+def test_its_own_precision_changes_nothing(brought, is_named, configured, tmp_path):
+    plain, own = network_in(brought), network_in(brought)
+    train_in_a_loop(plain, tmp_path)
+    configured(**({"precision": brought} if is_named else {}))
+    train_in_a_loop(own, tmp_path)
+    for name, tensor in own.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[name])
+
+
+@pytest.mark.parametrize("brought", BROUGHT)
+def test_the_precision_of_a_model_is_known_from_its_weights(brought):
+    assert own_precision(network_in(brought)) == brought
+
+
+class PackedLinear(nn.Module):
+    """A quantized layer, whose weight is a buffer of packed numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("packed", torch.zeros(16, 8, dtype=torch.uint8))
+
+
+def with_packed_weights(network):
+    network.blocks[0] = PackedLinear()
+
+
+def with_an_adapter(network):
+    network.bfloat16().requires_grad_(False)
+    network.blocks[0].adapter = nn.Linear(16, 2)
+
+
+def with_whole_numbers(network):
+    network.head.weight = nn.Parameter(torch.zeros(64, 16, dtype=torch.int8), requires_grad=False)
+
+
+def with_eight_bits(network):
+    network.to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    "change", [with_packed_weights, with_an_adapter, with_whole_numbers, with_eight_bits]
+)
+def test_weights_in_formats_without_a_common_name_are_never_cast(change):
+    network = Network()
+    change(network)
+    assert own_precision(network) == "as-is"
+    before = [parameter.dtype for parameter in network.parameters()]
+    config = TrainingConfig(precision="bf16-mixed", micro_batch_size=16)
+    with pytest.raises(IllegalConfiguration, match=r"the weights are in .* is not known"):
+        autotune.apply(network, config)
+    assert [parameter.dtype for parameter in network.parameters()] == before
+
+
+def test_state_that_an_optimizer_makes_before_its_first_step_follows_the_weights():
+    network = network_in("bf16-true")
+    optimizer = torch.optim.Adagrad(network.parameters())
+    cast_weights(network, torch.float32)
+    cast_state(optimizer)
+    assert {tensor.dtype for tensor in tensors_of(optimizer)} == {torch.float32}
+    assert all(state["step"].dtype == torch.float32 for state in optimizer.state.values())
