@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from autotune.spec.config import Precision
 
@@ -72,21 +74,58 @@ def cast_state(optimizer: Optimizer) -> None:
                 state[name] = value.to(parameter.dtype)
 
 
-def watch_autocast(model: nn.Module, *, at_first_use: Callable[[str], None]) -> None:
-    """Calls `at_first_use` where the model uses a matrix, with the format of autocast there.
+class AutocastWatch(TorchFunctionMode):
+    """While it is entered, tells of the first product with a weight of a model.
 
-    The format is empty without autocast. `at_first_use` must raise what ends the training.
+    It calls `at_first_product` with the format to which autocast casts there; empty without
+    autocast. That a module computes without autocast says nothing: its forward may turn it on.
     """
-    device = next(model.parameters()).device.type
 
-    def note(*_: Any) -> None:
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        at_first_use("" if dtype is None else _name_of(dtype))
+    def __init__(self, model: nn.Module, *, at_first_product: Callable[[str], None]) -> None:
+        super().__init__()
+        self._weights = set(model.parameters())
+        self._at_first_product = at_first_product
 
-    for module in model.modules():
-        own = [parameter for parameter in module.parameters(recurse=False) if parameter.ndim > 1]
-        if own and not isinstance(module, nn.Embedding):  # a look-up is not cast
-            module.register_forward_pre_hook(note)
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in _PRODUCTS:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor) and (
+                    value in self._weights or value._base in self._weights
+                ):
+                    self._at_first_product(_autocast_format(value.device.type))
+                    break
+        return function(*args, **kwargs)
+
+
+_PRODUCTS = frozenset(
+    [
+        "linear",
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "multi_head_attention_forward",
+        "lstm",
+        "gru",
+    ]
+)
+"""Names of the functions of torch that autocast runs in a lower precision."""
+
+
+def _autocast_format(device_type: str) -> str:
+    if not torch.is_autocast_enabled(device_type):
+        return ""
+    return _name_of(torch.get_autocast_dtype(device_type))
 
 
 def _weight_formats(model: nn.Module) -> list[str]:

@@ -6,7 +6,14 @@ import random
 import pytest
 
 from autotune.errors import InvalidSpace
-from autotune.spec.config import FIELD_ORDER, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.config import (
+    CHOICES,
+    FIELD_ORDER,
+    PRECISIONS_OF_SCRIPTS,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.reading import parse
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_content import named_spaces
@@ -810,3 +817,46 @@ def test_where_no_space_has_a_legal_configuration_none_is_asked_for(write):
     assert raised.value.hint == (
         "no search space has a legal configuration here, because of optimizer_fusion none"
     )
+
+
+# -- a script's own precision ----------------------------------------------------------------------
+
+
+def space_with(precisions):
+    return SearchSpace(
+        name="space",
+        techniques={"precision": precisions},
+        configurations=({"name": "plain"}, {"name": "mixed", "precision": "bf16-mixed"}),
+    )
+
+
+@pytest.mark.parametrize("own", CHOICES["precision"])
+def test_what_a_script_brings_is_the_baseline_and_a_value_of_a_space_that_has_fp32(own):
+    at = LegalityContext(global_batch=8, own_precision=own)
+    space = space_with(("fp32", "bf16-mixed"))
+    legal = bind_space(space, at, unavailable={})
+    assert space.baseline_config(at).precision == legal.named["plain"].precision == own
+    assert space.baseline_config(at) in legal
+    assert set(legal.values["precision"]) == {own, "fp32", "bf16-mixed"}
+    chosen = bind_space(space_with(("bf16-mixed",)), at, unavailable={})
+    assert chosen.values["precision"] == ("bf16-mixed",)
+
+
+def test_where_precision_cannot_be_cast_every_trial_is_as_the_script_brings_it():
+    at = LegalityContext(global_batch=8, own_precision="as-is")
+    unavailable = {"precision": dict.fromkeys(("fp32", "bf16-mixed"), "of several formats")}
+    legal = bind_space(space_with(("fp32", "bf16-mixed")), at, unavailable=unavailable)
+    assert {config.precision for config in legal.configurations()} == {"as-is"}
+    assert list(legal.named) == ["plain"]
+    assert [line for line in legal.excluded if "of several formats" in line] == [
+        "precision fp32: of several formats",
+        "precision bf16-mixed: of several formats",
+        "configuration 'mixed': precision bf16-mixed: of several formats",
+    ]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS_OF_SCRIPTS)
+def test_formats_that_only_a_script_brings_are_legal_for_that_script_alone(precision):
+    space = space_with(("fp32", precision))
+    legal = bind_space(space, LegalityContext(global_batch=8), unavailable={})
+    assert precision not in {config.precision for config in legal.configurations()}

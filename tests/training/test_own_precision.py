@@ -4,6 +4,7 @@ The contract runs over each precision that a script can have, over each format t
 come in, and over each form of script.
 """
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -16,11 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 import autotune
-from autotune.errors import IllegalConfiguration
+from autotune.errors import IllegalConfiguration, StudyMismatch
 from autotune.spec.config import CHOICES, PRECISIONS_OF_SCRIPTS, TrainingConfig
+from autotune.spec.training_request import TrainingRequest, unwatched
+from autotune.spec.workload import make_workload
 from autotune.techniques.own_precision import cast_state, cast_weights, own_precision
 from autotune.techniques.precision import compute_dtype, weights_dtype
 from autotune.techniques.user_training import _NO_PRECISION
+from autotune.training.script import interface
+from autotune.training.script.run import ScriptEnd, WatchedRun
+from autotune.training.script.trainer import _Examination
 
 ROWS = torch.arange(16 * 9).view(16, 9) % 61
 BROUGHT = ("fp32", "bf16-true", "fp16-true", "fp64", "as-is")
@@ -273,3 +279,118 @@ def test_state_that_an_optimizer_makes_before_its_first_step_follows_the_weights
     cast_state(optimizer)
     assert {tensor.dtype for tensor in tensors_of(optimizer)} == {torch.float32}
     assert all(state["step"].dtype == torch.float32 for state in optimizer.state.values())
+
+
+# -- what a search finds out -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def examined(tmp_path):
+    """The run that examines a script, and ends where its model is used."""
+    script = tmp_path / "train.py"
+    script.touch()
+    workload = make_workload("cpu", {"script": str(script), "global_batch": 16})
+    run = _Examination(workload, {"precision": ["fp32", "bf16-mixed"]})
+    interface.begin(run)
+    yield run
+    interface._running.clear()
+
+
+def train_by_parts(network, tmp_path):
+    network, optimizer = autotune.apply(network, torch.optim.SGD(network.parameters()))
+    hidden = network.embedding(ROWS[:, :-1])
+    loss_of(network.head(hidden), ROWS[:, 1:]).backward()
+    optimizer.step()
+    autotune.report(tokens=128, loss=1.0)
+
+
+def train_without_products(network, tmp_path):
+    network, optimizer = autotune.apply(network, torch.optim.SGD(network.parameters()))
+    network.head.weight.sum().backward()
+    optimizer.step()
+    raise AssertionError("the optimizer has stepped")
+
+
+def train_by_functions(network, tmp_path):
+    autotune.apply(network, torch.optim.SGD(network.parameters()))
+    hidden = network.embedding.weight[ROWS[:, :-1]]
+    loss_of(hidden @ network.head.weight.t(), ROWS[:, 1:])
+    raise AssertionError("it has multiplied by a weight")
+
+
+FORMS = [
+    pytest.param(train_in_a_loop, id="loop"),
+    pytest.param(train_by_parts, id="parts"),
+    pytest.param(train_by_functions, id="functions"),
+    pytest.param(train_without_products, id="no products"),
+    *WITH_A_TRAINER,
+]
+
+
+@pytest.mark.parametrize("train", FORMS)
+def test_a_script_of_any_form_is_examined_before_its_first_update(train, examined, tmp_path):
+    network = network_in("bf16-true")
+    with pytest.raises(ScriptEnd):
+        train(network, tmp_path)
+    found = examined.result()
+    assert found.own_precision == "bf16-true"
+    assert "precision" not in found.unavailable
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, network_in("bf16-true").state_dict()[name])
+
+
+@pytest.mark.parametrize("brought", BROUGHT)
+def test_a_search_knows_in_which_precision_a_script_comes(brought, examined, tmp_path):
+    with pytest.raises(ScriptEnd):
+        train_in_a_loop(network_in(brought), tmp_path)
+    found = examined.result()
+    assert found.own_precision == brought
+    reasons = found.unavailable.get("precision", {})
+    if brought != "as-is":
+        assert not reasons
+        return
+    assert list(reasons) == ["fp32", "bf16-mixed"]
+    assert all("in bfloat16 and float32" in reason for reason in reasons.values())
+
+
+def autocast_around_it(network):
+    forward = network.forward
+
+    def within(*args, **kwargs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return forward(*args, **kwargs)
+
+    network.forward = within
+
+
+def autocast_in_its_blocks(network):
+    autocast_around_it(network.blocks[0])
+
+
+@pytest.mark.parametrize("change", [autocast_around_it, autocast_in_its_blocks])
+def test_a_script_under_its_own_autocast_is_as_it_is(change, examined, tmp_path):
+    network = network_in("fp32")
+    change(network)
+    with pytest.raises(ScriptEnd):
+        train_in_a_loop(network, tmp_path)
+    found = examined.result()
+    assert found.own_precision == "as-is"
+    assert "under autocast to bfloat16" in found.unavailable["precision"]["fp32"]
+
+
+def test_a_script_whose_weights_have_changed_since_its_study_began_is_rejected(examined, tmp_path):
+    workload = dataclasses.replace(examined.workload, own_precision="bf16-true")
+    request = TrainingRequest(
+        workload=workload,
+        config=TrainingConfig(precision="bf16-true", micro_batch_size=16),
+        folder=tmp_path,
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=0.0,
+    )
+    run = WatchedRun(request, progress=unwatched)
+    network = network_in("fp32")
+    with pytest.raises(ScriptEnd) as raised:
+        run.apply_and_watch(network, torch.optim.SGD(network.parameters()))
+    assert isinstance(raised.value.reason, StudyMismatch)
+    assert "are those of precision fp32" in str(raised.value.reason)

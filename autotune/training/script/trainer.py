@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
-from autotune.techniques.own_precision import own_precision, watch_autocast, why_not_cast
+from autotune.techniques.own_precision import AutocastWatch, own_precision, why_not_cast
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers, missing_in_user_model
@@ -157,7 +158,7 @@ def _missing_variable(error: Exception) -> str:
 
 
 class _Examination:
-    """A run that ends where the model that was passed to `autotune.apply` uses its weights.
+    """A run that ends where the model that was passed to `autotune.apply` multiplies a weight.
 
     Whether that is under autocast is known only there.
     """
@@ -169,6 +170,7 @@ class _Examination:
         self._choices = choices
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
+        self._watching = ExitStack()
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
@@ -176,8 +178,9 @@ class _Examination:
         self._own_precision = own_precision(model)
         if self._own_precision == "as-is":
             self._end_as_is(why_not_cast(model))
-        watch_autocast(model, at_first_use=self._note_autocast)
-        for stepped in all_optimizers(optimizer):  # of a model that calls none of its modules
+        watch = AutocastWatch(model, at_first_product=self._note_autocast)
+        self._watching.enter_context(watch)
+        for stepped in all_optimizers(optimizer):  # where no product was seen
             stepped.register_step_pre_hook(self._end)
         return model, optimizer
 
@@ -203,7 +206,8 @@ class _Examination:
         raise ScriptEnd
 
     def result(self) -> ExaminedScript:
-        """Returns what is known of the script."""
+        """Returns what is known of the script, which has ended."""
+        self._watching.close()
         assert self.missing is not None
         return ExaminedScript(
             unavailable=self.missing,
