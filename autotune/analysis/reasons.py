@@ -14,7 +14,7 @@ from autotune.analysis.peak import (
 )
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Prediction
-from autotune.units import format_size
+from autotune.units import format_percent, format_size
 
 FEW = 0.1
 """Activations below this share of the peak count as few."""
@@ -68,6 +68,26 @@ def why_nothing(
             f"{activations} are activations"
         )
     return f"it reduces activations, and only {activations} of the peak are activations"
+
+
+def unquantized_share(unquantized: int, quantized: int) -> float | None:
+    """Return the share of numbers that are not quantized; None where none is."""
+    return unquantized / (unquantized + quantized) if quantized else None
+
+
+def left_in_16_bits(share: float | None) -> str:
+    """Return how many weights quantization leaves as they are; empty without quantization."""
+    return "" if share is None else f"{format_percent(share)} % of the weights in 16 bits"
+
+
+def why_left_in_16_bits(config: TrainingConfig, share: float | None) -> str:
+    """Return a sentence with the reason for that; empty without quantization."""
+    if share is None:
+        return ""
+    return (
+        f"base_weights {config.base_weights} leaves {left_in_16_bits(share)}: it takes linear "
+        "layers of the blocks, not embeddings, norms or experts that are one parameter together"
+    )
 
 
 def _why_no_fusion(

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from autotune.analysis.reasons import left_in_16_bits
 from autotune.printable import printable
 from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
@@ -303,6 +304,8 @@ def _remark(result: StudyResult, record: TrialRecord) -> str:
         marks.append(reason)
     if record.compile_seconds is not None:
         marks.append(f"compiled in {record.compile_seconds:.0f} s")
+    if left := left_in_16_bits(record.unquantized_share):
+        marks.append(left)
     if record.reused_from:
         marks.append(f"from {record.reused_from}")
     if remarks := perplexity_remarks(result, record):

@@ -33,6 +33,7 @@ def make_config(content: Mapping[str, Any]) -> Any:
     settings = deepcopy(dict(content))  # classes change the tables in it
     model_type = settings.pop("model_type")
     settings.pop("auto_map", None)  # refers to code outside transformers, which is not run
+    settings.pop("quantization_config", None)  # `base_weights` decides how weights are stored
     if model_type not in transformers.CONFIG_MAPPING:
         raise InvalidInput(
             f"transformers {transformers.__version__} has no model type {model_type!r}",

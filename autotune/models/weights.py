@@ -45,6 +45,10 @@ class Placement:
     def finish(self) -> None:
         """Do what needs all weights in their places."""
 
+    def unquantized(self) -> tuple[int, int]:
+        """Return how many numbers of the model's weights are not quantized, and how many are."""
+        return 0, 0
+
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         """Return what has taken the place of a parameter that was placed, or the same."""
         return parameter

@@ -47,6 +47,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.fsdp import FSDPModule
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from autotune.analysis.reasons import unquantized_share, why_left_in_16_bits
 from autotune.data.batches import Batch
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
@@ -72,6 +73,7 @@ from autotune.predictor.routing import UNEQUAL_PARTS
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
+from autotune.spec.model_file import ignored_quantization
 from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
@@ -279,6 +281,8 @@ class _FakeStep:
     ranks_alike: list[list[int]]
     flops_per_token: float | None
     bytes_accessed_per_token: float
+    unquantized: tuple[int, int]
+    """How many numbers of frozen weights are not quantized, and how many are."""
     unequal_bytes: tuple[int, ...] = ()
     """The peaks if all tokens choose the same experts; empty where no routing was predicted."""
 
@@ -294,6 +298,7 @@ class _FakeStep:
             sizes=bytes_by_category(peak.blocks),
             holders=largest_holders(peak.blocks),
             host_bytes=self.host_bytes,
+            unquantized=self.unquantized,
         )
         timeline = make_timeline(self.recording, peak) if request.with_timeline else None
         if self.unequal_bytes:
@@ -328,6 +333,10 @@ class _FakeStep:
             holders=found.holders,
             allowance_bytes=found.allowance_bytes,
             host_bytes=self.host_bytes + periods * (self.host_bytes - at_first.host_bytes),
+            unquantized=tuple(
+                here + periods * (here - before)
+                for here, before in zip(self.unquantized, at_first.unquantized, strict=True)
+            ),
         )
         return replace(
             prediction,
@@ -350,6 +359,7 @@ class _FakeStep:
         sizes: dict[Category, int],
         holders: tuple[Holder, ...],
         host_bytes: int,
+        unquantized: tuple[int, ...],
         allowance_bytes: int = 0,
     ) -> Prediction:
         """Returns the prediction; the bounds allow for `allowance_bytes` of further error."""
@@ -365,6 +375,9 @@ class _FakeStep:
         if host_bytes:
             taken = f"offload {request.config.offload} takes {format_size(host_bytes)}"
             notes = (*notes, f"{taken} of the host's memory for each device")
+        share = unquantized_share(*unquantized)
+        if left := why_left_in_16_bits(request.config, share):
+            notes = (*notes, left)
         return Prediction(
             device=request.device,
             fake_device=_FAKE_DEVICE.type,
@@ -378,6 +391,7 @@ class _FakeStep:
             parameters=self.parameters,
             flops_per_token=self.flops_per_token,
             bytes_accessed_per_token=self.bytes_accessed_per_token,
+            unquantized_share=share,
             holders=holders,
             notes=notes,
         )
@@ -409,6 +423,7 @@ class _FakeTraining:
         """What the first step allocates on a GPU."""
         self._parameters = 0
         self._host_bytes = 0
+        self._unquantized = (0, 0)
         self._unequal_bytes: list[int] = []
         self._share_without_gradient = 0.0
         self._ranks_alike: list[list[int]] = []
@@ -426,6 +441,7 @@ class _FakeTraining:
                 self._kernels.cudnn_bytes if self._is_cuda else self._cpu_kernels.unknown_bytes
             ),
             host_bytes=self._host_bytes,
+            unquantized=self._unquantized,
             plan=self._programs.plan,
             notes=tuple(self._notes()),
             ranks_alike=self._ranks_alike,
@@ -464,6 +480,7 @@ class _FakeTraining:
             )
             stack.enter_context(taken_for_real())
             self._parameters = training.number_of_parameters
+            self._unquantized = training.unquantized
             if self._is_cuda:
                 self._host_bytes = bytes_to_host(request.config, training.parts.model.parameters())
             self._ranks_alike = ranks_alike(training, request.config, devices=devices)
@@ -650,6 +667,8 @@ class _FakeTraining:
         module._compiled_call_impl = watched_call
 
     def _notes(self) -> Iterator[str]:
+        if ignored := ignored_quantization(self._request.workload.model_config):
+            yield ignored
         routing = self._watch.routing
         if self._unequal_bytes and routing.was_used:
             least, most = min(self._unequal_bytes), max(self._unequal_bytes)

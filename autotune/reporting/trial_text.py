@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.pick import closest_miss, is_no_better, savings
+from autotune.analysis.reasons import left_in_16_bits
 from autotune.analysis.roofline import matrix_format, matrix_rate, model_flops_utilization
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
@@ -427,6 +428,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(f"{line} ({style.escaped(str(source))})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")
+    if left := left_in_16_bits(record.unquantized_share):
+        lines.append(style.wrapped(left, width=_LINE, lines=6))
     if record.reused_from:
         lines.append(style.wrapped(f"measured as {record.reused_from}", width=_LINE, lines=6))
     if record.outcome != "ok":

@@ -70,6 +70,18 @@ def parse_model_config(text: bytes, *, source: str) -> dict[str, Any]:
     return content
 
 
+def ignored_quantization(content: Mapping[str, Any] | None) -> str:
+    """Return that a config.json asks for quantized weights, which trials do not have; else ""."""
+    settings = (content or {}).get("quantization_config")
+    if not isinstance(settings, Mapping):
+        return ""
+    method = settings.get("quant_method", "a method without a name")
+    return (
+        f"the quantization_config of the model's {FILE_NAME} ({method}) is not used: weights are "
+        "stored as precision and base_weights say"
+    )
+
+
 def is_hub_name(model: str) -> bool:
     """Whether `model` has the form `owner/name` and does not look like a file."""
     if Path(model).suffix in (".json", ".py"):

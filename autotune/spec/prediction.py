@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
-from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, SizeBytes, Work
+from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, Share, SizeBytes, Work
 from autotune.spec.schema import Schema
 
 Category = Literal[
@@ -115,6 +115,9 @@ class Prediction(Schema):
     layer, and in predictions that older releases stored."""
     bytes_accessed_per_token: Work | None = None
     """Bytes that the operators of a whole step read and write, per token."""
+    unquantized_share: Share | None = None
+    """Share of the model's own weights, by their number, that quantized base weights leave in 16
+    bits; None: nothing is quantized."""
     devices: Count = 1
     """Devices of a trial. The peak and what holds it are those of the device that needs most."""
     peak_memory_bytes_by_rank: tuple[NeededBytes, ...] = ()

@@ -185,6 +185,9 @@ class Measurement(Schema):
     (`predictor/work.py`); None: the model was not predicted."""
     recomputed_flops_per_token: Work | None = None
     """Those that the configuration computes again; None: not known."""
+    unquantized_share: Share | None = None
+    """Share of the model's own weights, by their number, that quantized base weights leave in 16
+    bits; None: nothing is quantized."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
 

@@ -25,6 +25,7 @@ from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
+from autotune.spec.model_file import ignored_quantization
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace
@@ -213,6 +214,8 @@ def _run(
     ):
         for sentence in _device_warnings(definition.device, request):
             listener(Notice(message=sentence))
+        if ignored := ignored_quantization(definition.workload.model_config):
+            listener(Notice(message=ignored))
         listener(
             StudyOpened(
                 definition=definition,

@@ -54,6 +54,8 @@ class Training:
     wrapped the model's parts."""
     tensor_parallel: TensorParallel | None = None
     """The devices among which the matrices are split, where they are."""
+    unquantized: tuple[int, int] = (0, 0)
+    """How many numbers of frozen weights are not quantized, and how many are."""
 
     def whole_gradient(self, parameter: nn.Parameter) -> Tensor:
         """Returns the gradient of a whole weight, of which each device may have a part.
@@ -166,6 +168,7 @@ def apply_techniques(
             for block, own in loaded_by_block.items()
         },
         tensor_parallel=split,
+        unquantized=placement.unquantized(),
     )
 
 

@@ -66,6 +66,7 @@ class AdaptedWeights(Placement):
         self._dequantized = dequantized
         self._parts: ModelParts | None = None
         self._quantized_layers: frozenset[nn.Module] = frozenset()
+        self._numbers_by_quantized = {False: 0, True: 0}
 
     def change(self, parts: ModelParts) -> None:
         """Freeze a model on the meta device and add the adapters."""
@@ -101,7 +102,9 @@ class AdaptedWeights(Placement):
         if weight is None:
             return self._initial(name, parameter)
         placed = super().place(name, parameter, weight)
-        if owner in self._quantized_layers and name.endswith(".weight"):
+        is_quantized = owner in self._quantized_layers and name.endswith(".weight")
+        self._numbers_by_quantized[is_quantized] += weight.numel()
+        if is_quantized:
             return base_weights.quantize(
                 placed, self._config.base_weights, dequantized=self._dequantized
             )
@@ -113,6 +116,9 @@ class AdaptedWeights(Placement):
         for module in self._parts.model.modules():
             if hasattr(module, _MAGNITUDE) and _NAME in getattr(module, _MAGNITUDE):
                 _set_magnitude(module)
+
+    def unquantized(self) -> tuple[int, int]:
+        return self._numbers_by_quantized[False], self._numbers_by_quantized[True]
 
     def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
         """Return a new parameter of an adapter: the first matrix random, the second zero.

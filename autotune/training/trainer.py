@@ -31,6 +31,7 @@ import torch._inductor.config
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from autotune.analysis.reasons import unquantized_share
 from autotune.data.batches import Batch, TokenSequences
 from autotune.data.token_file import TextFacts
 from autotune.memory.attribution import bytes_by_category, find_peak
@@ -489,6 +490,7 @@ class Trainer:
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
             perplexity_source=None if held_out_loss is None else self._perplexity_source(),
             **self.parity.verdict(),
+            unquantized_share=unquantized_share(*self.training.unquantized),
             bits_per_byte=self._bits_per_byte(held_out_loss),
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from autotune.errors import InvalidInput
 from autotune.models.config_class import complete, main, make_config
-from autotune.spec.model_file import sizes_of
+from autotune.spec.model_file import ignored_quantization, sizes_of
 from autotune.spec.workload import make_workload
 
 LLAMA = {"model_type": "llama", "vocab_size": 256, "num_hidden_layers": 2}
@@ -79,6 +79,16 @@ def test_an_encoder_decoder_is_rejected_and_a_file_of_its_decoder_is_not():
         assert make_config(of_decoder).model_type == model_type
         without_encoder = {"model_type": model_type, "is_encoder_decoder": False}
         assert make_config(without_encoder).model_type == model_type
+
+
+def test_a_quantization_of_the_file_is_not_used_and_that_is_said():
+    content = {**LLAMA, "quantization_config": {"quant_method": "mxfp4"}}
+    assert "mxfp4" not in str(make_config(content).to_dict())
+    assert ignored_quantization(content) == (
+        "the quantization_config of the model's config.json (mxfp4) is not used: weights are "
+        "stored as precision and base_weights say"
+    )
+    assert ignored_quantization(LLAMA) == ignored_quantization(None) == ""
 
 
 @pytest.mark.parametrize(

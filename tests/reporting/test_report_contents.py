@@ -346,6 +346,7 @@ def test_of_a_script_only_what_it_does_not_decide_is_listed():
     assert list(dict(report_of(view).workload)) == [
         "script",
         "hash of the script",
+        "its own precision",
         "a step",
         "steps",
         "seed",

@@ -7,6 +7,7 @@ from torch import nn
 from autotune.data.batches import Batch
 from autotune.errors import IllegalConfiguration
 from autotune.memory.device_meter import make_meter
+from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.models.weights import draw_weights
 from autotune.predictor.predict import PredictionRequest, predict
@@ -241,3 +242,31 @@ def test_a_space_without_adapters_asks_nothing_about_them():
     parts = ModelParts(model=nn.Sequential(nn.Embedding(4, 4), nn.LayerNorm(4)))
     choices = {"adapter": ("none",), "adapter_targets": ("all-linear",), "adapter_rank": (8,)}
     assert missing_parts(parts, choices) == {}
+
+
+def layers_and_weights(workload):
+    """Numbers in the linear layers of the blocks, and in all weights."""
+    model = build_model(workload).model
+    layers = [one for one in model.blocks.modules() if isinstance(one, nn.Linear)]
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    return sum(layer.weight.numel() for layer in layers), numbers
+
+
+@pytest.mark.parametrize("value", [None, *QUANTIZED])
+def test_weights_that_quantization_leaves_are_counted(value, training_of):
+    in_layers, numbers = layers_and_weights(WORKLOAD)
+    config = config_of(precision="bf16-mixed", base_weights=value or "trained")
+    quantized = in_layers if value else 0
+    assert training_of(config).unquantized == (numbers - quantized, quantized)
+
+
+@pytest.mark.slow
+def test_layers_that_are_extrapolated_count_in_the_share_of_weights():
+    sizes = {"layers": 16, "width": 32, "heads": 2, "sequence_length": 16}
+    deep = make_workload("cpu", {**SIZES, **sizes})
+    config = config_of(precision="bf16-mixed", base_weights="nf4")
+    request = PredictionRequest(workload=deep, config=config, device="cpu", extrapolates="any")
+    prediction = predict(request)
+    in_layers, numbers = layers_and_weights(deep)
+    assert prediction.extrapolated_from
+    assert prediction.unquantized_share == pytest.approx(1 - in_layers / numbers)

@@ -39,6 +39,7 @@ def write(recipe: Recipe, version: str) -> Export:
     if recipe.workload.model_config is not None:
         settings = with_layers(recipe.workload.model_config, recipe.workload.layers)
         settings.pop("auto_map", None)  # it names code outside transformers, which is not run
+        settings.pop("quantization_config", None)  # the trial did not use it
         files[MODEL_CONFIG_FILE] = json.dumps(settings, indent=2) + "\n"
     return Export(
         files=files,

@@ -51,6 +51,7 @@ trainer.save_model()
     if workload.model_config is not None and not workload.pretrained:
         content = with_layers(workload.model_config, workload.layers)
         content.pop("auto_map", None)  # names code outside transformers, which is not run
+        content.pop("quantization_config", None)  # the trial did not use it
         files[MODEL_CONFIG_FILE] = json.dumps(content, indent=2) + "\n"
     return files
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from autotune.analysis.pick import Preferences
 from autotune.reporting.report.excluded import combinations
 from autotune.reporting.study_view import StudyView
+from autotune.spec.model_file import ignored_quantization
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_duration, format_size
 
@@ -30,6 +31,7 @@ def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     files = {**(workload.script_files or {}), **workload.script_files_after_apply}
     if files:
         yield "files that it reads", ", ".join(files)
+    yield "its own precision", workload.own_precision
     yield "a step", f"{workload.global_batch} sequences"
     yield "steps", _steps(workload)
     yield "seed", str(workload.seed)
@@ -37,6 +39,8 @@ def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
 
 def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "model", workload.describe_model()
+    if ignored := ignored_quantization(workload.model_config):
+        yield "not used", ignored
     if workload.model_source:
         yield "weights from", workload.model_source
     if workload.model_sha256:

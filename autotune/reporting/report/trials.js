@@ -211,10 +211,12 @@
       list.append(pair);
     }
     list.append(...ranksOf(index));
-    const communication = data.communication[value("number", index)];
-    if (communication) {
+    const sentences = { weights: data.weights, "in collectives": data.communication };
+    for (const [name, texts] of Object.entries(sentences)) {
+      const text = texts[value("number", index)];
+      if (!text) continue;
       const pair = element("div", null, { class: "long" });
-      pair.append(element("dt", "in collectives"), element("dd", communication));
+      pair.append(element("dt", name), element("dd", text));
       list.append(pair);
     }
     const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });

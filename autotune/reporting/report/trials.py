@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.reasons import left_in_16_bits
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import communication_text
@@ -96,6 +97,11 @@ def trial_table(view: StudyView) -> dict[str, Any]:
         },
         "communication": {
             record.number: text for record in records if (text := communication_text(record))
+        },
+        "weights": {
+            record.number: text
+            for record in records
+            if (text := left_in_16_bits(record.unquantized_share))
         },
         "is_cuda": result.device.type == "cuda",
         "has_predictions": any(record.predicted_peak_memory_bytes for record in result.trials),

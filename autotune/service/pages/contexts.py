@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.analysis.pick import PREFERENCES, Preferences
+from autotune.analysis.reasons import left_in_16_bits
 from autotune.exporters import TARGETS
 from autotune.reporting.figures import FIGURES
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
@@ -552,6 +553,8 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, s
     if record.parity is not None:
         detail = f": {record.parity_message}" if record.parity_message else ""
         yield "compared with a plain training", f"{record.parity}{detail}"
+    if left := left_in_16_bits(record.unquantized_share):
+        yield "weights", left
     if record.compile_seconds is not None:
         yield "compiling", format_duration(record.compile_seconds)
     if record.seconds is not None:
