@@ -1,11 +1,15 @@
 """The protocol of all models: the parts that techniques replace, and the loss."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from autotune.shipped.blocks import BlockList, Blocks
 from autotune.shipped.token_loss import TokenLoss
+
+Buffers = Mapping[str, tuple[nn.Module, str]]
+"""The module that has each buffer, and its name there, by the buffer's name in the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,17 @@ class ModelParts:
             parameter for parameter in self.model.parameters() if parameter not in inside
         ]
         return found
+
+    def buffers(self) -> Buffers:
+        """Return where the buffers of the model are.
+
+        Techniques may later give the modules other names, and forward may replace a buffer.
+        """
+        return {
+            f"{path}.{name}" if path else name: (module, name)
+            for path, module in self.model.named_modules()
+            for name, _ in module.named_buffers(recurse=False)
+        }
 
     def set_token_loss(self, token_loss: TokenLoss) -> None:
         """Make the model compute its loss from last hidden states and head by `token_loss`."""

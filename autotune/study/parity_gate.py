@@ -20,23 +20,23 @@ of the trial. The record then says so.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.files import durable_file
-from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
-from autotune.spec.parity import ParityTrace, largest_difference
+from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
+from autotune.spec.parity import ParityTrace, has_similar_settings, largest_difference
 from autotune.spec.reading import parse
 
 LARGEST_RATIO = 2**0.5
-"""Largest ratio of the gradient norms of one training on two global batches. It is nearer to 1 than
-to the factor of 2 that accumulation over two micro batches without a division makes. In nanoGPT's
-first step, with 8 sequences of other text for each micro batch, the norms were 0.92 to 1.36 times
-that of the whole batch; without the division 1.84 times for 2 micro batches, 4.1 for 4 and 10.9
-for 8."""
+"""Largest ratio of the gradient norms of one training with other masks of dropout. It is nearer to
+1 than to the factor of 2 that accumulation over two micro batches without a division makes. In
+nanoGPT's first step, even with 8 sequences of other text for each micro batch, the norms were 0.92
+to 1.36 times that of the whole batch; without the division 1.84 times for 2 micro batches, 4.1 for
+4 and 10.9 for 8."""
 
 
 class Tracer(Protocol):
@@ -99,26 +99,43 @@ class ParityGate:
         return self._judge_random(config)
 
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Return whether the plain trainings of two configurations make similar updates.
+        """Return whether the plain trainings of two configurations are one training.
 
-        A script may draw other text for another micro batch, so that neither losses nor gradients
-        repeat. But a script that accumulates gradients correctly has gradients of about the same
-        norm at every micro batch. One that forgets to divide its loss has gradients larger by the
-        number of micro batches, and one that does not accumulate reports fewer tokens.
+        They differ in their micro batch only, so that neither needs a technique to differ: a script
+        may draw other text for another micro batch, forget to divide its loss, or do once for each
+        micro batch what belongs to the step. Losses are left out, since a script may report that of
+        a micro batch. Dropout drops other activations in another micro batch: then the two are
+        compared without it, and with it in what masks do not change.
         """
         first = plain_form(config, micro_batch_size=config.micro_batch_size)
         second = plain_form(other, micro_batch_size=other.micro_batch_size)
         pair = (first.fingerprint, second.fingerprint)
         if pair not in self._alike:
-            first_trace = self._plain(first, micro_batch_size=first.micro_batch_size)
-            second_trace = self._plain(second, micro_batch_size=second.micro_batch_size)
-            self._alike[pair] = (
-                isinstance(first_trace, ParityTrace)
-                and isinstance(second_trace, ParityTrace)
-                and first_trace.tokens == second_trace.tokens
-                and _have_similar_norms(first_trace.gradient_norms, second_trace.gradient_norms)
-            )
+            self._alike[pair] = self._are_one_training(first, second)
         return self._alike[pair]
+
+    def _are_one_training(self, first: TrainingConfig, second: TrainingConfig) -> bool:
+        def traces(*, dropout: bool) -> list[ParityTrace | str]:
+            return [
+                self._plain(config, micro_batch_size=config.micro_batch_size, dropout=dropout)
+                for config in (first, second)
+            ]
+
+        trace, other = traces(dropout=True)
+        if isinstance(trace, str) or isinstance(other, str) or trace.tokens != other.tokens:
+            return False
+        if trace.draws_random_numbers or other.draws_random_numbers:
+            if not _are_similar(trace, other, precision=first.precision):
+                return False
+            trace, other = traces(dropout=False)
+            if isinstance(trace, str) or isinstance(other, str):
+                return False
+        if not trace.gradient_norms or not other.gradient_norms:
+            return False
+        difference = largest_difference(
+            trace, other, precision=first.precision, other_micro_batch=True
+        )
+        return not difference.is_outside
 
     def _judge_random(self, config: TrainingConfig) -> Verdict:
         """Check a configuration of a model that draws random numbers."""
@@ -249,14 +266,17 @@ def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConf
     )
 
 
-def _have_similar_norms(norms: Mapping[str, float], others: Mapping[str, float]) -> bool:
-    """Return whether the norms of two gradients differ by a factor of `LARGEST_RATIO` at most.
+def _are_similar(trace: ParityTrace, other: ParityTrace, *, precision: Precision) -> bool:
+    """Return whether two trainings with other masks are alike in what masks do not change.
 
-    Each gradient is given by the norm of each of its blocks.
+    They update as often and with the same settings, and their gradients differ in their norms by a
+    factor of `LARGEST_RATIO` at most.
     """
-    norm = math.hypot(*norms.values())
-    other = math.hypot(*others.values())
-    return 0.0 < max(norm, other) <= LARGEST_RATIO * min(norm, other)
+    if not has_similar_settings(trace, other, precision=precision):
+        return False
+    norm = math.hypot(*trace.backward_norms.values())
+    other_norm = math.hypot(*other.backward_norms.values())
+    return 0.0 < max(norm, other_norm) <= LARGEST_RATIO * min(norm, other_norm)
 
 
 def _read(file: Path) -> ParityTrace | None:

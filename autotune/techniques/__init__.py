@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from autotune.models.parts import ModelParts
+from autotune.models.parts import Buffers, ModelParts
 from autotune.models.weights import Placement, load_model
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
@@ -52,6 +52,8 @@ class Training:
     parameters_by_block: Mapping[str, Sequence[nn.Parameter]]
     """The trained parameters of `block 0`, `block 1`, ... and `rest`, grouped before techniques
     wrapped the model's parts."""
+    buffers: Buffers
+    """Where the model's buffers are, by the names that they had then."""
     tensor_parallel: TensorParallel | None = None
     """The devices among which the matrices are split, where they are."""
     unquantized: tuple[int, int] = (0, 0)
@@ -117,6 +119,7 @@ def apply_techniques(
     loss.set_loss(parts, config.loss)
     loaded_by_block = parts.parameters_by_block()
     loaded = dict(parts.model.named_parameters())
+    buffers = parts.buffers()
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)
@@ -137,6 +140,7 @@ def apply_techniques(
             devices=devices_of_engine,
             updater=update,
             parameters_by_block=loaded_by_block,
+            buffers=buffers,
         )
     devices = sharding.shard(parts, config, mesh=mesh, device=device, placement=placement)
     # Wrapping a module does not replace its parameters, but dividing them does.
@@ -167,6 +171,7 @@ def apply_techniques(
             block: [placement.current(parameter) for parameter in own]
             for block, own in loaded_by_block.items()
         },
+        buffers=buffers,
         tensor_parallel=split,
         unquantized=placement.unquantized(),
     )

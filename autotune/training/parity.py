@@ -1,25 +1,32 @@
-"""Records the losses and gradients of the first steps of a training, for the parity check.
+"""Records what the first steps of a training compute, for the parity check.
 
-The check compares them with those of a plain training of the same numerics, the reference. It works
-for every way in which the optimizer updates.
+The check compares it with a plain training of the same numerics, the reference
+(`autotune/spec/parity.py` says what and why), for every way in which the optimizer updates. It
+reads in the first `UPDATE_STEPS` steps; what is kept are numbers on the host.
 """
 
 import functools
+import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
+from autotune.models.parts import Buffers
 from autotune.spec.config import Precision
 from autotune.spec.parity import (
     PARITY_STEPS,
     PROJECTIONS,
+    UPDATE_STEPS,
     Difference,
     ParityTrace,
     largest_difference,
@@ -38,7 +45,10 @@ class ParityFailed(Exception):
 class ParityWatch:
     """Records the first steps of a training and compares them with `reference`, if there is one.
 
-    Gradients are read where there is a reference, or where `is_trace`: the trace is the result.
+    Gradients, weights and buffers are read where there is a reference, or where `is_trace`: the
+    trace is the result. With `shares_out`, several devices have parts of the
+    weights or add their gradients up after backward: then these are compared by the gradients that
+    the optimizer uses. With `watches_averages`, also what a script keeps in the form of weights.
     """
 
     def __init__(
@@ -51,6 +61,9 @@ class ParityWatch:
         is_trace: bool = False,
         progress: Progress = unwatched,
         whole_gradient: Callable[[nn.Parameter], Tensor] | None = None,
+        buffers: Buffers | None = None,
+        shares_out: bool = False,
+        watches_averages: bool = False,
     ) -> None:
         self._device = device
         self._precision = precision
@@ -58,11 +71,23 @@ class ParityWatch:
         self._losses: list[float] = []
         self._steps_begun = 0  # the loss of a step may be known only when the next one has begun
         self._tokens: int | None = None
-        self._reads_gradients = is_trace or reference is not None  # reading them takes time
+        self._reads = is_trace or reference is not None  # reading takes time
+        self._stopwatch = Stopwatch(device, progress)
+        blocks = {block: list(parameters) for block, parameters in parameters_by_block.items()}
         self._gradients = GradientSketch(
-            parameters_by_block, device=device, progress=progress, whole_gradient=whole_gradient
+            blocks,
+            device=device,
+            stopwatch=self._stopwatch,
+            whole_gradient=whole_gradient,
+            reads_backward=not shares_out,
         )
+        self._weights = WeightSketch({} if shares_out else blocks, device=device)
+        self._buffers = BufferSketch(buffers or {}, device=device)
+        self._averages: AverageSketch | None = None
+        if watches_averages:
+            self._averages = AverageSketch(blocks, device=device)
         self._updates: UpdateWatch | None = None
+        self._schedule_steps = 0
         self._draws_random_numbers = False
         self.difference: Difference | None = None
         """The largest difference from the reference, once it is known."""
@@ -73,24 +98,46 @@ class ParityWatch:
         Also follows their gradients to the host.
         """
         self._updates = UpdateWatch(*optimizers)
+        if self._averages is not None:
+            self._averages.leave_out(*optimizers)
         for optimizer in optimizers:
             if isinstance(optimizer, StateOnHost):
                 self._gradients.follow(optimizer.gradients_on_host)
+
+    def note_schedule_step(self) -> None:
+        """Must be called whenever a learning-rate schedule steps."""
+        if self._steps_begun <= PARITY_STEPS:
+            self._schedule_steps += 1
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Must surround each training step."""
         is_first = self._steps_begun == 0
         self._steps_begun += 1
+        reads_weights = self._reads and self._steps_begun <= UPDATE_STEPS
         before = self._random_state() if is_first else None
+        if is_first and reads_weights:
+            with self._stopwatch.reading():
+                self._weights.begin()
+                self._buffers.begin()
         with ExitStack() as watches:
-            if is_first and self._reads_gradients:
+            if is_first and self._reads:
                 watches.enter_context(self._gradients.taken())
+            if reads_weights:
+                watches.enter_context(self._weights.watched(self._stopwatch))
+            if is_first and reads_weights and self._averages is not None:
+                watches.enter_context(self._averages.begun_at_first_update(self._stopwatch))
             if self._updates is not None:
                 watches.enter_context(self._updates.step(self._steps_begun))
             yield
         if before is not None:
             self._draws_random_numbers = not torch.equal(before, self._random_state())
+        if reads_weights and self._steps_begun == UPDATE_STEPS:
+            with self._stopwatch.reading():
+                self._weights.end()
+                self._buffers.end()
+                if self._averages is not None:
+                    self._averages.end()
 
     def note(self, loss: float, *, tokens: int | None = None) -> None:
         """Records the mean token loss of a step, in order, and the tokens that a script reports.
@@ -127,17 +174,21 @@ class ParityWatch:
             losses=tuple(self._losses[:PARITY_STEPS]),
             gradient_norms=self._gradients.norms(),
             gradient_projections=self._gradients.projections(),
+            backward_norms=self._gradients.backward_norms(),
+            group_settings={} if self._updates is None else self._updates.settings(),
+            schedule_steps=self._schedule_steps,
+            update_projections=self._weights.update_projections,
+            corrections=self._weights.corrections,
+            buffer_projections=self._buffers.changes,
+            average_projections=() if self._averages is None else self._averages.change,
             draws_random_numbers=self._draws_random_numbers,
             tokens=self._tokens,
         )
 
     @property
     def seconds(self) -> float:
-        """The time spent on reading gradients, about a second per billion parameters.
-
-        It must be subtracted from the time of the training.
-        """
-        return self._gradients.seconds
+        """The time spent on reading, which must be subtracted from the time of the training."""
+        return self._stopwatch.seconds
 
     def verdict(self) -> dict[str, Any]:
         """Returns the fields of a measurement for parity, empty where there was no reference."""
@@ -198,8 +249,13 @@ class UpdateWatch:
         self._has_seen_change = False
         self._used: dict[Tensor, float] = {}
         """The learning rate that each update of this step used, by parameter."""
+        self._settings: dict[str, list[float]] = {}
         self.error = ""
         """What is wrong with an update; empty while nothing is."""
+
+    def settings(self) -> dict[str, tuple[float, ...]]:
+        """Returns each number in the parameter groups, at each update of the first steps."""
+        return {name: tuple(values) for name, values in self._settings.items()}
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -207,16 +263,16 @@ class UpdateWatch:
         if number > PARITY_STEPS and (self._has_seen_change or self._rates() == self._first_rates):
             yield
             return
-        owner_of = {
-            parameter: optimizer
-            for optimizer in self._optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        owner_of: dict[Tensor, tuple[torch.optim.Optimizer, Mapping[str, Any]]] = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                owner_of.update(dict.fromkeys(group["params"], (optimizer, group)))
 
         def check(stepping: torch.optim.Optimizer) -> None:
             if stepping in self._optimizers:
-                self._compare(number, stepping)
+                self._compare(number, stepping, owner_of)
+                if number <= PARITY_STEPS:
+                    self._note_settings(stepping)
             elif stepping not in self._held:
                 self._record_update(number, stepping, owner_of)
 
@@ -231,7 +287,7 @@ class UpdateWatch:
         self,
         number: int,
         stepping: torch.optim.Optimizer,
-        owner_of: Mapping[Tensor, torch.optim.Optimizer],
+        owner_of: Mapping[Tensor, tuple[torch.optim.Optimizer, Mapping[str, Any]]],
     ) -> None:
         for group in stepping.param_groups:
             for parameter in group["params"]:
@@ -240,31 +296,48 @@ class UpdateWatch:
                 rate = _learning_rate(group)
                 if rate is not None:
                     self._used[parameter] = rate
-                if stepping.state.get(parameter) is not owner_of[parameter].state.get(parameter):
+                owner, _ = owner_of[parameter]
+                if stepping.state.get(parameter) is not owner.state.get(parameter):
                     self.error = (
                         f"the update of step {number} used another state than that of the optimizer"
                     )
 
-    def _compare(self, number: int, stepping: torch.optim.Optimizer) -> None:
+    def _compare(
+        self,
+        number: int,
+        stepping: torch.optim.Optimizer,
+        owner_of: Mapping[Tensor, tuple[torch.optim.Optimizer, Mapping[str, Any]]],
+    ) -> None:
         """Compares the learning rates that updates used with those of the parameter groups.
 
-        Called when the training loop calls `step`: the groups then have the rates for this step.
+        Called when the training loop calls `step`: the groups then have the rates for this step. A
+        script may update several times in what it reports as one step.
         """
-        for group in stepping.param_groups:
+        for parameter, used in list(self._used.items()):
+            owner, group = owner_of[parameter]
+            if owner is not stepping:
+                continue
+            del self._used[parameter]
             rate_of_group = _learning_rate(group)
-            for parameter in group["params"]:
-                # Forgotten: a script may update several times in what it reports as one step.
-                used = self._used.pop(parameter, None)
-                if used is not None and used != rate_of_group:
-                    shown_rate = None if rate_of_group is None else format(rate_of_group, ".6g")
-                    self.error = (
-                        f"an update of step {number} used a learning rate of {used:.6g}, and its "
-                        f"parameter group has {shown_rate} when the optimizer steps"
-                    )
+            if used != rate_of_group:
+                shown_rate = None if rate_of_group is None else format(rate_of_group, ".6g")
+                self.error = (
+                    f"an update of step {number} used a learning rate of {used:.6g}, and its "
+                    f"parameter group has {shown_rate} when the optimizer steps"
+                )
         rates = self._rates()
         if self._first_rates is None:
             self._first_rates = rates
         self._has_seen_change |= rates != self._first_rates
+
+    def _note_settings(self, stepping: torch.optim.Optimizer) -> None:
+        index = 0
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                if optimizer is stepping:
+                    for name, number in _numbers(group):
+                        self._settings.setdefault(f"{name} of group {index}", []).append(number)
+                index += 1
 
     def _rates(self) -> tuple[float | None, ...]:
         return tuple(
@@ -280,37 +353,81 @@ def _learning_rate(group: Mapping[str, Any]) -> float | None:
     return float(rate) if isinstance(rate, int | float | Tensor) else None
 
 
+_FUSION = ("params", "foreach", "fused", "capturable", "differentiable")
+"""Entries of a parameter group that say how it is updated, and not with which numbers."""
+
+
+def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields the numbers in a parameter group with their names, such as `betas[0]`."""
+    for name, value in group.items():
+        if name in _FUSION:
+            continue
+        parts = {name: value}
+        if isinstance(value, tuple | list):
+            parts = {f"{name}[{position}]": part for position, part in enumerate(value)}
+        for part_name, part in parts.items():
+            is_number = isinstance(part, int | float)
+            if is_number or (isinstance(part, Tensor) and part.numel() == 1):
+                number = float(part)
+                if math.isfinite(number):
+                    yield part_name, number
+
+
+class Stopwatch:
+    """Adds up the time that reading takes, and reports it as a phase of its own."""
+
+    def __init__(self, device: torch.device, progress: Progress = unwatched) -> None:
+        self._device = device
+        self._progress = progress
+        self.seconds = 0.0
+        """Time spent on reading so far."""
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Must surround what is read, of which nothing may change."""
+        # Waits first: what the device still computes is the step's time.
+        began = _now(self._device)
+        self._progress("parity")
+        with torch.no_grad():
+            yield
+        self.seconds += _now(self._device) - began
+        self._progress("step")
+
+
 class GradientSketch:
     """Norm and random projections of the gradient of each block of the model.
 
-    Read by a hook that runs before every optimizer's step.
+    Read by a hook that runs before every optimizer's step. With `reads_backward`, also the norm
+    that backward leaves, by hooks that run whenever a gradient has been accumulated.
     """
 
     def __init__(
         self,
-        parameters_by_block: Mapping[str, Iterable[nn.Parameter]],
+        parameters_by_block: Mapping[str, Sequence[nn.Parameter]],
         *,
         device: torch.device,
-        progress: Progress = unwatched,
+        stopwatch: Stopwatch,
         whole_gradient: Callable[[nn.Parameter], Tensor] | None = None,
+        reads_backward: bool = True,
     ) -> None:
         self._device = device
-        self._progress = progress
+        self._stopwatch = stopwatch
         self._whole_gradient = whole_gradient or gradient_of
+        self._reads_backward = reads_backward
         self._position_of: dict[Tensor, tuple[str, int]] = {}
         """The block of each parameter, and its index in the model."""
-        index = 0
-        for block, group in parameters_by_block.items():
-            for parameter in group:
-                self._position_of[parameter] = (block, index)
-                index += 1
-        self.seconds = 0.0
-        """Time spent on reading gradients so far."""
+        for index, (block, parameter) in enumerate(_with_block(parameters_by_block)):
+            self._position_of[parameter] = (block, index)
         self._squares: dict[str, Tensor] = {}
         self._projections: dict[str, Tensor] = {}
+        self._left_by_backward: dict[Tensor, Tensor] = {}
+        """The sum of the squares of each parameter's gradient when backward has last added to it.
+        """
+        self._backward_squares: dict[str, Tensor] = {}
 
     def follow(self, copies: Mapping[Tensor, Tensor]) -> None:
         """Reads the gradients of these copies instead of those of the parameters themselves."""
+        self._reads_backward = False
         for parameter, copy in copies.items():
             self._position_of[copy] = self._position_of[parameter]
 
@@ -331,7 +448,7 @@ class GradientSketch:
                 parts.add(optimizer.part_on_device)
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
-            found: list[tuple[str, int, nn.Parameter]] = []
+            found: list[nn.Parameter] = []
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     # An inner optimizer steps copies, which are not the model's parameters.
@@ -340,30 +457,39 @@ class GradientSketch:
                     if parameter.grad is None:
                         # DeepSpeed has them elsewhere.
                         if isinstance(optimizer, EngineOptimizer):
-                            found.append((*self._position_of[parameter], parameter))
+                            found.append(parameter)
                         continue
-                    found.append((*self._position_of[parameter], parameter))
+                    found.append(parameter)
             if not found:
                 return
-            # Waits first: what the device still computes is the step's time.
-            began = _now(self._device)
-            self._progress("parity")
-            for block, index, parameter in found:
-                self._add(self._whole_gradient(parameter), block, index, scale=scale)
-            self.seconds += _now(self._device) - began
-            self._progress("step")
+            with self._stopwatch.reading():
+                for parameter in found:
+                    self._add(parameter, self._whole_gradient(parameter), scale=scale)
 
-        handle = before_each_update(read_gradients)
+        handles: list[RemovableHandle] = [before_each_update(read_gradients)]
+        if self._reads_backward:
+            handles += [
+                parameter.register_post_accumulate_grad_hook(self._note_backward)
+                for parameter in self._position_of
+                if parameter.requires_grad
+            ]
         try:
             yield
         finally:
-            handle.remove()
-        for sums in (self._squares, self._projections):
+            for handle in handles:
+                handle.remove()
+        self._left_by_backward.clear()
+        for sums in (self._squares, self._projections, self._backward_squares):
             sums.update({block: total.cpu() for block, total in sums.items()})
 
     def norms(self) -> dict[str, float]:
         """Returns the norm of each block's gradient."""
         return {block: square.sqrt().item() for block, square in self._squares.items()}
+
+    def backward_norms(self) -> dict[str, float]:
+        """Returns the norm of each block's gradient as backward has left it, where it is finite."""
+        norms = {block: square.sqrt().item() for block, square in self._backward_squares.items()}
+        return {block: norm for block, norm in norms.items() if math.isfinite(norm)}
 
     def projections(self) -> dict[str, tuple[float, ...]]:
         """Returns the projections of each block's gradient on random vectors of signs."""
@@ -371,26 +497,273 @@ class GradientSketch:
             block: tuple(projections.tolist()) for block, projections in self._projections.items()
         }
 
-    @torch.no_grad()
-    def _add(self, gradient: Tensor, block: str, index: int, *, scale: Tensor | None) -> None:
-        """Adds one parameter's gradient to the sums of its block.
+    def _note_backward(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        # A part of a divided gradient says nothing of the whole.
+        if gradient is not None and type(gradient) is Tensor and gradient.layout == torch.strided:
+            self._left_by_backward[parameter] = _squares(gradient.detach())
 
-        Works in pieces, so that the random signs take little memory.
-        """
-        # A separate generator, so that the model's random numbers do not change. Its numbers depend
-        # on the device, so those for a gradient on the host come from the training's device, too.
-        signs = torch.Generator(device=self._device).manual_seed(index)
-        zero = torch.zeros((), device=self._device, dtype=torch.float64)
-        if gradient.is_sparse:
-            gradient = gradient.coalesce().values()  # of the same rows in an equal training
-        for piece in gradient.flatten().split(_PIECE):
-            values = piece.to(self._device).float() if scale is None else piece.float() / scale
-            random = torch.randint(
-                0, 2, (PROJECTIONS, len(values)), generator=signs, device=values.device
-            )
-            projected = (random.to(values.dtype) * 2 - 1) @ values
-            self._squares[block] = self._squares.get(block, zero) + values.double().square().sum()
-            self._projections[block] = self._projections.get(block, zero) + projected.double()
+    def _add(self, parameter: nn.Parameter, gradient: Tensor, *, scale: Tensor | None) -> None:
+        """Adds one parameter's gradient to the sums of its block."""
+        block, index = self._position_of[parameter]
+        squares, projections = _sketch(gradient, seed=index, device=self._device)
+        left = self._left_by_backward.pop(parameter, squares)
+        if scale is not None:
+            squares, projections = squares / scale.double() ** 2, projections / scale.double()
+            left = left / scale.double() ** 2
+        _add_to(self._squares, block, squares)
+        _add_to(self._projections, block, projections)
+        if self._reads_backward:
+            _add_to(self._backward_squares, block, left)
+
+
+class WeightSketch:
+    """What the first steps change in the trained weights, and what of it no optimizer has done."""
+
+    def __init__(
+        self, parameters_by_block: Mapping[str, Sequence[nn.Parameter]], *, device: torch.device
+    ) -> None:
+        self._device = device
+        self._parameters = [
+            (block, index, parameter)
+            for index, (block, parameter) in enumerate(_with_block(parameters_by_block))
+            if parameter.requires_grad and type(parameter.data) is Tensor
+        ]
+        self._block_of: dict[Tensor, str] = {
+            parameter: block for block, _, parameter in self._parameters
+        }
+        self._at_begin: dict[str, Tensor] = {}
+        self._known: dict[Tensor, Tensor] = {}
+        """The sum of the squares of each parameter when it was last read."""
+        self._corrections: dict[str, Tensor] = {}
+        self.update_projections: dict[str, tuple[float, ...]] = {}
+        """Projections of the change of each block."""
+        self.corrections: dict[str, float] = {}
+        """What no optimizer has done, as in `ParityTrace`."""
+
+    def begin(self) -> None:
+        """Reads the weights before the first step."""
+        self._at_begin = self._projections()
+        for block, _, parameter in self._parameters:
+            self._known[parameter] = _squares(parameter.data)
+            _add_to(self._corrections, block, torch.zeros_like(self._known[parameter]))
+
+    @contextmanager
+    def watched(self, stopwatch: Stopwatch) -> Iterator[None]:
+        """Watches the updates of a step, and at its end what has changed since the last one."""
+
+        def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            with stopwatch.reading():
+                self._read(_parameters_of(optimizer), is_correction=True)
+
+        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            with stopwatch.reading():
+                self._read(_parameters_of(optimizer), is_correction=False)
+
+        handles = (
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
+        )
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        with stopwatch.reading():
+            self._read(self._known, is_correction=True)
+
+    def _read(self, parameters: Iterable[Tensor], *, is_correction: bool) -> None:
+        for parameter in parameters:
+            if parameter in self._known:
+                squares = _squares(parameter.data)
+                if is_correction:
+                    change = squares - self._known[parameter]
+                    _add_to(self._corrections, self._block_of[parameter], change)
+                self._known[parameter] = squares
+
+    def end(self) -> None:
+        """Reads the weights after the last step, and forgets all but the differences."""
+        for block, projections in self._projections().items():
+            change = (projections - self._at_begin[block]).tolist()
+            if all(map(math.isfinite, change)):
+                self.update_projections[block] = tuple(change)
+        totals: dict[str, Tensor] = {}
+        for parameter, squares in self._known.items():
+            _add_to(totals, self._block_of[parameter], squares)
+        for block, changes in self._corrections.items():
+            correction = changes.item() / (totals[block].item() or 1.0)
+            if correction != 0.0 and math.isfinite(correction):
+                self.corrections[block] = correction
+        self._known.clear()
+        self._at_begin.clear()
+        self._corrections.clear()
+
+    def _projections(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for block, index, parameter in self._parameters:
+            _, projections = _sketch(parameter.data, seed=index, device=self._device)
+            _add_to(found, block, projections)
+        return {block: projections.cpu() for block, projections in found.items()}
+
+
+class BufferSketch:
+    """What the first steps change in the buffers of a model."""
+
+    def __init__(self, buffers: Buffers, *, device: torch.device) -> None:
+        self._buffers = buffers
+        self._device = device
+        self._at_begin: dict[str, Tensor] = {}
+        self.changes: dict[str, tuple[float, ...]] = {}
+        """Projections of the change of each buffer that has changed."""
+
+    def begin(self) -> None:
+        """Reads the buffers before the first step."""
+        self._at_begin = self._projections()
+
+    def end(self) -> None:
+        """Reads the buffers after the last step, and forgets all but the differences."""
+        for name, projections in self._projections().items():
+            change = (projections - self._at_begin.get(name, projections)).tolist()
+            if any(change) and all(map(math.isfinite, change)):
+                self.changes[name] = tuple(change)
+        self._at_begin.clear()
+
+    def _projections(self) -> dict[str, Tensor]:
+        found = {}
+        for seed, (name, (module, key)) in enumerate(self._buffers.items()):
+            buffer = module._buffers.get(key)
+            if buffer is not None and type(buffer) is Tensor and buffer.layout == torch.strided:
+                _, projections = _sketch(buffer.detach(), seed=seed, device=self._device)
+                found[name] = projections.cpu()
+        return found
+
+
+class AverageSketch:
+    """What the first steps change in tensors of the form of weights that a script keeps.
+
+    Such are averages of the weights, with which a script may evaluate. They belong neither to the
+    model nor to its optimizers, so that they are looked for among all tensors.
+    """
+
+    def __init__(
+        self, parameters_by_block: Mapping[str, Sequence[nn.Parameter]], *, device: torch.device
+    ) -> None:
+        self._device = device
+        self._parameters = [parameter for _, parameter in _with_block(parameters_by_block)]
+        self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
+        self._at_begin: Tensor | None = None
+        self.change: tuple[float, ...] = ()
+        """Projections of the change of all of them together; empty where nothing has changed."""
+
+    def leave_out(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Does not count the state of `optimizers`."""
+        self._optimizers = optimizers
+
+    @contextmanager
+    def begun_at_first_update(self, stopwatch: Stopwatch) -> Iterator[None]:
+        """Reads before the first update: until then averages are those of the initial weights."""
+
+        def begin(*_: Any) -> None:
+            if self._at_begin is None:
+                with stopwatch.reading():
+                    self._at_begin = self._projections()
+
+        handle = register_optimizer_step_pre_hook(begin)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def end(self) -> None:
+        """Reads after the last step, and forgets all but the difference."""
+        if self._at_begin is not None:
+            change = (self._projections() - self._at_begin).tolist()
+            if any(change) and all(map(math.isfinite, change)):
+                self.change = tuple(change)
+        self._at_begin = None
+
+    def _projections(self) -> Tensor:
+        own: set[int] = set()
+        for parameter in self._parameters:
+            own.add(parameter.data_ptr())
+            if parameter.grad is not None:
+                own.add(parameter.grad.data_ptr())
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                own.update(value.data_ptr() for value in state.values() if type(value) is Tensor)
+        seeds = {parameter.shape: seed for seed, parameter in enumerate(self._parameters)}
+        total = torch.zeros(PROJECTIONS, dtype=torch.float64)
+        for found in gc.get_objects():
+            if type(found) in (Tensor, nn.Parameter) and found.shape in seeds:
+                is_plain = found.is_floating_point() and found.layout == torch.strided
+                if is_plain and not found.is_meta and found.data_ptr() not in own:
+                    own.add(found.data_ptr())
+                    seed = seeds[found.shape]
+                    _, projections = _sketch(found.detach(), seed=seed, device=self._device)
+                    total += projections.cpu()
+        return total
+
+
+# -- sums over tensors -----------------------------------------------------------------------------
+
+_PIECE = 2**16
+"""Elements that are projected at once, so that the random signs take little memory."""
+
+
+def _sketch(tensor: Tensor, *, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Returns the sum of the squares of a tensor, and its projections on vectors of signs.
+
+    Both in float64, so that the difference of two projections is the projection of the difference.
+    """
+    # A separate generator, so that the model's random numbers do not change. Its numbers depend
+    # on the device, so those for a gradient on the host come from the training's device, too.
+    signs = torch.Generator(device=device).manual_seed(seed)
+    masks = (2 ** torch.arange(PROJECTIONS, device=device)).to(torch.uint8).unsqueeze(1)
+    squares = torch.zeros((), device=device, dtype=torch.float64)
+    projections = torch.zeros(PROJECTIONS, device=device, dtype=torch.float64)
+    for piece in _flat(tensor).split(_PIECE):
+        values = piece.to(device).double()
+        # Each bit of a random byte is a sign.
+        random = torch.randint(
+            0, 256, (len(values),), generator=signs, device=device, dtype=torch.uint8
+        )
+        is_positive = random.bitwise_and(masks) != 0
+        # The sum of the values with a sign of 1, less that of the others.
+        projections += 2 * (is_positive.double() @ values) - values.sum()
+        squares += values.square().sum()
+    return squares, projections
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """Returns the sum of the squares of a tensor in float64; equal tensors have equal ones."""
+    total = torch.zeros((), device=tensor.device, dtype=torch.float64)
+    for piece in _flat(tensor).split(_PIECE):
+        total += piece.double().square().sum()
+    return total
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Returns the real numbers of a tensor, one after the other."""
+    if tensor.is_sparse:
+        tensor = tensor.coalesce().values()  # of the same rows in an equal training
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
+
+
+def _add_to(sums: dict[str, Tensor], block: str, value: Tensor) -> None:
+    sums[block] = value if block not in sums else sums[block] + value
+
+
+def _with_block(
+    parameters_by_block: Mapping[str, Sequence[nn.Parameter]],
+) -> Iterator[tuple[str, nn.Parameter]]:
+    for block, parameters in parameters_by_block.items():
+        for parameter in parameters:
+            yield block, parameter
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _now(device: torch.device) -> float:
@@ -398,7 +771,3 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-_PIECE = 2**16
-"""Elements of a gradient that are projected at once."""

@@ -175,6 +175,8 @@ class Trainer:
             is_trace=is_trace,
             progress=progress,
             whole_gradient=self.training.whole_gradient,
+            buffers=self.training.buffers,
+            shares_out=self._devices.devices > 1 or self._config.engine != "torch",
         )
         self.parity.follow(self.training.updater.optimizer)
         self._train, self._held_out = (

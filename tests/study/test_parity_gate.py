@@ -6,13 +6,20 @@ from dataclasses import replace
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import TOLERANCES, ParityTrace
+from autotune.spec.parity import PROJECTIONS, TOLERANCES, ParityTrace
 from autotune.study.parity_gate import ParityGate, plain_form
 
 SAME = ParityTrace(
     losses=(5.5, 5.4, 5.3),
     gradient_norms={"block 0": 1.0},
     gradient_projections={"block 0": (1.0, -1.0)},
+    backward_norms={},
+    group_settings={},
+    schedule_steps=0,
+    update_projections={},
+    corrections={},
+    buffer_projections={},
+    average_projections=(),
     draws_random_numbers=False,
 )
 RANDOM = replace(SAME, draws_random_numbers=True)
@@ -41,10 +48,8 @@ class Traces:
 
 @pytest.fixture
 def gate(tmp_path):
-    def make(traces, **options):
-        return ParityGate(
-            traces, folder=tmp_path / "parity", on_trace=lambda config: None, **options
-        )
+    def make(traces, *, name="parity", **options):
+        return ParityGate(traces, folder=tmp_path / name, on_trace=lambda config: None, **options)
 
     return make
 
@@ -187,33 +192,61 @@ def test_a_budget_is_compared_more_strictly_with_the_same_code_without_it(
     )
 
 
+WHOLE, HALF = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gradient_projections": {"block 0": (1.1, -1.1)}},
+        {"backward_norms": {"block 0": 2.0}},
+        {"group_settings": {"lr of group 0": (0.1, 0.1, 0.08)}},
+        {"group_settings": {"lr of group 0": (0.1,) * 6}},
+        {"schedule_steps": 6},
+        {"update_projections": {"block 0": (2.0,) * PROJECTIONS}},
+        {"corrections": {"block 0": -2e-5}},
+        {"buffer_projections": {"mean": (1.0,) * PROJECTIONS}},
+        {"average_projections": (1.0,) * PROJECTIONS},
+        {"tokens": 64},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_micro_batches_are_one_training_if_all_that_was_read_agrees(change, gate):
+    whole = replace(
+        SAME,
+        backward_norms={"block 0": 1.0},
+        group_settings={"lr of group 0": (0.1, 0.1, 0.1)},
+        schedule_steps=3,
+        update_projections={"block 0": (1.0,) * PROJECTIONS},
+        tokens=128,
+    )
+    traces = Traces(whole)
+    assert gate(traces).updates_alike(WHOLE, HALF)
+    other = Traces(whole).answer(HALF, replace(whole, **change))
+    assert not gate(other, name="other").updates_alike(WHOLE, HALF)
+    assert not gate(other, name="other").updates_alike(HALF, WHOLE)
+
+
+def test_losses_of_a_part_of_the_batch_are_no_other_training(gate):
+    traces = Traces(SAME).answer(HALF, replace(SAME, losses=(2.7, 2.6, 2.5)))
+    assert gate(traces).updates_alike(WHOLE, HALF)
+
+
 @pytest.mark.parametrize(
     ("factor", "alike"), [(0.75, True), (1.36, True), (0.5, False), (4.0, False)]
 )
-def test_two_micro_batches_train_alike_where_their_gradients_are_of_one_size(factor, alike, gate):
+def test_with_dropout_gradients_must_be_of_one_size_and_without_it_the_same(factor, alike, gate):
     """Gradients are larger by the number of micro batches if the loss is not divided by it."""
-    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
-    norms = {"block 0": 3.0, "rest": 4.0}
+    random = replace(RANDOM, backward_norms={"block 0": 3.0, "rest": 4.0})
     scaled = {"block 0": 0.0, "rest": 5.0 * factor}  # of all blocks together
-    traces = Traces(replace(SAME, gradient_norms=norms)).answer(
-        other, replace(SAME, gradient_norms=scaled)
-    )
-    the_gate = gate(traces)
-    assert [the_gate.updates_alike(config, other), the_gate.updates_alike(other, config)] == [
-        alike,
-        alike,
-    ]
-
-
-def test_two_micro_batches_of_different_numbers_of_tokens_do_not_train_alike(gate):
-    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
-    traces = Traces(replace(SAME, tokens=128)).answer(other, replace(SAME, tokens=64))
-    assert not gate(traces).updates_alike(config, other)
+    traces = Traces(random).answer(HALF, replace(random, backward_norms=scaled))
+    assert gate(traces).updates_alike(WHOLE, HALF) == alike
+    wrong = traces.answer(HALF, WRONG, dropout=False)
+    assert not gate(wrong, name="wrong").updates_alike(WHOLE, HALF)
 
 
 def test_a_micro_batch_whose_plain_training_fails_is_alike_to_none(gate):
-    config, other = (TrainingConfig(micro_batch_size=size) for size in (4, 2))
     traces = Traces(SAME)
-    for plain in (other, replace(other, checkpointing="block")):
+    for plain in (HALF, replace(HALF, checkpointing="block")):
         traces.answer(plain, "out of memory")
-    assert not gate(traces).updates_alike(config, other)
+    assert not gate(traces).updates_alike(WHOLE, HALF)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from autotune.models.parts import ModelParts
 from autotune.shipped.step_in_backward import step_in_backward
 from autotune.spec.config import CHOICES, LegalityContext, rule_violations
-from autotune.spec.parity import PARITY_STEPS
+from autotune.spec.parity import PARITY_STEPS, UPDATE_STEPS, largest_difference
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
 from autotune.training.step import Diverged
 
@@ -220,6 +221,117 @@ def test_the_rates_of_every_optimizer_are_compared():
         for optimizer in optimizers:
             optimizer.step()
     assert "used a learning rate of 0.02, and its parameter group has 0.005" in watch.error
+
+
+# -- what the first steps change -------------------------------------------------------------------
+
+
+def statistics_of(forwards_in_a_step, *, steps=PARITY_STEPS):
+    """The trace of a BatchNorm whose forward runs so often in each step."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    parts = ModelParts(model=model)
+    watch = ParityWatch(
+        parts.parameters_by_block(),
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
+        buffers=parts.buffers(),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch.follow(optimizer)
+    inputs = torch.randn(8, 4)
+    for _ in range(steps):
+        with watch.step():
+            for _ in range(forwards_in_a_step):
+                loss = model(inputs).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        watch.note(loss.item())
+    return watch.trace()
+
+
+def test_buffers_that_forward_updates_twice_are_another_training():
+    once, twice = statistics_of(1), statistics_of(2)
+    assert once.losses == twice.losses
+    assert set(once.buffer_projections) == {
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    }
+    found = largest_difference(twice, once, precision="fp32")
+    assert found.is_outside
+    assert found.message.startswith("the change of buffer 1.")
+
+
+def test_the_norm_that_backward_leaves_is_that_before_clipping(make_trainer):
+    plain = trace_of(make_trainer())
+    trainer = make_trainer()
+    trainer.training.updater._gradient_clipping = 0.01
+    clipped = trace_of(trainer)
+    assert clipped.backward_norms == pytest.approx(plain.backward_norms, rel=1e-5)
+    assert math.hypot(*clipped.gradient_norms.values()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_projections_of_an_update_are_those_of_the_difference_of_weights():
+    parameter = torch.nn.Parameter(torch.randn(70_000))
+    watch = ParityWatch(
+        {"rest": [parameter]},
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
+    )
+    optimizer = torch.optim.SGD([parameter], lr=1e-3)
+    for _ in range(UPDATE_STEPS):
+        with watch.step():
+            parameter.grad = torch.ones(70_000)
+            optimizer.step()
+    update = watch.trace().update_projections["rest"]
+    gradient = watch.trace().gradient_projections["rest"]
+    assert update == pytest.approx([-2e-3 * value for value in gradient], abs=1e-3)
+    assert watch.trace().corrections == {}
+
+
+def test_each_number_of_every_optimizer_is_noted_at_each_update():
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizers = [
+        torch.optim.AdamW(one.parameters(), lr=0.1, betas=(0.8, 0.9)),
+        torch.optim.SGD(other.parameters(), lr=0.2),
+    ]
+    watch = ParityWatch(
+        {}, device=torch.device("cpu"), precision="fp32", reference=None, is_trace=True
+    )
+    watch.follow(*optimizers)
+    for _ in range(PARITY_STEPS + 1):
+        with watch.step():
+            for optimizer in optimizers:
+                optimizer.step()
+            optimizers[1].param_groups[0]["lr"] /= 2
+    settings = watch.trace().group_settings
+    assert settings["betas[1] of group 0"] == (0.9,) * PARITY_STEPS
+    assert settings["lr of group 1"] == (0.2, 0.1, 0.05)
+
+
+def test_nothing_is_read_after_the_first_steps():
+    """Memory is measured in the steps after them."""
+    model = torch.nn.Linear(2, 2)
+    watch = ParityWatch(
+        {"rest": model.parameters()},
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
+    )
+    seconds = []
+    for _ in range(PARITY_STEPS):
+        with watch.step():
+            model(torch.ones(2)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        seconds.append(watch.seconds)
+    assert seconds[UPDATE_STEPS - 1] == seconds[-1] > seconds[0]
 
 
 # -- the learning rates and the state that updates use ---------------------------------------------

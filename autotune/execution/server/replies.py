@@ -312,8 +312,14 @@ def _trace(result: Any) -> dict[str, Any]:
         raise ValueError(f"it has the losses of {len(trace.losses)} steps")
     if trace.gradient_norms.keys() != trace.gradient_projections.keys():
         raise ValueError("its norms and its projections are of different blocks")
-    if any(len(values) != PROJECTIONS for values in trace.gradient_projections.values()):
-        raise ValueError(f"a gradient does not have {PROJECTIONS} projections")
+    projected = [
+        *trace.gradient_projections.values(),
+        *trace.update_projections.values(),
+        *trace.buffer_projections.values(),
+        trace.average_projections or (0.0,) * PROJECTIONS,
+    ]
+    if any(len(values) != PROJECTIONS for values in projected):
+        raise ValueError(f"a gradient or a change does not have {PROJECTIONS} projections")
     return {"trace": result["trace"], "failure": ""}
 
 

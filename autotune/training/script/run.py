@@ -17,6 +17,7 @@ import numpy
 import torch
 import torch._inductor.config
 from torch import nn
+from torch.optim import lr_scheduler
 
 from autotune.errors import StudyMismatch
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
@@ -238,14 +239,18 @@ class WatchedRun:
                 )
             )
         # Before techniques wrap the model's parts.
-        self.parity = ParityWatch(
-            parts_of_user_model(model).parameters_by_block(),
+        parts = parts_of_user_model(model)
+        parity = self.parity = ParityWatch(
+            parts.parameters_by_block(),
             device=self._device,
             precision=self.config.precision,
             reference=self._request.reference,
             is_trace=self.is_trace,
             progress=self._progress,
+            buffers=parts.buffers(),
+            watches_averages=self.is_trace,
         )
+        watch_schedules(parity.note_schedule_step)
         model, optimizer = apply_to_user_training(self.config, model, optimizer)
         self.parity.follow(*all_optimizers(optimizer))
         self._watched_step.enter_context(self.parity.step())
@@ -313,6 +318,23 @@ def watch_clipping(
         guard = guarded(getattr(nn.utils, name))
         setattr(nn.utils, name, guard)
         setattr(nn.utils.clip_grad, name, guard)
+
+
+def watch_schedules(note_step: Callable[[], None]) -> None:
+    """Calls `note_step` at each step of one of torch's learning-rate schedules from now on."""
+
+    def noting(step: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(step)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            note_step()
+            return step(*args, **kwargs)
+
+        return call
+
+    for kind in vars(lr_scheduler).values():
+        is_schedule = isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler)
+        if is_schedule and "step" in vars(kind):
+            kind.step = noting(kind.step)
 
 
 CLIPS_GRADIENTS = (

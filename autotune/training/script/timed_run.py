@@ -45,7 +45,7 @@ class Report:
     evaluation_loss: Tensor | float | None
     is_evaluated_after_update: bool
     parity_seconds: float
-    """Time spent in the step on reading gradients for the parity check."""
+    """Time spent in the step on reading for the parity check."""
 
 
 class TimedRun(WatchedRun, ABC):
@@ -70,7 +70,8 @@ class TimedRun(WatchedRun, ABC):
         self._unfinished: deque[Report] = deque()
         """Reports of steps that the device may not have finished."""
         self._parity_seconds = 0.0
-        """Time spent on reading gradients until the last report."""
+        """Time spent on reading for the parity check until the clock was last restarted or a step
+        ended."""
 
     # -- what the script calls ---------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class TimedRun(WatchedRun, ABC):
             one.register_step_post_hook(self._count_update)
         _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
-        self._clock.restart()
+        self._restart_clock()
         return self._model, optimizer
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
@@ -106,7 +107,12 @@ class TimedRun(WatchedRun, ABC):
         self._progress("step", self._reports, self._last_step)
         self._step_ended()
         if not self._unfinished:
-            self._clock.restart()  # the time spent here does not belong to the next step
+            self._restart_clock()  # the time spent here does not belong to the next step
+
+    def _restart_clock(self) -> None:
+        """Times the next step from now on: what was read before it is no part of it."""
+        self._clock.restart()
+        self._parity_seconds = 0.0 if self.parity is None else self.parity.seconds
 
     @abstractmethod
     def _step_ended(self) -> None:
