@@ -123,6 +123,7 @@ def choose(
     if best is not None:
         criterion += f" whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
     warnings = [
+        _parity_warning(picked),
         _says_nothing_warning(candidates),
         _no_better_warning(picked, workload=workload, initial_perplexity=initial_perplexity),
         _noise_warning(picked, baseline),
@@ -181,6 +182,15 @@ def _no_better_warning(
         f"training at a learning rate of {rate:g} ({optimizer}) made it worse: its perplexity was "
         f"{initial_perplexity:.4g} before training"
     )
+
+
+def _parity_warning(picked: TrialRecord) -> str:
+    """Return a warning if the pick was not compared as a whole with a plain training."""
+    if picked.parity == "not compared":
+        return f"not compared with plain training: {picked.parity_message}"
+    if picked.parity == "same at two blocks":
+        return f"compared with plain training {picked.parity_message}"
+    return ""
 
 
 def _says_nothing_warning(candidates: Sequence[TrialRecord]) -> str:

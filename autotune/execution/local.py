@@ -17,7 +17,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.prediction import Extrapolation
 from autotune.spec.profile import Profile
 from autotune.spec.reading import parse
@@ -160,15 +160,21 @@ class LocalExecutor(ServerTasks):
         dropout: bool,
         dequantized: bool = False,
         trial_options: TrialOptions,
-    ) -> ParityTrace | str:
+        workload: Workload | None = None,
+    ) -> ParityTrace | NoTrace:
         """Returns the first steps of `config`, run without the cap, or why there are none.
 
-        With `dequantized` its quantized base weights are what they stand for, in plain layers.
+        They are of the study's workload, or of `workload` where that is given. With `dequantized`
+        its quantized base weights are what they stand for, in plain layers.
         Raises TrialLost, and Stopped where the search is stopped while waiting.
         """
         payload = {
             **self._training(
-                definition, config, definition.workload, study_folder, enforce_cap=False
+                definition,
+                config,
+                workload or definition.workload,
+                study_folder,
+                enforce_cap=False,
             ),
             "dropout": dropout,
             "dequantized": dequantized,
@@ -183,7 +189,7 @@ class LocalExecutor(ServerTasks):
         )
         result = self.wait_for(reply).result
         if result.get("trace") is None:
-            return str(result.get("failure") or result.get("message"))
+            return NoTrace(outcome=result["outcome"], message=result["failure"])
         return parse(ParityTrace, result["trace"])
 
     def profile(

@@ -11,7 +11,7 @@ OUTCOME_LABELS: Mapping[Outcome, str] = {
     "out_of_memory": "out of memory",
     "over_cap": "over the cap",
     "predicted_over_cap": "predicted over the cap",
-    "parity_failed": "another training",
+    "parity_failed": "parity failed",
     "diverged": "diverged",
     "timeout": "timeout",
     "crashed": "crashed",

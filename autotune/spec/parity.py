@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autotune.spec.config import Precision
+from autotune.spec.result import Outcome
 from autotune.spec.schema import Schema
 
 PARITY_STEPS = 3
@@ -52,7 +53,7 @@ class ParityTrace(Schema):
     """Projections of that gradient on `PROJECTIONS` vectors of random signs, which are the same for
     every configuration."""
     backward_norms: Mapping[str, float]
-    """Norm of that gradient as backward has left it, before it is clipped or scaled, by block.
+    """Norm of that gradient as backward has left it, before it is clipped or unscaled, by block.
     Empty where several devices share the gradients out."""
     group_settings: Mapping[str, tuple[float, ...]]
     """Each number in the optimizer's parameter groups, such as `lr of group 0`, at each of its
@@ -115,6 +116,20 @@ def _share(difference: float, expected: float) -> float:
     if expected != 0.0:
         return abs(difference / expected)
     return 0.0 if difference == 0.0 else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoTrace(Schema):
+    """Why there is no trace of a training."""
+
+    outcome: Outcome
+    """How its first steps have ended."""
+    message: str
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether memory or time was lacking, which says nothing against the training itself."""
+        return self.outcome in ("out_of_memory", "over_cap", "timeout")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,9 +156,9 @@ class Measurement(Schema):
     perplexity_spread: PerplexitySpread | None = None
     """Standard deviation over the seeds; None for a single seed."""
     perplexity_source: PerplexitySource | None = None
-    parity: Literal["same", "failed", "not compared"] | None = None
-    """Whether the first steps equal those of a plain training of the same numerics class; None: no
-    check was requested."""
+    parity: Literal["same", "same at two blocks", "failed", "not compared"] | None = None
+    """Whether the first steps equal those of a plain training of the same numerics class, or those
+    of a model of two blocks do; None: no check was requested."""
     parity_message: str | None = None
     """The largest difference, or why there was no comparison."""
     bits_per_byte: float | None = None
@@ -190,6 +190,11 @@ class Measurement(Schema):
     bits; None: nothing is quantized."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
+
+    @property
+    def is_same_training(self) -> bool:
+        """Whether its first steps were compared with a plain training, and are the same."""
+        return self.parity in ("same", "same at two blocks")
 
     @property
     def shares_perplexity(self) -> bool:

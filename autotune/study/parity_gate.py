@@ -28,8 +28,14 @@ from typing import Literal, Protocol
 
 from autotune.files import durable_file
 from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
-from autotune.spec.parity import ParityTrace, has_similar_settings, largest_difference
+from autotune.spec.parity import (
+    NoTrace,
+    ParityTrace,
+    has_similar_settings,
+    largest_difference,
+)
 from autotune.spec.reading import parse
+from autotune.spec.result import Measurement
 
 LARGEST_RATIO = 2**0.5
 """Largest ratio of the gradient norms of one training with other masks of dropout. It is nearer to
@@ -39,25 +45,56 @@ to 1.36 times that of the whole batch; without the division 1.84 times for 2 mic
 4 and 10.9 for 8."""
 
 
+_TWO_BLOCKS = 2
+"""Blocks of the model that is compared where the whole one cannot be: a single block is the first
+and the last one at once."""
+
+
 class Tracer(Protocol):
     def __call__(
-        self, config: TrainingConfig, *, dropout: bool, dequantized: bool
-    ) -> ParityTrace | str:
+        self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
+    ) -> ParityTrace | NoTrace:
         """Return the first steps of a configuration, or why there are none.
 
         The cap is not enforced. With `dequantized` its quantized base weights are what they stand
-        for, in ordinary layers.
+        for, in ordinary layers. With `layers` the model has so many blocks instead of all.
         """
+
+
+VerdictKind = Literal[
+    "compare", "same", "same at two blocks", "failed", "unknowable", "not compared"
+]
+"""Unknowable: the plain training fails, so that there is nothing to compare with. Not compared:
+there is no room for the plain training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The result of the parity check."""
 
-    kind: Literal["compare", "same", "failed", "not compared"]
+    kind: VerdictKind
     message: str = ""
     reference: ParityTrace | None = None
     """With `compare`: the steps that the trial's own first steps must repeat."""
+
+    @property
+    def ends_trial(self) -> Measurement | None:
+        """The result of a configuration that need not be trained, as it can be no solution."""
+        if self.kind == "failed":
+            return Measurement(
+                outcome="parity_failed",
+                message=f"computes another training: {self.message}",
+                parity="failed",
+                parity_message=self.message,
+            )
+        if self.kind == "unknowable":
+            return Measurement(
+                outcome="parity_failed",
+                message=f"not compared: {self.message}",
+                parity="not compared",
+                parity_message=self.message,
+            )
+        return None
 
 
 class ParityGate:
@@ -65,7 +102,8 @@ class ParityGate:
 
     `any_micro_batch`: whether a plain training at one micro batch serves the others, because the
     loss of the global batch is the same. A script may report the loss of a micro batch, and a
-    user's loss need not be a sum over sequences. A trial has as many `devices`, of `device_type`.
+    user's loss need not be a sum over sequences. `has_layers`: whether the model can be made with
+    fewer blocks. A trial has as many `devices`, of `device_type`.
     """
 
     def __init__(
@@ -75,6 +113,7 @@ class ParityGate:
         folder: Path,
         on_trace: Callable[[TrainingConfig], None],
         any_micro_batch: bool = True,
+        has_layers: bool = False,
         devices: int = 1,
         device_type: str = "cpu",
     ) -> None:
@@ -82,21 +121,42 @@ class ParityGate:
         self._folder = folder
         self._on_trace = on_trace
         self._any_micro_batch = any_micro_batch
+        self._has_layers = has_layers
         self._devices = devices
         self._device_type = device_type
-        self._failures: dict[str, str] = {}
+        self._failures: dict[str, NoTrace] = {}
         self._alike: dict[tuple[str, str], bool] = {}
 
     def check(self, config: TrainingConfig) -> Verdict:
-        reference = self._plain(config, micro_batch_size=self._common_micro_batch(config))
-        if isinstance(reference, str):
-            return Verdict(kind="not compared", message=reference)
-        if not reference.draws_random_numbers:
-            return Verdict(kind="compare", reference=reference)
         plain = plain_form(config, micro_batch_size=config.micro_batch_size)
-        if config == plain and config.base_weights not in QUANTIZED_WEIGHTS:
+        is_plain = config == plain and config.base_weights not in QUANTIZED_WEIGHTS
+        reference = self._plain(config, micro_batch_size=self._common_micro_batch(config))
+        if isinstance(reference, ParityTrace) and not reference.draws_random_numbers:
+            return Verdict(kind="compare", reference=reference)
+        if is_plain:
             return Verdict(kind="same", message="it is the plain training itself")
-        return self._judge_random(config)
+        missing = reference
+        if isinstance(reference, ParityTrace):
+            judged = self._judge_separately(config)
+            if isinstance(judged, Verdict):
+                return judged
+            missing = judged
+        assert isinstance(missing, NoTrace)
+        if not missing.lacks_room:
+            return Verdict(kind="unknowable", message=missing.message)
+        if not self._has_layers:
+            return Verdict(kind="not compared", message=missing.message)
+        return self._judge_at_two_blocks(config, missing)
+
+    def _judge_at_two_blocks(self, config: TrainingConfig, missing: NoTrace) -> Verdict:
+        """Compare a model of two blocks, where the whole plain training has no room."""
+        judged = self._judge_separately(config, layers=_TWO_BLOCKS)
+        message = f"at two blocks, {judged.message} ({missing.message})"
+        if isinstance(judged, NoTrace):
+            kind: VerdictKind = "not compared" if judged.lacks_room else "unknowable"
+        else:
+            kind = "same at two blocks" if judged.kind == "same" else judged.kind
+        return Verdict(kind=kind, message=message)
 
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
         """Return whether the plain trainings of two configurations are one training.
@@ -115,20 +175,20 @@ class ParityGate:
         return self._alike[pair]
 
     def _are_one_training(self, first: TrainingConfig, second: TrainingConfig) -> bool:
-        def traces(*, dropout: bool) -> list[ParityTrace | str]:
+        def traces(*, dropout: bool) -> list[ParityTrace | NoTrace]:
             return [
                 self._plain(config, micro_batch_size=config.micro_batch_size, dropout=dropout)
                 for config in (first, second)
             ]
 
         trace, other = traces(dropout=True)
-        if isinstance(trace, str) or isinstance(other, str) or trace.tokens != other.tokens:
+        if isinstance(trace, NoTrace) or isinstance(other, NoTrace) or trace.tokens != other.tokens:
             return False
         if trace.draws_random_numbers or other.draws_random_numbers:
             if not _are_similar(trace, other, precision=first.precision):
                 return False
             trace, other = traces(dropout=False)
-            if isinstance(trace, str) or isinstance(other, str):
+            if isinstance(trace, NoTrace) or isinstance(other, NoTrace):
                 return False
         if not trace.gradient_norms or not other.gradient_norms:
             return False
@@ -137,36 +197,45 @@ class ParityGate:
         )
         return not difference.is_outside
 
-    def _judge_random(self, config: TrainingConfig) -> Verdict:
-        """Check a configuration of a model that draws random numbers."""
+    def _judge_separately(
+        self, config: TrainingConfig, *, layers: int | None = None
+    ) -> Verdict | NoTrace:
+        """Compare first steps that are no part of the trial: same, failed, or why it cannot be."""
         self._on_trace(config)
-        trace = self._trace(config, dropout=True, dequantized=False)
-        if isinstance(trace, str):
-            return Verdict(kind="not compared", message=f"its first steps: {trace}")
-        plain = self._plain(config, micro_batch_size=config.micro_batch_size)
+        trace = self._trace(config, dropout=True, dequantized=False, layers=layers)
+        if isinstance(trace, NoTrace):  # the trial itself will end so
+            return Verdict(kind="not compared", message=f"its first steps: {trace.message}")
+        plain = self._plain(config, micro_batch_size=config.micro_batch_size, layers=layers)
         # A memory budget gets a stricter test below, of the masks it draws.
-        if isinstance(plain, ParityTrace) and config.memory_budget == 1.0:
+        is_budget = config.memory_budget < 1.0 and trace.draws_random_numbers
+        if isinstance(plain, ParityTrace) and not is_budget:
             difference = largest_difference(trace, plain, precision=config.precision)
+            message = plain.described(difference.message)
             if not difference.is_outside:
-                return Verdict(
-                    kind="same", message=f"at most, {plain.described(difference.message)}"
-                )
-        return self._judge_in_parts(config, trace)
+                return Verdict(kind="same", message=f"at most, {message}")
+            if not trace.draws_random_numbers:
+                return Verdict(kind="failed", message=message)
+        return self._judge_in_parts(config, trace, layers=layers)
 
-    def _judge_in_parts(self, config: TrainingConfig, with_dropout: ParityTrace) -> Verdict:
+    def _judge_in_parts(
+        self, config: TrainingConfig, with_dropout: ParityTrace, *, layers: int | None
+    ) -> Verdict | NoTrace:
         """Compare without dropout to the plain training, and with it to no recomputation."""
         plain_without_dropout = self._plain(
-            config, micro_batch_size=self._common_micro_batch(config), dropout=False
+            config,
+            micro_batch_size=self._common_micro_batch(config),
+            dropout=False,
+            layers=layers,
         )
         no_recomputation = self._stored_trace(
-            replace(config, memory_budget=1.0, checkpointing="none")
+            replace(config, memory_budget=1.0, checkpointing="none"), layers=layers
         )
         # Compiled code that differs only in its recomputation rounds almost the same.
         strictness = 2.0 if config.memory_budget < 1.0 else 1.0
         comparisons = (
             (
                 "without dropout, ",
-                self._trace(config, dropout=False, dequantized=False),
+                self._trace(config, dropout=False, dequantized=False, layers=layers),
                 plain_without_dropout,
                 1.0,
             ),
@@ -179,10 +248,10 @@ class ParityGate:
         )
         messages = []
         for what, trace, reference, strict in comparisons:
-            if isinstance(trace, str):
-                return Verdict(kind="not compared", message=what + trace)
-            if isinstance(reference, str):
-                return Verdict(kind="not compared", message=what + reference)
+            if isinstance(trace, NoTrace):
+                return Verdict(kind="not compared", message=what + trace.message)
+            if isinstance(reference, NoTrace):
+                return replace(reference, message=what + reference.message)
             difference = largest_difference(
                 trace, reference, precision=config.precision, strictness=strict
             )
@@ -200,21 +269,33 @@ class ParityGate:
         return 1 if self._any_micro_batch else config.micro_batch_size
 
     def _plain(
-        self, config: TrainingConfig, *, micro_batch_size: int, dropout: bool = True
-    ) -> ParityTrace | str:
+        self,
+        config: TrainingConfig,
+        *,
+        micro_batch_size: int,
+        dropout: bool = True,
+        layers: int | None = None,
+    ) -> ParityTrace | NoTrace:
         """Return the trace of the plain training, or why there is none.
 
         If the device cannot hold it, torch's checkpointing is applied to each block; and on
-        several devices, weights that one of them cannot hold are on the host or divided.
+        several devices, weights that one of them cannot hold are on the host or divided. Where the
+        plain training fails, no other form stands for it: checkpointing computes an operation in
+        place, which autograd rejects, with wrong gradients.
         """
         plain = plain_form(config, micro_batch_size=micro_batch_size)
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
-        why_none = ""
+        why_none: NoTrace | None = None
         for form, name in self._plain_forms(plain):
-            trace = self._stored_trace(form, dropout=dropout, dequantized=dequantized)
+            trace = self._stored_trace(
+                form, dropout=dropout, dequantized=dequantized, layers=layers
+            )
             if isinstance(trace, ParityTrace):
                 return replace(trace, compared_with=name)
             why_none = why_none or trace
+            if not why_none.lacks_room:
+                break
+        assert why_none is not None
         return why_none
 
     def _plain_forms(self, plain: TrainingConfig) -> Iterator[tuple[TrainingConfig, str]]:
@@ -234,23 +315,35 @@ class ParityGate:
         yield replace(checkpointed, sharding="zero3"), divided
 
     def _stored_trace(
-        self, config: TrainingConfig, *, dropout: bool = True, dequantized: bool = False
-    ) -> ParityTrace | str:
+        self,
+        config: TrainingConfig,
+        *,
+        dropout: bool = True,
+        dequantized: bool = False,
+        layers: int | None = None,
+    ) -> ParityTrace | NoTrace:
         """Return the trace of a reference configuration, which is run once for each study."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
         if dequantized:
             name += "-dequantized"
+        if layers is not None:
+            name += f"-{layers}-blocks"
         file = self._folder / f"{name}.json"
         if known := _read(file):
             return known
         if name not in self._failures:
             self._on_trace(config)
-            trace = self._trace(config, dropout=dropout, dequantized=dequantized)
+            trace = self._trace(config, dropout=dropout, dequantized=dequantized, layers=layers)
             if isinstance(trace, ParityTrace):
                 _store(file, trace)
                 return trace
-            self._failures[name] = f"the plain training to compare with: {trace}"
+            self._failures[name] = _of("the plain training to compare with", trace)
         return self._failures[name]
+
+
+def _of(what: str, missing: NoTrace) -> NoTrace:
+    """Return why there is no trace, with the training that it is missing of."""
+    return replace(missing, message=f"{what}: {missing.message}")
 
 
 def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:

@@ -29,11 +29,11 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed
 from autotune.spec.early_stopping import PruningBound, speed_margin
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
 from autotune.spec.study import StudyDefinition
-from autotune.spec.user_code import is_function_reference
+from autotune.spec.user_code import is_function_reference, takes_size
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Listener, Notice, TrialPhase
 from autotune.study.parity_gate import ParityGate
@@ -107,6 +107,7 @@ class TrialRunner:
             folder=study_folder / "parity",
             on_trace=lambda config: listener(Comparing(config=config)),
             any_micro_batch=self._any_micro_batch,
+            has_layers=workload.script is None and takes_size(workload.model, "layers"),
             devices=workload.devices_per_trial,
             device_type=definition.device.type,
         )
@@ -187,14 +188,8 @@ class TrialRunner:
     ) -> FinishedTrial:
         began = self._clock()
         verdict = self._gate.check(config)
-        if verdict.kind == "failed":
-            failed = Measurement(
-                outcome="parity_failed",
-                message=f"computes another training: {verdict.message}",
-                parity="failed",
-                parity_message=verdict.message,
-            )
-            return FinishedTrial(measurement=failed, seconds=self._clock() - began)
+        if verdict.ends_trial is not None:
+            return FinishedTrial(measurement=verdict.ends_trial, seconds=self._clock() - began)
         shared_with = None
         if verdict.kind != "not compared" and not self._options.full_trainings:
             shared_with = self._representative(config, records)
@@ -209,7 +204,8 @@ class TrialRunner:
             config, log_name=log_name, reference=verdict.reference, pruning_bounds=bounds
         )
         measurement = finished.measurement
-        if verdict.kind != "compare":  # there the trial has made the comparison itself
+        if verdict.kind in ("same", "same at two blocks", "not compared"):
+            # With `compare` the trial has made the comparison itself.
             measurement = replace(measurement, parity=verdict.kind, parity_message=verdict.message)
         self._note_evaluation(measurement)
         if shared_with is not None:
@@ -447,8 +443,11 @@ class TrialRunner:
             raise
 
     def _trace(
-        self, config: TrainingConfig, *, dropout: bool, dequantized: bool
-    ) -> ParityTrace | str:
+        self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
+    ) -> ParityTrace | NoTrace:
+        workload = self._definition.workload
+        if layers is not None:  # the weights are those of the study, as far as there are layers
+            workload = replace(workload, layers=layers, pretrained=False)
         try:
             return self._executor.trace(
                 self._definition,
@@ -457,9 +456,10 @@ class TrialRunner:
                 dropout=dropout,
                 dequantized=dequantized,
                 trial_options=self._options,
+                workload=workload,
             )
-        except PreparationFailed as error:  # the process died or ran out of time
-            return error.message
+        except PreparationFailed as error:
+            return NoTrace(outcome="crashed", message=error.message)
 
 
 IsSameTraining = Callable[[TrainingConfig, TrainingConfig], bool]
@@ -483,7 +483,7 @@ def representative(
     """
     for record in sorted(records, key=lambda record: record.number):
         if (
-            record.parity == "same"
+            record.is_same_training
             and record.perplexity is not None
             and record.perplexity_source is not None
             and record.perplexity_source.is_after_all_steps(steps)
@@ -512,7 +512,7 @@ def pruning_bounds(
     for record in records:
         if (
             record.feasible
-            and record.parity == "same"
+            and record.is_same_training
             and record.reused_from is None
             and record.config.numerics_class == config.numerics_class
             and record.peak_memory_bytes is not None

@@ -510,7 +510,6 @@ class GradientSketch:
         left = self._left_by_backward.pop(parameter, squares)
         if scale is not None:
             squares, projections = squares / scale.double() ** 2, projections / scale.double()
-            left = left / scale.double() ** 2
         _add_to(self._squares, block, squares)
         _add_to(self._projections, block, projections)
         if self._reads_backward:

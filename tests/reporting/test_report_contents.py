@@ -251,7 +251,7 @@ def test_a_space_too_large_to_count_is_not_counted(monkeypatch):
         ("over_cap", "Over the cap", "300.0 MiB"),
         ("out_of_memory", "Out of memory", "the message"),
         ("predicted_over_cap", "Predicted over the cap", "predicted 400.0 MiB"),
-        ("parity_failed", "Another training", "the gradient is off"),
+        ("parity_failed", "Parity failed", "the gradient is off"),
         ("diverged", "Diverged", "the message"),
         ("timeout", "Timeout", "the message"),
         ("crashed", "Crashed", "the message"),
@@ -278,7 +278,7 @@ def test_what_was_ok_is_not_left_out():
 
 def test_a_trial_without_a_comparison_is_named():
     unchecked = replace(SMALL, parity="not compared", parity_message="no plain training fits")
-    found = group(view_of((unchecked,)), "Counted without a parity check")
+    found = group(view_of((unchecked,)), "Counted without a comparison of the whole model")
     assert found.lines[0].endswith(": no plain training fits")
 
 

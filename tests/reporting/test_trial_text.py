@@ -97,7 +97,7 @@ def test_the_comparison_with_the_baseline_is_no_wider_either():
 def test_an_outcome_has_the_same_text_everywhere():
     failed = out_of_memory(3, name="x", message="too much")
     assert outcome_line(failed) == "#3 x: fp32, micro-batch 1: out of memory (too much)"
-    assert "another training: other losses" in short_hover(
+    assert "parity failed: other losses" in short_hover(
         record(1, outcome="parity_failed", message="other losses")
     )
 

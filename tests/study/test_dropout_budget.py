@@ -42,7 +42,7 @@ def judge(tmp_path_factory, one_trial_server):
     with LocalExecutor(folder) as executor:
         executor.prepare(workload, folder / PREPARED)
 
-        def trace(config, *, dropout, dequantized):
+        def trace(config, *, dropout, dequantized, layers):
             return executor.trace(
                 study,
                 config,

@@ -208,7 +208,7 @@ def are_one_training(tmp_path_factory, one_trial_server):
             workload = replace(workload, model_sha256=script_sha256(str(file)))
             study = definition(workload=workload, cap_bytes=2**34)
 
-            def trace(config, *, dropout, dequantized):
+            def trace(config, *, dropout, dequantized, layers):
                 return executor.trace(
                     study,
                     config,

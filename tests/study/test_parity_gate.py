@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import PROJECTIONS, TOLERANCES, ParityTrace
+from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
 from autotune.study.parity_gate import ParityGate, plain_form
 
 SAME = ParityTrace(
@@ -25,6 +25,8 @@ SAME = ParityTrace(
 RANDOM = replace(SAME, draws_random_numbers=True)
 OTHER_MASKS = replace(RANDOM, losses=(5.6, 5.5, 5.4))
 WRONG = replace(RANDOM, gradient_projections={"block 0": (0.3, -0.3)})
+NO_ROOM = NoTrace(outcome="out_of_memory", message="out of device memory")
+CRASH = NoTrace(outcome="crashed", message="RuntimeError: modified by an inplace operation")
 BUDGET = TrainingConfig(compile="model", memory_budget=0.5, micro_batch_size=4)
 
 
@@ -34,15 +36,19 @@ class Traces:
     def __init__(self, otherwise=SAME):
         self.otherwise, self.answers, self.calls = otherwise, {}, []
         self.dequantized = []
+        self.shallow, self.at_two_blocks = [], SAME
 
     def answer(self, config, trace, *, dropout=True):
         self.answers[config, dropout] = trace
         return self
 
-    def __call__(self, config, *, dropout, dequantized):
+    def __call__(self, config, *, dropout, dequantized, layers):
         self.calls.append((config, dropout))
         if dequantized:
             self.dequantized.append(config)
+        if layers is not None:
+            self.shallow.append((config, layers))
+            return self.at_two_blocks
         return self.answers.get((config, dropout), self.otherwise)
 
 
@@ -76,7 +82,7 @@ def test_one_plain_training_serves_a_whole_class(gate):
 
 def test_a_plain_training_is_stored_for_the_next_run_of_the_study(gate):
     gate(Traces(SAME)).check(BUDGET)
-    again = Traces("must not be called")
+    again = Traces(CRASH)
     assert gate(again).check(BUDGET).reference == SAME
     assert again.calls == []
 
@@ -119,7 +125,7 @@ def test_what_is_wrong_without_dropout_fails_whatever_the_masks(gate):
 
 def test_a_plain_training_that_does_not_fit_is_checkpointed(gate):
     plain = plain_form(BUDGET, micro_batch_size=1)
-    verdict = gate(Traces(SAME).answer(plain, "out of memory")).check(BUDGET)
+    verdict = gate(Traces(SAME).answer(plain, NO_ROOM)).check(BUDGET)
     assert verdict.kind == "compare"
 
 
@@ -130,12 +136,13 @@ class OneDeviceIsTooSmall(Traces):
         super().__init__(SAME)
         self.host_is_large = host_is_large
 
-    def __call__(self, config, *, dropout, dequantized):
-        trace = super().__call__(config, dropout=dropout, dequantized=dequantized)
+    def __call__(self, config, *, dropout, dequantized, layers):
+        trace = super().__call__(config, dropout=dropout, dequantized=dequantized, layers=layers)
         fits = config.sharding != "none" or (config.offload == "all" and self.host_is_large)
-        return trace if fits else "out of device memory"
+        return trace if fits else NO_ROOM
 
 
+CHECKPOINTED = TrainingConfig(checkpointing="block", micro_batch_size=2)
 DDP = TrainingConfig(sharding="ddp", micro_batch_size=2)
 
 
@@ -159,16 +166,98 @@ def test_what_no_process_holds_is_compared_with_zero3_and_the_record_says_so(gat
 
 def test_on_one_device_nothing_else_is_compared_with(gate):
     traces = OneDeviceIsTooSmall(host_is_large=True)
-    verdict = gate(traces, device_type="cuda").check(replace(DDP, sharding="none"))
+    verdict = gate(traces, device_type="cuda").check(CHECKPOINTED)
     assert (verdict.kind, len(traces.calls)) == ("not compared", 2)
 
 
 def test_a_missing_reference_is_reported(gate):
-    verdict = gate(Traces("out of memory")).check(BUDGET)
+    verdict = gate(Traces(NO_ROOM)).check(BUDGET)
     assert (verdict.kind, verdict.message) == (
         "not compared",
-        "the plain training to compare with: out of memory",
+        "the plain training to compare with: out of device memory",
     )
+
+
+# -- without the plain training of the whole model -------------------------------------------------
+
+
+def plain_forms(config, *, micro_batch_size):
+    """The plain training, and the one that recomputes where that has no room."""
+    plain = plain_form(config, micro_batch_size=micro_batch_size)
+    return plain, replace(plain, checkpointing="block")
+
+
+def without_plain_training(config, why, *, otherwise=SAME):
+    """Traces of which those of the plain training of the whole model are missing."""
+    traces = Traces(otherwise)
+    for size in (1, config.micro_batch_size):
+        plain, recomputing = plain_forms(config, micro_batch_size=size)
+        traces.answer(plain, why)
+        if why is NO_ROOM:
+            traces.answer(recomputing, why)
+    return traces
+
+
+@pytest.mark.parametrize("config", [CHECKPOINTED, BUDGET, replace(CHECKPOINTED, optimizer="sgd")])
+def test_a_plain_training_that_fails_makes_every_other_one_impossible_to_pick(config, gate):
+    """Though checkpointing runs where plain training fails, and would compare as the same."""
+    traces = without_plain_training(config, CRASH)
+    verdict = gate(traces, has_layers=True).check(config)
+    assert (verdict.kind, traces.shallow) == ("unknowable", [])
+    ended = verdict.ends_trial
+    assert (ended.outcome, ended.parity) == ("parity_failed", "not compared")
+    assert "RuntimeError: modified by an inplace operation" in ended.message
+
+
+def test_the_plain_training_is_tried_whatever_its_first_steps_did(gate):
+    plain = plain_form(CHECKPOINTED, micro_batch_size=2)
+    verdict = gate(without_plain_training(CHECKPOINTED, CRASH)).check(plain)
+    assert (verdict.kind, verdict.ends_trial) == ("same", None)
+
+
+def test_without_room_for_the_whole_model_two_blocks_are_compared(gate):
+    traces = without_plain_training(CHECKPOINTED, NO_ROOM)
+    verdict = gate(traces, has_layers=True).check(CHECKPOINTED)
+    assert verdict.kind == "same at two blocks"
+    assert verdict.message.startswith("at two blocks, at most, the ")
+    assert verdict.message.endswith("(the plain training to compare with: out of device memory)")
+    assert traces.shallow == [(CHECKPOINTED, 2), (plain_form(CHECKPOINTED, micro_batch_size=2), 2)]
+
+
+def test_two_blocks_that_differ_are_another_training(gate):
+    traces = without_plain_training(CHECKPOINTED, NO_ROOM)
+    traces.at_two_blocks = SAME
+    the_gate = gate(traces, has_layers=True)
+    the_gate.check(CHECKPOINTED)  # stores the plain training of two blocks
+    traces.at_two_blocks = replace(WRONG, draws_random_numbers=False)
+    verdict = the_gate.check(CHECKPOINTED)
+    assert verdict.kind == "failed"
+    assert verdict.message.startswith("at two blocks, the gradient of block 0 is 70 % off")
+
+
+def test_a_plain_training_of_two_blocks_that_fails_is_no_comparison(gate):
+    traces = without_plain_training(CHECKPOINTED, NO_ROOM)
+    traces.at_two_blocks = CRASH
+    verdict = gate(traces, has_layers=True).check(CHECKPOINTED)
+    assert (verdict.kind, verdict.ends_trial) == ("not compared", None)  # its own steps fail, too
+
+
+def test_masks_that_have_no_plain_training_are_compared_at_two_blocks(gate):
+    whole = replace(BUDGET, memory_budget=1.0)
+    traces = without_plain_training(BUDGET, NO_ROOM, otherwise=RANDOM).answer(whole, NO_ROOM)
+    traces.answer(plain_form(BUDGET, micro_batch_size=1), RANDOM)  # fits, but not at this size
+    assert gate(traces, has_layers=True).check(BUDGET).kind == "same at two blocks"
+
+
+def test_a_stored_trace_of_an_earlier_version_is_made_again(gate, tmp_path):
+    gate(Traces(SAME)).check(BUDGET)
+    (file,) = (tmp_path / "parity").iterdir()
+    earlier = json.loads(file.read_text())
+    del earlier["update_projections"]
+    file.write_text(json.dumps(earlier))
+    traces = Traces(SAME)
+    assert gate(traces).check(BUDGET).reference == SAME
+    assert len(traces.calls) == 1
 
 
 def test_a_stored_trace_is_readable_json(gate, tmp_path):
@@ -248,5 +337,5 @@ def test_with_dropout_gradients_must_be_of_one_size_and_without_it_the_same(fact
 def test_a_micro_batch_whose_plain_training_fails_is_alike_to_none(gate):
     traces = Traces(SAME)
     for plain in (HALF, replace(HALF, checkpointing="block")):
-        traces.answer(plain, "out of memory")
+        traces.answer(plain, NO_ROOM)
     assert not gate(traces).updates_alike(WHOLE, HALF)

@@ -25,7 +25,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.prediction import Extrapolation
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
@@ -357,7 +357,8 @@ class ClusterExecutor(LocalExecutor):
         dropout: bool,
         dequantized: bool = False,
         trial_options: TrialOptions,
-    ) -> ParityTrace | str:
+        workload: Workload | None = None,
+    ) -> ParityTrace | NoTrace:
         self.bring(definition, study_folder)
         request = self._request(
             "trace",
@@ -367,8 +368,9 @@ class ClusterExecutor(LocalExecutor):
             dropout=dropout,
             dequantized=dequantized,
             trial_options=trial_options,
+            workload=workload,
         )
-        found: ParityTrace | str = self._wait(request)
+        found: ParityTrace | NoTrace = self._wait(request)
         return found
 
     def time_in_turn(

@@ -25,10 +25,10 @@ from typing import Any, Literal, get_args
 from autotune.errors import AutotuneError, Stopped, error_class
 from autotune.spec.config import Precision
 from autotune.spec.limits import Count, Work
-from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, ParityTrace
+from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, NoTrace, ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.profile import Profile
-from autotune.spec.reading import fits, parse
+from autotune.spec.reading import check, fits, parse
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.schema import Schema
 
@@ -114,6 +114,9 @@ def ended_as(measurement: Measurement, *, task: str) -> TaskReply:
     """
     if task in MEASURED_TASKS:
         return TaskReply(result=asdict(measurement))
+    if task == "trace" and measurement.outcome != "interrupted":
+        why = {"failure": measurement.message, "outcome": measurement.outcome}
+        return TaskReply(result={"trace": None, **why})
     error = TaskError(kind="ProcessEnded", message=measurement.message, hint="")
     return TaskReply(error=error)
 
@@ -306,7 +309,11 @@ def _check_training(measurement: Measurement) -> None:
 def _trace(result: Any) -> dict[str, Any]:
     result = _object(result)
     if result["trace"] is None:
-        return {"trace": None, "failure": _text(_string(result["failure"], "failure"))}
+        missing = NoTrace(
+            outcome=result["outcome"], message=_text(_string(result["failure"], "failure"))
+        )
+        check(missing)
+        return {"trace": None, "failure": missing.message, "outcome": missing.outcome}
     trace = parse(ParityTrace, result["trace"])
     if not 1 <= len(trace.losses) <= PARITY_STEPS:
         raise ValueError(f"it has the losses of {len(trace.losses)} steps")
@@ -320,7 +327,7 @@ def _trace(result: Any) -> dict[str, Any]:
     ]
     if any(len(values) != PROJECTIONS for values in projected):
         raise ValueError(f"a gradient or a change does not have {PROJECTIONS} projections")
-    return {"trace": result["trace"], "failure": ""}
+    return {"trace": result["trace"], "failure": "", "outcome": "ok"}
 
 
 def _profile(result: Any) -> dict[str, Any]:

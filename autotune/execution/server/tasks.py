@@ -254,9 +254,9 @@ def _trace_on_ranks(
         )[0]
     except RankFailed as failed:
         if failed.result is None:
-            message = _measurement_of_ended_rank(failed, memory_kills=memory_kills).message
-            return {"trace": None, "failure": message}
-        return {"trace": None, "failure": f"{failed}: {failed.result['failure']}"}
+            ended = _measurement_of_ended_rank(failed, memory_kills=memory_kills)
+            return {"trace": None, **_why(ended)}
+        return {**failed.result, "failure": f"{failed}: {failed.result['failure']}"}
 
 
 def train_in_turn(
@@ -293,8 +293,8 @@ def trace(
 ) -> dict[str, Any]:
     """Runs a configuration's first steps.
 
-    Returns {"trace": ParityTrace or None, "failure": why there is none}. Raises TrialLost and
-    StudyMismatch as `train` does.
+    Returns {"trace": ParityTrace or None, "failure": why there is none, "outcome": how it ended}.
+    Raises TrialLost and StudyMismatch as `train` does.
     """
     config = TrainingConfig(**request["config"])
     if config.sharding == "none" and config.tensor_parallel == 1:
@@ -383,12 +383,16 @@ def _traced(
     memory_kills = host_memory_kills()
     try:
         training = _training_request(**request)
-        return {"trace": first_steps(training).to_dict(), "failure": ""}
+        return {"trace": first_steps(training).to_dict(), "failure": "", "outcome": "ok"}
     except (StudyMismatch, TrialLost):
         raise
     except Exception as error:
-        failed = _failed(error, request, memory_kills=memory_kills)
-        return {"trace": None, "failure": failed.message}
+        return {"trace": None, **_why(_failed(error, request, memory_kills=memory_kills))}
+
+
+def _why(failed: Measurement) -> dict[str, str]:
+    """Returns the parts of the reply that say why there is no trace."""
+    return {"failure": failed.message or failed.outcome, "outcome": failed.outcome}
 
 
 def _measured(

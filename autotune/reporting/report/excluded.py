@@ -154,8 +154,9 @@ _WHY: tuple[tuple[Outcome, str], ...] = (
     ("out_of_memory", "Ended by the allocator, whose limit is the cap."),
     (
         "parity_failed",
-        "Not the same training: the first losses or gradients differ from a plain training of the "
-        "same precision and optimizer by more than rounding.",
+        "Not the same training: the first steps differ from those of a plain training of the same "
+        "precision and optimizer by more than rounding, or that one fails by itself, so that there "
+        "is nothing to compare with.",
     ),
     ("diverged", "The loss became infinite or NaN."),
     ("timeout", "Took longer than the time limit of a trial."),
@@ -171,16 +172,18 @@ def _failed(records: Sequence[TrialRecord]) -> Iterator[Group]:
     for outcome, why in _WHY:
         yield _with_outcome(records, outcome, why=why, detail_of=_failure_detail)
     unchecked = [
-        record for record in records if record.outcome == "ok" and record.parity == "not compared"
+        record
+        for record in records
+        if record.outcome == "ok" and record.parity in ("not compared", "same at two blocks")
     ]
     yield _group(
-        "Counted without a parity check",
+        "Counted without a comparison of the whole model",
         [
             f"#{record.number} {trial_label(record)}: {record.parity_message}"
             for record in unchecked
         ],
-        why="These are candidates, but their first steps could not be compared with a plain "
-        "training.",
+        why="These are candidates, but there was no room for the plain training of the whole model "
+        "to compare their first steps with.",
     )
 
 

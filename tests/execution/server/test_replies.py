@@ -115,7 +115,7 @@ VALID_RESULTS = {
     "predict": PREDICTION,
     "train": {**asdict(OK), "script_files": {"train.py": "ab"}},
     "train_in_turn": asdict(Measurement(outcome="ok")),
-    "trace": {"trace": TRACE.to_dict(), "failure": ""},
+    "trace": {"trace": TRACE.to_dict(), "failure": "", "outcome": "ok"},
     "profile": {"profile": PROFILE, "failure": ""},
     "prepare_seed": {},
 }
