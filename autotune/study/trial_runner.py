@@ -5,9 +5,10 @@ trial of a class, its representative, is trained to the end (with `perplexity_se
 seed); the others are trained for memory and speed only. With `full_trainings` every trial is
 trained to the end, and with every seed.
 
-This applies to a training script, too. The script's evaluation may read other text with another
-micro batch; between configurations that compute the same numbers, that difference is noise. Whether
-another micro batch is the same training depends on the script: see `ParityGate.updates_alike`.
+This applies to a training script, too. Its evaluation may read other text with another micro
+batch; between configurations that compute the same numbers, that difference is noise. Whether
+another micro batch is the same training depends on the script: see `ParityGate.updates_alike`. If
+it is another one, it is trained to the end, and no technique is blamed for it.
 """
 
 import statistics
@@ -446,8 +447,8 @@ class TrialRunner:
         self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
     ) -> ParityTrace | NoTrace:
         workload = self._definition.workload
-        if layers is not None:  # the weights are those of the study, as far as there are layers
-            workload = replace(workload, layers=layers, pretrained=False)
+        if layers is not None:
+            workload = at_depth(workload, layers)
         try:
             return self._executor.trace(
                 self._definition,
@@ -460,6 +461,11 @@ class TrialRunner:
             )
         except PreparationFailed as error:
             return NoTrace(outcome="crashed", message=error.message)
+
+
+def at_depth(workload: Workload, layers: int) -> Workload:
+    """Return the workload with fewer layers, whose weights are those of the study's first ones."""
+    return replace(workload, layers=layers, pretrained=False)
 
 
 IsSameTraining = Callable[[TrainingConfig, TrainingConfig], bool]

@@ -314,3 +314,21 @@ def test_a_tolerance_of_another_type_is_rejected_with_what_to_write():
     with pytest.raises(InvalidInput, match="is no tolerance") as found:
         check_preferences(Preferences(tolerance={"spead": 0.1}))
     assert found.value.hint == "write tolerance=autotune.Tolerance(speed=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("parity", "message", "warning"),
+    [
+        ("same", "at most, the loss of step 1 is 0 % off", ""),
+        ("not compared", "out of memory", "not compared with plain training: out of memory"),
+        (
+            "same at two blocks",
+            "at two blocks, at most, the loss of step 1 is 0 % off (out of memory)",
+            "compared with plain training at two blocks, at most, the loss of step 1 is 0 % off "
+            "(out of memory)",
+        ),
+    ],
+)
+def test_a_pick_that_was_not_compared_as_a_whole_says_so(parity, message, warning):
+    picked = pick([replace(SMALL, parity=parity, parity_message=message)])
+    assert picked.warning == warning
