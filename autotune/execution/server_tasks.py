@@ -27,6 +27,7 @@ from autotune.printable import printable
 from autotune.spec.device_group import check_one_model, joint_name
 from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo
+from autotune.spec.script_files import is_code
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
@@ -357,10 +358,16 @@ class ServerTasks:
                 "trial runs it as the only rank of a training"
             )
             return self._examine(replace(workload, one_rank=True), choices, device=device)
-        if workload.script is not None:
+        if found.get("files") is not None:
+            files = found["files"]
             workload = replace(
-                workload, script_files=found["files"], own_precision=found["own_precision"]
+                workload,
+                script_files={path: files[path] for path in files if is_code(path)},
+                script_files_after_apply={path: files[path] for path in files if not is_code(path)},
+                packages=found["packages"],
             )
+        if found.get("own_precision") is not None:
+            workload = replace(workload, own_precision=found["own_precision"])
         return workload, found["unavailable"]
 
     def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:

@@ -29,6 +29,8 @@ from autotune.models.parts import ModelParts
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.signature import Expectation, UnusableModule, entry_of
 from autotune.shipped.user_model import UserModel, user_model
+from autotune.spec.file_watch import FileWatch, watch_files
+from autotune.spec.script_files import check_files_of_trial
 from autotune.spec.user_code import (
     FunctionReference,
     changed_since,
@@ -45,10 +47,23 @@ def build(workload: Workload) -> UserModel:
     """Return the module that the function makes, on torch's default device.
 
     If that is the meta device, a module whose `__init__` or forward pass needs values is made on
-    the CPU instead. Raises InvalidInput if the function fails or its module cannot be used.
+    the CPU instead. Raises InvalidInput if the function fails or its module cannot be used, and
+    StudyMismatch if it reads other files than those of the workload.
     """
+    watch = watch_files(workload)
+    try:
+        with watch.opened_files():
+            model = _built(workload, watch)
+    except InvalidInput:  # it may fail because of an edit
+        check_files_of_trial(workload, watch.found(), has_read_all=False)
+        raise
+    check_files_of_trial(workload, watch.found_until_apply())
+    return model
+
+
+def _built(workload: Workload, watch: FileWatch) -> UserModel:
     reference = read_reference(workload.model)
-    function = _load(reference, expected_sha256=workload.model_sha256)
+    function = _load(reference, watch, expected_sha256=workload.model_sha256)
     sizes = {name: getattr(workload, name) for name in _SIZES}
     sizes = {name: size for name, size in sizes.items() if size is not None}
     if torch.get_default_device().type == "meta":
@@ -115,13 +130,19 @@ def _first_line(error: Exception) -> str:
 
 def code_sha256(workload: Workload) -> str:
     """Return the SHA-256 of the Python file of the workload's function. Raises InvalidInput."""
-    return sha256_of(_file_of(_module_of(read_reference(workload.model))))
+    with watch_files(workload).opened_files():  # what is imported is not read again to build it
+        return sha256_of(_file_of(_module_of(read_reference(workload.model))))
 
 
-def _load(reference: FunctionReference, *, expected_sha256: str) -> Callable[..., Any]:
+def _load(
+    reference: FunctionReference, watch: FileWatch, *, expected_sha256: str
+) -> Callable[..., Any]:
+    # Before the file is run, as its error may come from the edit.
+    if reference.file is not None and reference.file.is_file():
+        _check_unchanged(reference.file, expected_sha256)
     module = _module_of(reference)
-    if expected_sha256 and sha256_of(_file_of(module)) != expected_sha256:
-        raise changed_since(str(_file_of(module)))
+    watch.leave_out(str(_file_of(module)))
+    _check_unchanged(_file_of(module), expected_sha256)
     function: Callable[..., Any] | None = getattr(module, reference.function, None)
     if not callable(function):
         raise InvalidInput(
@@ -129,6 +150,11 @@ def _load(reference: FunctionReference, *, expected_sha256: str) -> Callable[...
             hint="name a function that returns the model",
         )
     return function
+
+
+def _check_unchanged(file: Path, expected_sha256: str) -> None:
+    if expected_sha256 and sha256_of(file) != expected_sha256:
+        raise changed_since(str(file))
 
 
 def _file_of(module: ModuleType) -> Path:

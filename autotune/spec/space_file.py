@@ -68,6 +68,7 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "script_arguments",
     "script_files",
     "script_files_after_apply",
+    "packages",
     "one_rank",
     "own_precision",
 }

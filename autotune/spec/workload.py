@@ -84,11 +84,15 @@ class Workload(Built):
     script_arguments: tuple[str, ...] = ()
     """What follows the script on its command line."""
     script_files: Mapping[str, str] | None = None
-    """{path: SHA-256} of what the script has read when it calls `autotune.apply`, without the
-    script itself (`spec/script_files.py`); None: not known, as for studies of earlier releases."""
+    """{path: SHA-256} of the code that the script has read when it calls `autotune.apply`, or that
+    the function has read to make its model, without the file of `script` or `model` itself
+    (`spec/script_files.py`); None: not known, as for studies of earlier releases."""
     script_files_after_apply: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The same of what it first reads later. Trials add to it, so that it is no part of the
-    identity."""
+    """The same of data, and of what is first read later. Trials add to it, so that it is no part of
+    the identity."""
+    packages: Mapping[str, str] | None = None
+    """{name: version} of the installed packages that compute, apart from torch, and that the user's
+    script or function imports; None: not known, as for studies of earlier releases."""
     one_rank: bool = False
     """Whether the script gets the environment variables of torchrun with one process."""
     own_precision: Precision = "fp32"
@@ -371,7 +375,8 @@ class Workload(Built):
         settings = {}
         stored = self.to_dict()
         del stored["script_files_after_apply"]
-        stored["script_files"] = stored["script_files"] or None
+        for name in ("script_files", "packages"):
+            stored[name] = stored[name] or None
         for name, value in stored.items():
             if name not in _DEFAULTS_ADDED_LATER or value != _DEFAULTS_ADDED_LATER[name]:
                 settings[name] = value
@@ -393,6 +398,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "script": None,
     "script_arguments": (),
     "script_files": None,
+    "packages": None,
     "one_rank": False,
     "own_precision": "fp32",
 }

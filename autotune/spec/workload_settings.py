@@ -60,8 +60,8 @@ def check_setting(name: str, value: object) -> None:
             raise InvalidInput(f"model_config = {value!r} is not possible", hint=HOW_TO_NAME)
     elif name == "script_arguments":
         check_script_arguments(value)
-    elif name in ("script_files", "script_files_after_apply"):
-        if not (value is None and name == "script_files"):
+    elif name in ("script_files", "script_files_after_apply", "packages"):
+        if not (value is None and name != "script_files_after_apply"):
             _check_files(name, value)
     elif name in ("pretrained", "one_rank"):
         if not isinstance(value, bool):

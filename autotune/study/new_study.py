@@ -11,6 +11,7 @@ from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import FIELD_ORDER
+from autotune.spec.script_files import input_files
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.spec.workload import make_workload
@@ -111,6 +112,7 @@ def new_definition(
     workload = dataclasses.replace(
         workload,
         text_sha256=prepared["text_sha256"],
+        script_files_after_apply={**workload.script_files_after_apply, **input_files(workload)},
         model_sha256=prepared["model_sha256"],
         chat_column=prepared["chat_column"],
     )

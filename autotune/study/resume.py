@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import uuid
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.prepared_folder import is_made_of
 from autotune.execution.server_tasks import PREPARED
+from autotune.spec.config import QUANTIZED_WEIGHTS
 from autotune.spec.result import DeviceInfo
 from autotune.spec.script_files import check_files_unchanged
 from autotune.spec.space_file import load_space
@@ -68,31 +70,58 @@ def check_fresh(request: SearchRequest, stored: StudyDefinition, *, reused: int)
 
 def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
     """Raise StudyMismatch if results measured now could not be compared with the study's."""
-    for what, known, found in (
-        ("device", stored.device.name, device.name),
-        ("torch", stored.device.versions.get("torch"), device.versions.get("torch")),
-    ):
-        if known != found:
+    known, found = {"device": stored.device.name}, {"device": device.name}
+    for package in _packages_of(stored) & stored.device.versions.keys():
+        known[package] = stored.device.versions[package]
+        found[package] = device.versions.get(package, "none")
+    packages = stored.workload.packages or {}
+    known.update(packages)
+    for package in packages:
+        found[package] = _installed_version(package)
+    for what in sorted(known):
+        if known[what] != found[what]:
             raise StudyMismatch(
-                f"study {stored.name!r} was measured on {what} {known}, here is {found}",
+                f"study {stored.name!r} was measured on {what} {known[what]}, here is "
+                f"{found[what]}",
                 hint="continue it where it began, or begin another with --name",
             )
 
 
-def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
-    """Raise StudyMismatch if the Python file that makes the model has changed since.
+def _packages_of(stored: StudyDefinition) -> set[str]:
+    """Return the packages that compute in trials of the study, apart from those of user's code."""
+    names = {"torch"}
+    choices = {technique: set(values) for technique, values in stored.space.choices().items()}
+    quantized = choices.get("base_weights", set()) & {*QUANTIZED_WEIGHTS}
+    in_8_bit = {value for value in choices.get("optimizer", ()) if value.endswith("8bit")}
+    if stored.workload.model_config is not None:
+        names.add("transformers")
+    if choices.get("adapter", {"none"}) != {"none"}:
+        names.add("peft")
+    if quantized or in_8_bit or "fp8" in choices.get("precision", ()):
+        names |= {"torchao", "bitsandbytes"}
+    if choices.get("engine", {"torch"}) != {"torch"}:
+        names.add("deepspeed")
+    return names
 
-    Also if a file that a script reads has changed.
-    """
+
+def _installed_version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> None:
+    """Raise StudyMismatch if code, text, tokenizer or weights of the study have changed since."""
     workload = stored.workload
+    check_files_unchanged(workload)
     if not workload.model_sha256 or workload.pretrained:
-        return  # pretrained weights were stored when the study began
+        return  # the weights are among the files
     if executor.model_sha256(workload) != workload.model_sha256:
         raise StudyMismatch(
             f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
             hint="bring the old content back, or begin another study with --name",
         )
-    check_files_unchanged(workload)
 
 
 def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folder: Path) -> None:

@@ -14,6 +14,7 @@ from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import TrialRecord
+from autotune.spec.script_files import have_same_files
 from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
@@ -79,19 +80,20 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
 def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
     """Return whether a trial of one study would measure the same in the other, except for the cap.
 
-    Never for a script, which may read other files than its own, and never where other processes,
-    or other trials, used the device.
+    Never for a script, whose training also depends on what only its trials show, and never where
+    other processes, or other trials, used the device.
     """
     if new.workload.script is not None or earlier.device.others:
         return False
     before, now = earlier.device, new.device
-    return (
+    is_same = (
         earlier.workload.identity() == new.workload.identity()
         and before.type == now.type
         and before.name == now.name
         and dict(before.versions) == dict(now.versions)
         and (before.type == "cpu" or before.total_memory_bytes == now.total_memory_bytes)
     )
+    return is_same and have_same_files(earlier.workload, new.workload)
 
 
 def select(

@@ -11,6 +11,7 @@ from autotune.errors import InvalidInput, StudyMismatch
 from autotune.models import build_model
 from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.shipped.token_loss import next_token_loss
+from autotune.spec.file_watch import files_until_apply
 from autotune.spec.workload import make_workload
 from autotune.techniques.checkpointing import checkpoint_in_blocks, checkpoint_segments
 from autotune.techniques.requirements import missing_parts
@@ -314,11 +315,12 @@ def test_a_module_is_looked_for_where_the_search_was_started(tmp_path, monkeypat
     package = tmp_path / "package_of_mine"
     package.mkdir()
     (package / "models.py").write_text(SOURCE)
+    (package / "__init__.py").write_text("from . import sizes")
+    (package / "sizes.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    assert (
-        len(build_model(make_workload("cpu", {"model": "package_of_mine.models:Model"})).blocks)
-        == 4
-    )
+    parts = build_model(make_workload("cpu", {"model": "package_of_mine.models:Model"}))
+    assert len(parts.blocks) == 4
+    assert set(files_until_apply()) == {"package_of_mine/__init__.py", "package_of_mine/sizes.py"}
 
 
 # -- invalid models --------------------------------------------------------------------------------

@@ -9,16 +9,15 @@ import textwrap
 
 import pytest
 
-from autotune.training.script.files import MOST_IN_A_FOLDER
+from autotune.spec.script_files import MOST_IN_A_FOLDER, digest_of
 
 WATCH = """
 import json, runpy, sys
 from autotune.spec.workload import make_workload
-from autotune.training.script.files import FileWatch
+from autotune.spec.file_watch import watch_files
 
-watch = FileWatch(make_workload("cpu", {"script": sys.argv[1]}))
 sys.path.insert(0, sys.argv[2])
-watch.start()
+watch = watch_files(make_workload("cpu", {"script": sys.argv[1]}))
 runpy.run_path(sys.argv[1], init_globals={"apply": watch.found_until_apply})
 print(json.dumps([watch.found_until_apply(), watch.found_after_apply()]))
 """
@@ -70,7 +69,7 @@ def test_an_imported_file_is_found_where_its_bytecode_is_cached(found_by, tmp_pa
     assert found_by("import inner") == first
 
 
-def test_configuration_files_and_executed_files_of_any_name_are_found(found_by, tmp_path):
+def test_configuration_data_and_executed_files_of_any_name_are_found(found_by, tmp_path):
     for name in ("settings.json", "settings.yaml", "notes.txt", "recipe"):
         (tmp_path / "project" / name).write_text("{}")
     files, _ = found_by("""
@@ -79,7 +78,7 @@ def test_configuration_files_and_executed_files_of_any_name_are_found(found_by, 
             open(name).read()
         runpy.run_path("recipe")
     """)
-    assert set(files) == {"settings.json", "settings.yaml", "recipe"}
+    assert set(files) == {"settings.json", "settings.yaml", "notes.txt", "recipe"}
 
 
 def test_libraries_hidden_folders_and_temporary_files_are_not_found(found_by, tmp_path):
@@ -125,7 +124,7 @@ def test_a_file_that_is_read_and_written_after_apply_is_reported_as_written(foun
     assert later == {"late.py": hashlib.sha256(b"").hexdigest(), "runs.json": ""}
 
 
-def test_a_folder_of_many_files_is_data(found_by):
+def test_a_folder_of_many_files_counts_by_their_names_and_sizes(found_by, tmp_path):
     files, _ = found_by(f"""
         import os
         os.mkdir("texts")
@@ -133,4 +132,9 @@ def test_a_folder_of_many_files_is_data(found_by):
         for name in os.listdir("texts"):
             open("texts/" + name).read()
     """)
-    assert files == {}
+    assert set(files) == {"texts/"}
+    folder = tmp_path / "project" / "texts"
+    (folder / "README.md").write_text("about")
+    assert digest_of(folder) == files["texts/"]
+    (folder / "1.json").write_text("longer")
+    assert digest_of(folder) != files["texts/"]

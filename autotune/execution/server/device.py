@@ -26,9 +26,26 @@ _AGREE_BYTES = 16 * 1024**2
 started or ended between them."""
 _MOST_MEASUREMENTS = 5
 
-_MEASURED_WITH = ("autotune", "transformers", "torchao", "deepspeed")
-"""Packages, apart from torch, whose code a trial runs: another release may need other memory or run
-at another speed."""
+_MEASURED_WITH = (
+    "autotune",
+    "numpy",
+    "triton",
+    "transformers",
+    "accelerate",
+    "kernels",
+    "flash-attn",
+    "xformers",
+    "causal-conv1d",
+    "mamba-ssm",
+    "flash-linear-attention",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "deepspeed",
+)
+"""Packages, apart from torch, whose code a trial of a model that autotune builds may run, if they
+are installed: another release may compute other numbers, need other memory or run at another
+speed. Those that a user's code imports are part of its workload."""
 
 _CUDA_DOES_NOT_START = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
 """What torch raises where NVML lists GPUs that the driver does not let it use."""

@@ -374,10 +374,15 @@ class Peaks(Schema):
 
 @dataclass(frozen=True, kw_only=True)
 class Examination(Schema):
-    """What `examine` finds: of a script also its files, its precision and what it misses."""
+    """What `examine` finds.
+
+    For a user's code: also its files and packages. For a script: also its precision, and the
+    environment variable that is missing.
+    """
 
     unavailable: Mapping[str, Mapping[str, str]]
     files: Mapping[str, str] | None = None
+    packages: Mapping[str, str] | None = None
     own_precision: Precision | None = None
     missing_variable: str | None = None
 

@@ -33,17 +33,22 @@ from autotune.models import build_model
 from autotune.predictor import predict as predictor
 from autotune.spec.config import Precision, TrainingConfig
 from autotune.spec.early_stopping import PruningBound
+from autotune.spec.file_watch import (
+    files_after_apply,
+    files_until_apply,
+    imported_packages,
+)
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.reading import parse, possible
 from autotune.spec.result import DeviceInfo, Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 from autotune.techniques import find_unavailable
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
 from autotune.training.profiling import profile_training
-from autotune.training.script.files import files_after_apply
 from autotune.training.script.in_turn import train_script_in_turn
 from autotune.training.script.rehearsal import why_no_micro_batches, why_no_step_in_backward
 from autotune.training.script.run import trace_script
@@ -92,16 +97,24 @@ def examine(
 ) -> dict[str, Any]:
     """Returns which of `choices`, {technique: values}, the model does not support on `device`.
 
-    The result is {"unavailable": {technique: {value: reason}}}, for a script an `ExaminedScript`.
-    Raises InvalidInput for a model that cannot be built.
+    The result is {"unavailable": {technique: {value: reason}}}, for a script an `ExaminedScript`;
+    with code of the user's, the files and packages that it has read. Raises InvalidInput for a
+    model that cannot be built.
     """
     if workload["script"] is not None:
-        return asdict(examine_script(Workload(**workload), choices, device=torch.device(device)))
+        examined = examine_script(Workload(**workload), choices, device=torch.device(device))
+        return {**asdict(examined), "packages": imported_packages()}
     with torch.device("meta"):
         parts = build_model(Workload(**workload))
     length = workload["sequence_length"]
     missing = missing_parts(parts, choices, device=torch.device(device), sequence_length=length)
-    return {"unavailable": missing}
+    if not is_function_reference(workload["model"]):
+        return {"unavailable": missing}
+    return {
+        "unavailable": missing,
+        "files": files_until_apply(),
+        "packages": imported_packages(),
+    }
 
 
 def rehearse(*, workload: dict[str, Any], micro_batch_size: int, device: str) -> str:
@@ -150,17 +163,16 @@ def train(
 
     `remark` is called with what each of several devices was doing where the training is ended.
 
-    That of a script also has "script_files", {path: SHA-256} of those that it has first read after
-    `autotune.apply`. Raises TrialLost for a failure of the machine, and StudyMismatch where the
+    That of a user's code also has "script_files", {path: SHA-256} of those that the study does not
+    know yet. Raises TrialLost for a failure of the machine, and StudyMismatch where the
     study's text, model or script has changed.
     """
     if request["workload"].get("devices_per_trial", 1) > 1:
         return asdict(_train_on_ranks(request, progress=progress, remark=remark))
     train_one = trainer.train if request["workload"]["script"] is None else train_script
     measurement = _measured(request, lambda training: train_one(training, progress=progress))
-    if request["workload"]["script"] is None:
-        return asdict(measurement)
-    return {**asdict(measurement), "script_files": files_after_apply()}
+    files = files_after_apply()
+    return {**asdict(measurement), **({"script_files": files} if files else {})}
 
 
 def _train_on_ranks(

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from autotune.errors import StudyMismatch
+from autotune.spec.file_watch import files_until_apply, watch_files
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.script_files import check_files_of_trial
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
@@ -42,7 +43,6 @@ from autotune.techniques.user_training import (
     parts_of_user_model,
 )
 from autotune.training.parity import ParityFailed, ParityWatch
-from autotune.training.script.files import files_until_apply, watch_files
 from autotune.training.script.interface import begin
 
 RANK_VARIABLES = (
@@ -155,7 +155,6 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     sys.argv = [str(file), *workload.script_arguments]
     sys.path.insert(0, str(script_folder(script)))
     watch = watch_files(workload)
-    watch.start()
     ScriptEnd.raised.clear()
     try:
         if is_script_module(script):

@@ -33,6 +33,7 @@ from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.file_watch import files_until_apply
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import Measurement, Outcome
@@ -43,7 +44,6 @@ from autotune.techniques.own_precision import AutocastWatch, own_precision, why_
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers, missing_in_user_model
-from autotune.training.script.files import files_until_apply
 from autotune.training.script.interface import begin
 from autotune.training.script.run import (
     RANK_VARIABLES,
