@@ -95,7 +95,7 @@ def search(
     seed: int | None = None,
     predict: bool = True,
     full_trainings: bool = False,
-    perplexity_seeds: int = 1,
+    perplexity_seeds: int | None = None,
     confirm: bool = True,
     confirm_share: float = 0.2,
     fresh: bool = False,

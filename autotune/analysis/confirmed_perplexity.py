@@ -137,8 +137,9 @@ def _log_ratio(perplexity: float | None, other: float | None) -> float:
 
 def _has_own(record: TrialRecord) -> bool:
     """Return whether the trial measured a perplexity itself; a variant of the pick is no trial."""
-    is_trial = record.number != VARIANT_NUMBER
-    return is_trial and record.perplexity is not None and not record.shares_perplexity
+    source = record.perplexity_source
+    counts = record.number != VARIANT_NUMBER and not (source is not None and source.of_other_seeds)
+    return counts and record.perplexity is not None and not record.shares_perplexity
 
 
 def _is_full(record: TrialRecord) -> bool:

@@ -13,6 +13,7 @@ from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.prediction import Prediction
+from autotune.spec.provenance import OF_OTHER_SEEDS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.units import format_duration, format_percent, format_rate, format_size
 
@@ -93,6 +94,8 @@ def perplexity_source_text(record: TrialRecord) -> str:
     source = record.perplexity_source
     if record.perplexity is None or source is None:
         return ""
+    if source.of_other_seeds:
+        return OF_OTHER_SEEDS.removeprefix("; ")
     if source.is_shared:
         return f"of {source.trial}"
     if source.kind == "measured":
@@ -167,7 +170,8 @@ def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
     shares = says_nothing = False
     for record in records:
         shares = shares or record.shares_perplexity
-        says_nothing = says_nothing or record.perplexity_says_nothing
+        source = record.perplexity_source
+        says_nothing = says_nothing or (source is not None and source.over_random_weights)
     notes = []
     if shares:
         notes.append(SHARED_MARK_NOTE)

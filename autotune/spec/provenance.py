@@ -60,6 +60,8 @@ _UNUSED_EVALUATION: Mapping[UnusedEvaluation, str] = {
 
 OVER_RANDOM_WEIGHTS = "; it says nothing, as the weights under the adapter are random"
 """Ends the sentence of such a source."""
+OF_OTHER_SEEDS = "; not compared, as the study's first trial has another number of seeds"
+"""The same of a source `of_other_seeds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,9 @@ class PerplexitySource(Schema):
     """Of `training_loss`: why the script's evaluation was not used; None: it has none."""
     over_random_weights: bool = False
     """Whether an adapter was trained over random, frozen weights: the perplexity says nothing."""
+    of_other_seeds: bool = False
+    """Whether the study's other perplexities have another number of seeds. It is stored nowhere, as
+    it follows from them."""
 
     def __post_init__(self) -> None:
         needed = {
@@ -109,7 +114,7 @@ class PerplexitySource(Schema):
     @property
     def is_plain(self) -> bool:
         """Whether the trial measured it itself, with one seed: nothing needs to be said of it."""
-        return self.kind == "measured" and not self.seeds_text and not self.over_random_weights
+        return self == MEASURED
 
     def is_after_all_steps(self, steps: int) -> bool:
         """Return whether the trial obtained it itself, after all of its `steps`."""
@@ -137,6 +142,8 @@ class PerplexitySource(Schema):
                     text += f", as {_UNUSED_EVALUATION[self.unused_evaluation]}"
         if self.seeds_text:
             text += f", {self.seeds_text}"
+        if self.of_other_seeds:
+            text += OF_OTHER_SEEDS
         return text + OVER_RANDOM_WEIGHTS if self.over_random_weights else text
 
     @property

@@ -203,8 +203,9 @@ class Measurement(Schema):
 
     @property
     def perplexity_says_nothing(self) -> bool:
-        """Whether it is that of an adapter over random weights, and must decide nothing."""
-        return self.perplexity_source is not None and self.perplexity_source.over_random_weights
+        """Whether it must decide nothing: an adapter over random weights, or of other seeds."""
+        source = self.perplexity_source
+        return source is not None and (source.over_random_weights or source.of_other_seeds)
 
     @property
     def has_all_objectives(self) -> bool:

@@ -22,6 +22,7 @@ from autotune.study.resume import (
     check_fresh,
     check_same_device,
     check_same_model,
+    check_same_seeds,
     check_same_study,
     prepare_again,
 )
@@ -39,6 +40,8 @@ class OpenedStudy:
     """Number of trials to reach, including those reused from earlier studies."""
     reused: ReusedResults | None = None
     """What a new study reuses; None for a resumed study."""
+    perplexity_seeds: int | None = None
+    """With how many seeds the trials of a resumed study were trained; None: there are none."""
 
 
 def stored_study(request: SearchRequest, retry: RetryPolicy) -> StudyDefinition | None:
@@ -103,7 +106,9 @@ def open_study(
         trust(stored.workload, folder=work / name)
     else:
         check_trusted(stored.workload, study=name, storage=store.url, folder=work / name)
-    reused = sum(record.reused_from is not None for record in store.trials(name))
+    records = store.trials(name)
+    seeds = check_same_seeds(request, stored, records)
+    reused = sum(record.reused_from is not None for record in records)
     check_fresh(request, stored, reused=reused)
     device, _ = executor.probe(request.device or stored.device.device, {})
     check_same_device(stored, device)
@@ -117,7 +122,9 @@ def open_study(
         wanted = stored.possible_trials(request.new_trials + reused)
     if wanted != stored_wanted:
         store.set_trials_wanted(name, wanted)
-    return OpenedStudy(definition=replace(stored, device=device), trials_wanted=wanted)
+    return OpenedStudy(
+        definition=replace(stored, device=device), trials_wanted=wanted, perplexity_seeds=seeds
+    )
 
 
 def _create(

@@ -215,16 +215,16 @@ class SearchRequest:
             "one full training.",
         )
     )
-    perplexity_seeds: int = setting(
+    perplexity_seeds: int | None = setting(
         Option(
             flag="--seeds",
             group=THE_SEARCH,
             keyword="perplexity_seeds",
             kind=COUNT,
             metavar="N",
-            default=1,
             help="Number of trainings per measured perplexity, each with another seed. It is added "
-            "to the seeds that a --script sets.",
+            "to the seeds that a --script sets. A study that is continued keeps its number. "
+            "[default: 1]",
         )
     )
     confirm: bool = setting(
@@ -352,7 +352,8 @@ class SearchRequest:
             check_cap(self.cap_bytes)
         if self.trials is not None:
             _check_count("number of trials", self.trials, most=LARGEST_NUMBER_OF_TRIALS)
-        _check_count("number of seeds", self.perplexity_seeds, most=LARGEST_NUMBER_OF_SEEDS)
+        if self.perplexity_seeds is not None:
+            _check_count("number of seeds", self.perplexity_seeds, most=LARGEST_NUMBER_OF_SEEDS)
         if not 0 <= self.confirm_share <= LARGEST_CONFIRM_SHARE:
             raise InvalidInput(
                 f"invalid share of the time for confirmation: {self.confirm_share}",
@@ -442,7 +443,7 @@ class SearchRequest:
             compile_time_limit_seconds=self.compile_time_limit_seconds,
             step_time_limit_seconds=self.step_time_limit_seconds,
             full_trainings=self.full_trainings,
-            perplexity_seeds=self.perplexity_seeds,
+            perplexity_seeds=self.perplexity_seeds or 1,
             memory_snapshot=self.memory_snapshot,
         )
 

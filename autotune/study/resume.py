@@ -3,16 +3,18 @@
 import shlex
 import shutil
 import uuid
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from autotune.analysis.number_of_seeds import number_of_seeds
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.prepared_folder import is_made_of
 from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import QUANTIZED_WEIGHTS
-from autotune.spec.result import DeviceInfo
+from autotune.spec.result import DeviceInfo, TrialRecord
 from autotune.spec.script_files import check_files_unchanged
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
@@ -66,6 +68,24 @@ def check_fresh(request: SearchRequest, stored: StudyDefinition, *, reused: int)
             hint=f"begin another with --fresh --name {stored.name[:80]}-fresh, or leave --fresh "
             "out to continue it",
         )
+
+
+def check_same_seeds(
+    request: SearchRequest, stored: StudyDefinition, records: Sequence[TrialRecord]
+) -> int | None:
+    """Return with how many seeds the study's perplexities were trained; None: it has none yet.
+
+    Raises StudyMismatch if the request wants another number: a perplexity of one seed and a mean of
+    several do not compare.
+    """
+    known = number_of_seeds(records)
+    if None not in (known, request.perplexity_seeds) and known != request.perplexity_seeds:
+        raise StudyMismatch(
+            f"the perplexities of study {stored.name!r} are of --seeds {known}, and one of "
+            f"--seeds {request.perplexity_seeds} does not compare with them",
+            hint="leave --seeds out to continue the study, or give the new one another --name",
+        )
+    return known
 
 
 def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:

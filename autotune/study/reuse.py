@@ -1,16 +1,19 @@
 """Reuse of results: which results and predictions of earlier studies a new study need not repeat.
 
-A result is reused if it was measured on the same workload, device and versions, still holds under
-the new study's cap, and is of a configuration that the new study may try; if several studies have
-one, that of the newest. It is taken from the study that measured it, never from one that reused it.
+A result is reused if it was measured undisturbed on the same workload, device and versions, still
+holds under the new study's cap, and is of a configuration that the new study may try; if several
+studies have one, that of the newest. It is taken from the study that measured it, never from one
+that reused it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.analysis.confirmed_speed import ConfirmedSpeed, confirmed_speeds
+from autotune.analysis.pick import NOISY_SPREAD
 from autotune.errors import AutotuneError, Stopped, StorageUnreachable
 from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
+from autotune.spec.confirmation import Confirmation, InitialPerplexity, initial_perplexity_of
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.result import TrialRecord
@@ -30,7 +33,8 @@ class EarlierStudy:
     records: tuple[TrialRecord, ...]
     forecasts: Mapping[str, Forecast]
     """Forecasts by the configuration's fingerprint."""
-    initial_perplexity: InitialPerplexity | None = None
+    confirmations: Sequence[Confirmation] = ()
+    """What was measured after its trials."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +66,11 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
         try:
             definition, _ = store.definition(name)
             if are_comparable(definition, new):
-                initial_perplexity = None
-                if definition.workload.pretrained:
-                    initial_perplexity = initial_perplexity_of(store.confirmations(name))
                 yield EarlierStudy(
                     definition=definition,
                     records=tuple(store.trials(name)),
                     forecasts=store.forecasts(name),
-                    initial_perplexity=initial_perplexity,
+                    confirmations=tuple(store.confirmations(name)),
                 )
         except (StorageUnreachable, Stopped):
             raise
@@ -113,7 +114,7 @@ def select(
     shares_gpu = new.device.type == "cuda" and request.trials_per_device > 1
     before_training: InitialPerplexity | None = None
     for study in studies:
-        known = study.initial_perplexity
+        known = initial_perplexity_of(study.confirmations)
         if before_training is None and known is not None and known.perplexity is not None:
             before_training = known
         name = study.definition.name
@@ -155,8 +156,9 @@ def _valid_records(
     """
     study_name = study.definition.name
     by_number = {record.number: record for record in study.records}
+    confirmed = confirmed_speeds(study.records, study.confirmations)
     for record in study.records:
-        if record.reused_from:
+        if record.reused_from or _is_disturbed(record, confirmed.get(record.config)):
             continue
         rated = rate_under_cap(record, earlier=study.definition, new=new)
         if rated is None:
@@ -168,6 +170,20 @@ def _valid_records(
                 reused_from=TrialReference(number=record.number, study=study_name),
                 perplexity_source=_with_study(record.perplexity_source, representative, study_name),
             )
+
+
+def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None) -> bool:
+    """Return whether something else seems to have used the device while the speed was measured.
+
+    The steps of such a trial vary, or it has another speed when it is measured again.
+    """
+    if not record.tokens_per_second:
+        return False
+    difference = (record.tokens_per_second_spread or 0.0) / record.tokens_per_second
+    if confirmed is not None:
+        ratio = record.tokens_per_second / confirmed.tokens_per_second
+        difference = max(difference, abs(ratio - 1.0))
+    return difference > NOISY_SPREAD
 
 
 def rate_under_cap(
@@ -232,7 +248,7 @@ def _has_wanted_perplexity(
         return False
     source = representative.perplexity_source
     seeds = 1 if source is None else source.seeds
-    return seeds == request.perplexity_seeds
+    return seeds == request.trial_options.perplexity_seeds
 
 
 # -- the source of a result ------------------------------------------------------------------------

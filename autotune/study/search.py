@@ -141,6 +141,8 @@ def search(
                     opened = _unless_lost(
                         devices, partial(open_study, store, name, new, request, work=work)
                     )
+                if opened.perplexity_seeds is not None:
+                    request = dataclasses.replace(request, perplexity_seeds=opened.perplexity_seeds)
                 default_budget = None
                 if stored is None:
                     device_type = opened.definition.device.type

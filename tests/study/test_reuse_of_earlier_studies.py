@@ -9,6 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from autotune.errors import Stopped, StorageUnreachable
+from autotune.spec.confirmation import RepeatedSpeed
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import DeviceInfo
@@ -224,6 +225,24 @@ def test_a_result_is_taken_from_the_study_that_measured_it():
     copied = record(0, config=HALF, reused_from=trial(4, "older"), **WHOLE)
     older = study(record(4, config=HALF, **WHOLE), name="older")
     assert [one.reused_from for one in taken(study(copied), older)] == [trial(4, "older")]
+
+
+@pytest.mark.parametrize(("spread", "count"), [(0.19, 1), (0.21, 0)])
+def test_a_speed_that_varied_from_step_to_step_is_measured_again(spread, count):
+    noisy = record(3, config=HALF, speed=1000.0, tokens_per_second_spread=1000.0 * spread, **WHOLE)
+    assert len(taken(study(noisy))) == count
+
+
+@pytest.mark.parametrize(("again", "count"), [(1100.0, 1), (260.0, 0), (2500.0, 0)])
+def test_a_speed_that_was_another_when_measured_again_is_not_reused(again, count):
+    repeats = [
+        RepeatedSpeed(config=HALF, tokens_per_second=again, failure="", seconds=1.0)
+        for _ in range(5)
+    ]
+    earlier = replace(
+        study(record(3, config=HALF, speed=1000.0, **WHOLE)), confirmations=tuple(repeats)
+    )
+    assert len(taken(earlier)) == count
 
 
 def test_what_the_new_space_cannot_try_is_not_reused():
