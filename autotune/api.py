@@ -343,6 +343,7 @@ def fit(
     vary: str = "layers",
     space: str | None = None,
     scale: str | None = None,
+    try_all: bool = False,
     device: str | None = None,
     configuration: Mapping[str, Any] | None = None,
     compute_capability: str | None = None,
@@ -359,9 +360,10 @@ def fit(
     study: its workload and device, its cap unless `max_mem` is given, and the configuration of its
     trial of that number, by default of its pick; techniques are added one by one if it has no pick.
     Or `workload` takes the fields of `Workload` and `configuration` those of `TrainingConfig`;
-    without a configuration techniques are added one by one, and with `space` the configurations of
-    that search space are tried. `context` is the memory of a CUDA context. With `confirm`, one
-    short real trial follows if this machine has the device. Raises InvalidInput.
+    without a configuration techniques are added one by one, and with `space` the configurations
+    that this search space names are tried, or with `try_all` every legal one. `context` is the
+    memory of a CUDA context. With `confirm`, one short real trial follows if this machine has the
+    device. Raises InvalidInput.
     """
     from autotune.study.fit.fit import fit as run
 
@@ -372,6 +374,7 @@ def fit(
         vary=vary,
         space=space,
         scale=scale,
+        try_all=try_all,
         device=device,
         configuration=configuration,
         compute_capability=compute_capability,
@@ -393,6 +396,7 @@ def fit_request(
     vary: str,
     space: str | None,
     scale: str | None,
+    try_all: bool,
     device: str | None,
     configuration: Mapping[str, Any] | None,
     compute_capability: str | None,
@@ -439,6 +443,7 @@ def fit_request(
         workload=with_model_config(workload),
         configuration=configuration or {},
         space=None if space is None else load_space(space).at_scale(scale),
+        tries_all=try_all,
         compute_capability=compute_capability,
         torch_version=torch_version,
         context_bytes=None if context is None else _bytes_of(context),

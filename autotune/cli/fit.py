@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,10 @@ from autotune.units import format_percent, format_size
 
 if TYPE_CHECKING:
     from autotune.study.fit.fit import FitProgress
+
+
+_SECONDS_BETWEEN_LINES = 10.0
+"""Of progress, where the output is no terminal."""
 
 
 @with_model_size
@@ -73,10 +78,19 @@ def fit(
             rich_help_panel=EVERYDAY,
             metavar="NAME|FILE",
             autocompletion=completion.spaces,
-            help="Try the configurations of this search space instead of adding techniques.",
+            help="Try the configurations that this search space names instead of adding "
+            "techniques.",
         ),
     ] = None,
     scale: options.SpaceScaleOption = None,
+    try_all: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            rich_help_panel=EVERYDAY,
+            help="Try every legal configuration of the space, which for a large model takes hours.",
+        ),
+    ] = False,
     device: Annotated[
         str | None,
         typer.Option(
@@ -142,6 +156,7 @@ def fit(
         vary=vary,
         space=space,
         scale=scale,
+        try_all=try_all,
         device=device,
         configuration=configuration,
         compute_capability=compute_capability,
@@ -166,9 +181,10 @@ def fit(
 def _display(*, quiet: bool, verbose: bool) -> "Iterator[Callable[[FitProgress], None]]":
     """Yield a listener that prints what is found on stderr, and all progress if `verbose`.
 
-    On a terminal, a spinner shows the progress.
+    On a terminal, a spinner shows the progress; elsewhere a line does so now and then.
     """
     console = make_console(sys.stderr)
+    shown_at = time.monotonic()
 
     def show_lasting(progress: "FitProgress") -> None:
         if progress.is_lasting or verbose:
@@ -188,7 +204,14 @@ def _display(*, quiet: bool, verbose: bool) -> "Iterator[Callable[[FitProgress],
 
             yield show
     else:
-        yield show_lasting
+
+        def show_now_and_then(progress: "FitProgress") -> None:
+            nonlocal shown_at
+            if progress.is_lasting or time.monotonic() - shown_at >= _SECONDS_BETWEEN_LINES:
+                shown_at = time.monotonic()
+                console.print(as_text(progress.what), soft_wrap=True)
+
+        yield show_now_and_then
 
 
 def print_fit(result: FitResult, console: Console) -> None:

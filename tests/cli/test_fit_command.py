@@ -159,6 +159,29 @@ def test_the_best_of_a_space_is_at_least_what_each_of_its_configurations_reaches
     assert best["technique"] == "best of 6 in space space"
 
 
+@pytest.fixture
+def named(folder):
+    """Arguments for a space of six configurations that names two of them."""
+    configurations = (
+        f'[[configurations]]\nname = "{value}"\ncheckpointing = "{value}"\n'
+        for value in ("none", "block")
+    )
+    (folder / "named.toml").write_text(SPACE + "".join(configurations))
+    return ["--max-mem", "600KiB", "--no-trial", "--space", "named.toml"]
+
+
+def test_of_a_space_the_named_configurations_are_tried(folder, named):
+    assert "predicting the 2 named configurations" in fit(*named, folder=folder).stderr
+    without = fit("--max-mem", "600KiB", "--all", folder=folder)
+    assert (without.returncode, "--all tries every" in without.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_with_all_every_legal_configuration_is_tried(folder, named):
+    every = fit(*named, "--all", folder=folder)
+    assert "predicting the 6 legal configurations" in every.stderr
+
+
 def test_where_nothing_fits_it_says_so_and_ends_with_1(folder):
     ended = fit("--max-mem", "600KiB", "--checkpointing", "none", folder=folder)
     assert ended.returncode == 1, ended.stderr

@@ -125,6 +125,14 @@ class _Search:
         assert self.request.space is not None
         candidates = self._configurations(device)
         technique = f"best of {len(candidates)} in space {self.request.space.name}"
+        which = "legal" if self.request.tries_all else "named"
+        self.listener(
+            FitProgress(
+                what=f"predicting the {len(candidates)} {which} configurations of space "
+                f"{self.request.space.name}, one after the other",
+                is_lasting=True,
+            )
+        )
         value: int | None = self.varying.start(candidates[0])
         best: FitRow | None = None
         excluded = 0
@@ -154,9 +162,10 @@ class _Search:
         return replace(best, predictions_made=len(self._predicted), message=message)
 
     def _configurations(self, device: DeviceInfo | None) -> list[TrainingConfig]:
-        """Return the space's legal configurations, without duplicates.
+        """Return the legal configurations that the space names, or all, without duplicates.
 
-        With a varying micro batch or rank, the space's choices of it do not apply.
+        All also where it names none that is legal. With a varying micro batch or rank, the space's
+        choices of it do not apply.
         """
         assert self.request.space is not None
         space = self.request.space
@@ -165,7 +174,9 @@ class _Search:
         if device is not None:
             _, unavailable = self.executor.probe(device.device, space.choices())
         legal = bind_space(space, workload.legality_context, unavailable=unavailable)
-        configs = [*legal.configurations(), *legal.named.values()]
+        configs = list(legal.named.values())
+        if self.request.tries_all or not configs:
+            configs = [*legal.configurations(), *configs]
         if self.varying.vary == "micro-batch":
             configs = [
                 replace(config, micro_batch_size=workload.global_batch) for config in configs

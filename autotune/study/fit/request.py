@@ -34,6 +34,8 @@ class FitRequest:
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainingConfig` that are specified."""
     space: SearchSpace | None = None
+    tries_all: bool = False
+    """Whether to try every legal configuration of the space, and not only those that it names."""
     compute_capability: str | None = None
     """Compute capability of the GPU to predict for; None: that of this machine's GPU, or an assumed
     one if it has none."""
@@ -59,6 +61,11 @@ class FitRequest:
             raise InvalidInput(
                 "a search space and a single configuration cannot be given together",
                 hint="leave --space or the configuration's options out",
+            )
+        if self.tries_all and self.space is None:
+            raise InvalidInput(
+                "--all tries every configuration of a search space, and there is none",
+                hint="name one with --space, or leave --all out",
             )
         if self.vary == "devices":
             self._check_varying_devices()
