@@ -14,6 +14,7 @@ from autotune.reporting.figures.axes import capped_axis, make_axis
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import format_perplexity, full_hover, no_pick_reason, trial_label
 from autotune.spec.result import TrialRecord
+from autotune.spec.script_files import files_of
 from autotune.units import format_percent, format_size
 
 INCOMPARABLE = "perplexities and speeds cannot be compared"
@@ -202,6 +203,8 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
         _flat(dataclasses.replace(view.definition.workload, devices_per_trial=1).to_dict())
         for view in views
     ]
+    for workload, known in zip(workloads, _files(views), strict=True):
+        workload |= known
     fields = dict.fromkeys(name for workload in workloads for name in workload)
     parts = []
     for name in fields:
@@ -210,9 +213,8 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
             parts.append(f"{_field_name(name)} {values}")
     if parts:
         yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
-    for what, settings in (
+    settings = [
         ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
-        ("torch", [view.result.device.versions.get("torch", "?") for view in views]),
         ("cap", [format_size(view.result.cap_bytes) for view in views]),
         ("search space", [view.definition.space.name for view in views]),
         ("sampler", [view.definition.sampler for view in views]),
@@ -220,9 +222,27 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
             "number of devices",
             [str(view.definition.workload.devices_per_trial) for view in views],
         ),
-    ):
-        if len(set(settings)) > 1:
-            yield f"Different {what}: {' / '.join(settings)}."
+    ]
+    for package in views[0].result.device.versions:
+        versions = [view.result.device.versions.get(package, "") for view in views]
+        if all(versions):  # a study of an earlier release does not know all of them
+            settings.append((package, versions))
+    for what, of_studies in settings:
+        if len(set(of_studies)) > 1:
+            yield f"Different {what}: {' / '.join(of_studies)}."
+
+
+def _files(views: Sequence[StudyView]) -> Iterator[dict[str, str]]:
+    """Yield {`file` with its path: SHA-256} of each study, for files that they may differ in.
+
+    Data, and what trials have read late, is among them only where each study knows it.
+    """
+    workloads = [view.definition.workload for view in views]
+    by_study = [files_of(workload) for workload in workloads]
+    known_to_all = set(by_study[0]).intersection(*by_study)
+    for workload, files in zip(workloads, by_study, strict=True):
+        names = known_to_all | (workload.script_files or {}).keys()
+        yield {f"file {name}": files[name] for name in sorted(names)}
 
 
 def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,6 +252,8 @@ def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
     """
     flat: dict[str, Any] = {}
     for name, value in workload.items():
+        if name in ("script_files", "script_files_after_apply"):
+            continue  # `_files` has them
         if isinstance(value, Mapping):
             flat |= {f"{name} {key}": entry for key, entry in value.items()}
         else:
@@ -240,6 +262,8 @@ def _flat(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _field_name(field: str) -> str:
+    if field.startswith("file "):
+        return field
     return {"text_sha256": "text", "model_sha256": "file of the model"}.get(
         field, field.replace("_", " ")
     )

@@ -1,5 +1,6 @@
 """Comparison of several studies: results, differences, and what must not be compared."""
 
+import dataclasses
 import json
 
 import pytest
@@ -69,6 +70,36 @@ def test_what_one_workload_has_not_is_none():
     )
     (sentence,) = compared.differences
     assert "text none / aaaaaaaaaaaa…, gradient clipping none / 1.0" in sentence
+
+
+def test_files_and_packages_that_differ_are_named_and_late_ones_only_where_all_have_them():
+    code = {"script_files": {"my_layers.py": "a"}, "packages": {"kernels": "1.0"}}
+    late = {"text.txt": "a", "late.py": "a"}
+    one = view("one", workload={**code, "script_files_after_apply": late})
+    same = view("same", workload={**code, "script_files_after_apply": {"text.txt": "a"}})
+    assert compute([one, same]).differences == ()
+    other = view(
+        "other",
+        workload={
+            "script_files": {"my_layers.py": "b", "more.py": "b"},
+            "packages": {"kernels": "1.1"},
+            "script_files_after_apply": {"text.txt": "b"},
+        },
+    )
+    assert compute([one, other]).differences == (
+        f"The workloads differ, so {INCOMPARABLE}: packages kernels 1.0 / 1.1, "
+        "file my_layers.py a / b, file text.txt a / b, file more.py none / b.",
+    )
+
+
+def test_versions_that_both_studies_know_and_that_differ_are_reported():
+    views = []
+    for name, versions in (("one", {"peft": "1.0", "new": "1"}), ("other", {"peft": "2.0"})):
+        one = view(name)
+        device = dataclasses.replace(one.result.device, versions=versions)
+        result = dataclasses.replace(one.result, device=device)
+        views.append(dataclasses.replace(one, result=result))
+    assert compute(views).differences == ("Different peft: 1.0 / 2.0.",)
 
 
 def test_a_perplexity_of_another_trial_is_marked():
