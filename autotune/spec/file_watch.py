@@ -255,7 +255,7 @@ def _elsewhere() -> tuple[str, ...]:
         yield tempfile.gettempdir()
         yield os.path.join(sys.base_prefix, "lib")
         yield os.path.join(sys.base_prefix, "share")
-        yield from ("/etc", "/proc", "/sys", "/dev", "/usr/lib", "/usr/share")
+        yield from ("/etc", "/proc", "/sys", "/dev", "/usr")
 
     hidden = os.path.join(os.path.expanduser("~"), ".")
     return (*_both_names(folders()), hidden)

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+from autotune.errors import StudyMismatch
 from autotune.files import durable_file
 from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
 from autotune.spec.parity import (
@@ -126,6 +127,7 @@ class ParityGate:
         self._device_type = device_type
         self._failures: dict[str, NoTrace] = {}
         self._alike: dict[tuple[str, str], bool] = {}
+        self._of_earlier_searches = {file.stem for file in folder.glob("*.json")}
 
     def check(self, config: TrainingConfig) -> Verdict:
         plain = plain_form(config, micro_batch_size=config.micro_batch_size)
@@ -173,6 +175,35 @@ class ParityGate:
         if pair not in self._alike:
             self._alike[pair] = self._are_one_training(first, second)
         return self._alike[pair]
+
+    def check_unchanged(self, config: TrainingConfig) -> None:
+        """Raise StudyMismatch if the plain training is not what an earlier search has stored.
+
+        Then code or data has changed that no file of the study shows, such as data of the hub, and
+        no technique is to blame. A training that does not repeat itself tells nothing.
+        """
+        plain = plain_form(config, micro_batch_size=self._common_micro_batch(config))
+        dequantized = config.base_weights in QUANTIZED_WEIGHTS
+        name = f"{plain.fingerprint}-dequantized" if dequantized else plain.fingerprint
+        stored = _read(self._folder / f"{name}.json")
+        if stored is None or name not in self._of_earlier_searches:
+            return
+        self._of_earlier_searches.remove(name)  # once in a search is enough
+        now = self._trace(plain, dropout=True, dequantized=dequantized)
+        if not isinstance(now, ParityTrace):
+            return
+        difference = largest_difference(now, stored, precision=config.precision)
+        if not difference.is_outside:
+            return
+        again = self._trace(plain, dropout=True, dequantized=dequantized)
+        if not isinstance(again, ParityTrace):
+            return
+        if not largest_difference(again, now, precision=config.precision).is_outside:
+            raise StudyMismatch(
+                "the training without any technique is no longer what the study was begun with: "
+                f"{difference.message}",
+                hint="restore its code and data, or begin another study with another --name",
+            )
 
     def _are_one_training(self, first: TrainingConfig, second: TrainingConfig) -> bool:
         def traces(*, dropout: bool) -> list[ParityTrace | NoTrace]:

@@ -130,7 +130,8 @@ class TrialRunner:
         much faster another trial must be to end this one; none does without `may_end_early`.
 
         Raises Stopped, TrialLost when the machine, not the configuration, ended the trial, and
-        StudyMismatch when a script has read other files than its study.
+        StudyMismatch when its code has read other files than its study, or trains another model
+        without any technique.
         """
         skipped = self._skip_if_predicted_over_cap(config)
         if skipped is not None:
@@ -143,6 +144,8 @@ class TrialRunner:
             speed_noise=speed_noise,
             may_end_early=may_end_early,
         )
+        if finished.measurement.outcome == "parity_failed":
+            self._gate.check_unchanged(config)
         if finished.measurement.tokens_per_second is None:
             return finished
         measurement = self._with_flops(config, finished.measurement)

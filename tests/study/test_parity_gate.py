@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.errors import StudyMismatch
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
 from autotune.study.parity_gate import ParityGate, plain_form
@@ -339,3 +340,36 @@ def test_a_micro_batch_whose_plain_training_fails_is_alike_to_none(gate):
     for plain in (HALF, replace(HALF, checkpointing="block")):
         traces.answer(plain, NO_ROOM)
     assert not gate(traces).updates_alike(WHOLE, HALF)
+
+
+# -- a study that goes on ------------------------------------------------------------------------
+
+
+OTHER_DATA = replace(SAME, losses=(5.5, 5.9, 5.3))
+
+
+def test_a_plain_training_that_another_search_stored_and_that_changed_ends_the_study(gate):
+    gate(Traces(SAME)).check(BUDGET)
+    with pytest.raises(StudyMismatch, match=r"no longer what the study was begun with.*step 2"):
+        gate(Traces(OTHER_DATA)).check_unchanged(BUDGET)
+
+
+def test_a_plain_training_that_is_as_stored_is_run_again_once_in_a_search(gate):
+    gate(Traces(SAME)).check(BUDGET)
+    traces = Traces(SAME)
+    the_gate = gate(traces)
+    for _ in range(2):
+        the_gate.check_unchanged(BUDGET)
+    assert traces.calls == [(plain_form(BUDGET, micro_batch_size=1), True)]
+
+
+def test_within_one_search_and_for_a_training_that_never_repeats_itself_nothing_is_said(gate):
+    first = gate(Traces(SAME))
+    first.check(BUDGET)
+    first.check_unchanged(BUDGET)
+    losses = iter(((5.5, 5.9, 5.3), (5.5, 6.5, 5.3)))
+
+    def never_the_same(config, *, dropout, dequantized, layers=None):
+        return replace(SAME, losses=next(losses))
+
+    gate(never_the_same).check_unchanged(BUDGET)

@@ -213,7 +213,7 @@ def _differences(views: Sequence[StudyView]) -> Iterator[str]:
             parts.append(f"{_field_name(name)} {values}")
     if parts:
         yield f"The workloads differ, so {INCOMPARABLE}: {', '.join(parts)}."
-    settings = [
+    settings: list[tuple[str, list[str]]] = [
         ("device", [f"{view.result.device.type} ({view.result.device.name})" for view in views]),
         ("cap", [format_size(view.result.cap_bytes) for view in views]),
         ("search space", [view.definition.space.name for view in views]),

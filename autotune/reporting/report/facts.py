@@ -7,6 +7,7 @@ from autotune.analysis.pick import Preferences
 from autotune.reporting.report.excluded import combinations
 from autotune.reporting.study_view import StudyView
 from autotune.spec.model_file import ignored_quantization
+from autotune.spec.script_files import files_of
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_duration, format_size
 
@@ -28,9 +29,7 @@ def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
         yield "run as", "the only rank of torchrun"
     if workload.model_sha256:
         yield "hash of the script", workload.model_sha256
-    files = {**(workload.script_files or {}), **workload.script_files_after_apply}
-    if files:
-        yield "files that it reads", ", ".join(files)
+    yield from _files(workload)
     yield "its own precision", workload.own_precision
     yield "a step", f"{workload.global_batch} sequences"
     yield "steps", _steps(workload)
@@ -45,6 +44,7 @@ def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
         yield "weights from", workload.model_source
     if workload.model_sha256:
         yield "hash of the model", workload.model_sha256
+    yield from _files(workload)
     yield "vocabulary", f"{workload.vocab_size:,} tokens, tokenizer {workload.tokenizer}"
     yield "text", _text(workload)
     if workload.text_sha256:
@@ -67,6 +67,15 @@ def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
         "none" if workload.gradient_clipping is None else f"{workload.gradient_clipping:g}",
     )
     yield "seed", f"{workload.seed}, of weights and data order"
+
+
+def _files(workload: Workload) -> Iterator[tuple[str, str]]:
+    files = files_of(workload)
+    if files:
+        yield "files that it reads", ", ".join(files)
+    if workload.packages:
+        versions = (f"{name} {version}" for name, version in workload.packages.items())
+        yield "packages that it imports", ", ".join(versions)
 
 
 def _steps(workload: Workload) -> str:
