@@ -189,13 +189,13 @@ class ParityGate:
         if stored is None or name not in self._of_earlier_searches:
             return
         self._of_earlier_searches.remove(name)  # once in a search is enough
-        now = self._trace(plain, dropout=True, dequantized=dequantized)
+        now = self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
         if not isinstance(now, ParityTrace):
             return
         difference = largest_difference(now, stored, precision=config.precision)
         if not difference.is_outside:
             return
-        again = self._trace(plain, dropout=True, dequantized=dequantized)
+        again = self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
         if not isinstance(again, ParityTrace):
             return
         if not largest_difference(again, now, precision=config.precision).is_outside:
