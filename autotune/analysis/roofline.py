@@ -90,9 +90,10 @@ def _devices(record: TrialRecord, device: DeviceInfo) -> int:
 def model_flops_utilization(record: TrialRecord, device: DeviceInfo) -> float | None:
     """Return the share of the matrix rate; None where speed, FLOPs or rate are not known."""
     rate = matrix_rate(record, device)
-    if rate is None or record.tokens_per_second is None or not record.model_flops_per_token:
+    speed = record.places_per_second
+    if rate is None or speed is None or not record.model_flops_per_token:
         return None
-    return record.tokens_per_second * record.model_flops_per_token / rate
+    return speed * record.model_flops_per_token / rate
 
 
 def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list[TrialRecord]:
@@ -132,11 +133,12 @@ def roofline(
     rate, bandwidth = matrix_rate(record, device), device.bandwidth_bytes_per_second
     size_bytes = None if prediction is None else prediction.bytes_accessed_per_token
     flops = flops_per_token(record)
-    if not (kind and rate and bandwidth and flops and size_bytes and record.tokens_per_second):
+    speed = record.places_per_second
+    if not (kind and rate and bandwidth and flops and size_bytes and speed):
         return None
     return Roofline(
         format=kind,
-        flops_per_second=record.tokens_per_second * flops,
+        flops_per_second=speed * flops,
         flops_per_byte=flops / size_bytes,
         matrix_rate=rate,
         bandwidth=bandwidth * _devices(record, device),

@@ -48,11 +48,13 @@ class TokenSequences:
             packed = batch_of(self._tokens, indices, sequence_length=self._sequence_length)
             rows = torch.from_numpy(packed)
             return Batch(rows[:, :-1], rows[:, 1:])
-        rows = torch.from_numpy(self._tokens[list(indices)].astype(numpy.int64))
-        tokens = torch.where(rows < NO_TOKEN, read_token_of(rows), rows)
-        tokens = tokens.masked_fill(rows == NO_TOKEN, self._pad_token)
-        labels = rows.masked_fill(rows < 0, IGNORED_LABEL)
-        return Batch(tokens[:, :-1], labels[:, 1:])
+        # In numpy, as above: the host's batches belong to none of torch's allocators, so that on a
+        # CPU a step has the same peak whatever the form of the text.
+        stored = self._tokens[list(indices)].astype(numpy.int64)
+        tokens = numpy.where(stored < NO_TOKEN, read_token_of(stored), stored)
+        tokens[stored == NO_TOKEN] = self._pad_token
+        labels = numpy.where(stored < 0, IGNORED_LABEL, stored)
+        return Batch(torch.from_numpy(tokens)[:, :-1], torch.from_numpy(labels)[:, 1:])
 
     def padded_batch(self, start: int, *, size: int, total: int) -> Batch:
         """Return `size` sequences from `start` on; those from `total` on have no labels.

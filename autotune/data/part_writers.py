@@ -46,6 +46,11 @@ class PartWriter(ABC):
         return self._file.length
 
     @property
+    def tokens_per_place(self) -> float:
+        """Tokens of a sequence per place for one, which is 1 without padding."""
+        return 1.0
+
+    @property
     def is_full(self) -> bool:
         return self.limit is not None and self.length >= self.limit
 
@@ -87,9 +92,15 @@ class PaddedWriter(PartWriter):
     """
 
     unit = "samples"
+    _tokens = 0
+    """Written so far, without padding."""
 
     def length_of(self, sequences: int) -> int:
         return sequences
+
+    @property
+    def tokens_per_place(self) -> float:
+        return self._tokens / max(1, self.length * self._sequence_length)
 
     def add(self, tokens: Tokens, size_bytes: int | None) -> None:
         sample = tokens
@@ -109,6 +120,7 @@ class PaddedWriter(PartWriter):
             self._labels += labels
         row = numpy.full((1, self._sequence_length + 1), NO_TOKEN, dtype=numpy.int32)
         row[0, : len(sample)] = sample
+        self._tokens += len(sample)
         self._file.append(row)
 
 

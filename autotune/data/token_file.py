@@ -27,6 +27,8 @@ class TextFacts:
     """UTF-8 bytes per label of the held-out text; None if the text is unknown. The default is that
     of the bytes tokenizer."""
     pad_token: int = 0
+    tokens_per_place: float = 1.0
+    """Tokens of the training sequences per place for one: 1 without padding."""
 
     def write(self, folder: Path) -> None:
         """Write the facts to `text.json` in the prepared folder."""

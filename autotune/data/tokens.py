@@ -73,7 +73,9 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
         for (part, _), (tokens, size_bytes) in zip(batch, encoded, strict=True):
             writers[part].add(tokens, size_bytes)
     facts = TextFacts(
-        bytes_per_token=writers[HELD_OUT].bytes_per_token, pad_token=tokenizer.pad_token
+        bytes_per_token=writers[HELD_OUT].bytes_per_token,
+        pad_token=tokenizer.pad_token,
+        tokens_per_place=writers[TRAIN].tokens_per_place,
     )
     return _finish(writers, workload, facts, folder=folder)
 
@@ -93,7 +95,11 @@ def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
             )
         writers[part].add(tokens, None)
     pad_token = parts.train.pad_token if isinstance(parts.train, ChatColumn) else 0
-    facts = TextFacts(bytes_per_token=None, pad_token=pad_token)
+    facts = TextFacts(
+        bytes_per_token=None,
+        pad_token=pad_token,
+        tokens_per_place=writers[TRAIN].tokens_per_place,
+    )
     return _finish(writers, workload, facts, folder=folder)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from autotune.models import build_model, family_of
 from autotune.models.parts import ModelParts
 from autotune.models.pretrained import read_pretrained
+from autotune.shipped.seeds import seed_generators
 from autotune.spec.workload import Workload
 
 
@@ -56,7 +57,7 @@ class Placement:
 
 def draw_weights(workload: Workload, *, file: Path) -> int:
     """Write the initial parameters and buffers to `file`; return the number of parameters."""
-    torch.manual_seed(workload.seed)
+    seed_generators(workload.seed)
     model = read_pretrained(workload) if workload.pretrained else build_model(workload).model
     family_of(workload).initialize(model)
     tensors = {

@@ -151,6 +151,9 @@ class Measurement(Schema):
     tokens_per_second_spread: Spread | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second; of a confirmed
     trial half the width of its interval."""
+    padding_share: Share | None = None
+    """Share of the places of the training sequences that hold padding, which is computed but is no
+    token of `tokens_per_second`; None: the text is packed, or a script counts its tokens."""
     perplexity: Perplexity | None = None
     """For several seeds, the mean."""
     perplexity_spread: PerplexitySpread | None = None
@@ -195,6 +198,13 @@ class Measurement(Schema):
     def is_same_training(self) -> bool:
         """Whether its first steps were compared with a plain training, and are the same."""
         return self.parity in ("same", "same at two blocks")
+
+    @property
+    def places_per_second(self) -> float | None:
+        """Tokens and padding that are computed per second."""
+        if self.tokens_per_second is None or not self.padding_share:
+            return self.tokens_per_second
+        return self.tokens_per_second / (1.0 - self.padding_share)
 
     @property
     def shares_perplexity(self) -> bool:

@@ -2,7 +2,7 @@
 
     steps          warm-up (compiles) | memory is recorded | timed, until the workload's last step
     peak memory    the most bytes that were allocated at once, in the recorded steps or evaluation
-    speed          tokens of a step / median seconds of the timed steps
+    speed          tokens of a step, without padding / median seconds of the timed steps
     perplexity     exp(mean token loss on the held-out text, in nats)
     bits per byte  mean token loss / ln 2 / bytes per token
 
@@ -40,6 +40,7 @@ from autotune.memory.device_meter import make_meter
 from autotune.memory.history import StepHistory
 from autotune.memory.meter import MemoryMeter, MemoryReading, PhaseMarker, resident_bytes
 from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.seeds import seed_generators
 from autotune.shipped.tensors import held_tensors
 from autotune.shipped.training_order import training_order
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
@@ -127,7 +128,7 @@ class Trainer:
         self._request, self._progress = request, progress
         self._config, self._workload = request.config, request.workload
         self._device = torch.device(request.device)
-        torch.manual_seed(self._workload.seed)
+        seed_generators(self._workload.seed)
         started = time.monotonic()
         self._meter: MemoryMeter = make_meter(
             self._device,
@@ -158,6 +159,7 @@ class Trainer:
                 taken_otherwise=bytes_to_host(self._config, self.training.parts.model.parameters())
             )
         self._devices = self.training.devices
+        seed_generators(self._workload.seed)  # the model may have drawn numbers in its making
         self._devices.seed_dropout(self._workload.seed)
         self.history = StepHistory(marker=phase_marker or self._meter)
         self.step = TrainingStep(
@@ -186,6 +188,10 @@ class Trainer:
             )
             for name in ("train.npy", "held_out.npy")
         )
+        self._facts = TextFacts.read(request.folder)
+        # The mean over the text: the same for all trials, whichever of its steps they time.
+        tokens_per_step = self._workload.tokens_per_step * self._facts.tokens_per_place
+        self._tokens_per_step = max(1, round(tokens_per_step))
 
     def run(self) -> Measurement:
         workload, batches = self._workload, self.batches()
@@ -308,7 +314,7 @@ class Trainer:
         return dominated_by(
             self._request.pruning_bounds,
             peak_memory_bytes=int(self._devices.largest(memory.peak_memory_bytes)),
-            tokens_per_second=self._workload.tokens_per_step / self._devices.largest(seconds),
+            tokens_per_second=self._tokens_per_step / self._devices.largest(seconds),
         )
 
     @contextmanager
@@ -332,7 +338,7 @@ class Trainer:
         self._synchronize()
         parity_seconds = self.parity.seconds - parity_seconds_before
         seconds = time.perf_counter() - started - parity_seconds
-        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
+        return TimedStep(seconds=seconds, tokens=self._tokens_per_step, loss=loss)
 
     def _timed_steps(self, steps: Iterable[int], batches: Iterator[Batch]) -> Iterator[TimedStep]:
         """Takes `steps` one after the other and yields each when it has ended.
@@ -364,7 +370,7 @@ class Trainer:
         self._progress("step", step + 1, self._last_step)
         self.parity.note(loss)  # first: what only this configuration makes of it is not divergence
         check_finite(loss, step=step)
-        return TimedStep(seconds=seconds, tokens=self._workload.tokens_per_step, loss=loss)
+        return TimedStep(seconds=seconds, tokens=self._tokens_per_step, loss=loss)
 
     def take_step(self, step: int, batch: Batch) -> float:
         """Takes one training step, waits for it and returns its mean token loss in nats.
@@ -391,6 +397,8 @@ class Trainer:
         and set the peak.
         """
         workload, micro_batch_size = self._workload, self._config.micro_batch_size
+        # What is drawn in evaluation must not depend on the steps before.
+        seed_generators(workload.seed)
         self.training.parts.model.eval()  # no dropout
         self._devices.begin_evaluation()
         # Each device has as many micro batches as the others; the last ones may have no labels.
@@ -489,6 +497,7 @@ class Trainer:
             peak_phase=memory.peak_phase,
             bytes_by_kind=self._bytes_by_kind(),
             peak_bytes_by_category=self._peak_bytes_by_category(),
+            padding_share=self._padding_share(),
             perplexity=None if held_out_loss is None else math.exp(held_out_loss),
             perplexity_source=None if held_out_loss is None else self._perplexity_source(),
             **self.parity.verdict(),
@@ -525,12 +534,16 @@ class Trainer:
             parts["parity"] = self.parity.seconds
         return parts
 
+    def _padding_share(self) -> float | None:
+        share = 1.0 - self._facts.tokens_per_place
+        return share if share > 0.0 else None
+
     def _perplexity_source(self) -> PerplexitySource:
         is_random = self._config.adapter != "none" and self._workload.has_random_weights
         return replace(MEASURED, over_random_weights=is_random)
 
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
-        bytes_per_token = TextFacts.read(self._request.folder).bytes_per_token
+        bytes_per_token = self._facts.bytes_per_token
         if held_out_loss is None or bytes_per_token is None:
             return None
         return held_out_loss / math.log(2) / bytes_per_token

@@ -1,7 +1,5 @@
 """Padded samples: one document per sequence, and nothing learned from the padding."""
 
-import dataclasses
-
 import numpy
 import pytest
 import torch
@@ -10,8 +8,10 @@ from autotune.data.batches import TokenSequences
 from autotune.data.sources import Parts
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
+from autotune.predictor.predict import PredictionRequest, predict
 from autotune.shipped.bpe import train_bpe
 from autotune.shipped.labels import IGNORED_LABEL
+from autotune.shipped.token_encoding import NO_TOKEN
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
@@ -157,8 +157,26 @@ def test_perplexity_is_over_the_labels_of_the_held_out_samples(padded_request):
     )
 
 
-def test_speed_counts_the_padding(padded_request):
-    assert (
-        dataclasses.replace(padded_request().workload, packing="packed").tokens_per_step == 4 * 64
+def test_speed_counts_tokens_and_no_padding(padded_request):
+    request = padded_request()
+    rows = numpy.load(request.folder / "train.npy")[:, :-1]
+    share = (rows == NO_TOKEN).mean()
+    trainer = Trainer(request)
+    measurement = trainer.run()
+    places = 4 * 64
+    [step] = trainer._timed_steps([1], trainer.batches())
+    assert step.tokens == round(places * (1 - share))
+    assert measurement.padding_share == pytest.approx(share)
+    assert measurement.places_per_second == pytest.approx(
+        measurement.tokens_per_second / (1 - share)
     )
-    assert padded_request().workload.tokens_per_step == 4 * 64
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_batches_with_padding_take_as_much_memory_as_predicted(padded_request, micro_batch_size):
+    request = padded_request(micro_batch_size=micro_batch_size)
+    measured = Trainer(request).run().peak_memory_bytes
+    predicted = predict(
+        PredictionRequest(workload=request.workload, config=request.config, device="cpu")
+    )
+    assert measured == predicted.peak_memory_bytes

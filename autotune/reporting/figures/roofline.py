@@ -96,7 +96,7 @@ def compute(view: StudyView, predictions: Mapping[str, Prediction] | None = None
 
 def _point(view: StudyView, record: TrialRecord, found: Roofline) -> Point:
     result = view.result
-    recomputed = (record.recomputed_flops_per_token or 0.0) * (record.tokens_per_second or 0.0)
+    recomputed = (record.recomputed_flops_per_token or 0.0) * (record.places_per_second or 0.0)
     is_pick = result.pick is not None and result.pick.number == record.number
     limit = format_percent(found.flops_per_second / found.attainable)
     lines = [

@@ -10,7 +10,6 @@ from autotune.shipped.script.written import (
     EVALUATION_SEQUENCES,
     GLOBAL_BATCH,
     SEED,
-    SEQUENCE_LENGTH,
     STEPS,
     TEXT,
     Sequences,
@@ -66,6 +65,6 @@ def train(
         if step % 10 == 9 or step == steps - 1:
             say(f"step {step + 1}: loss {loss:.4f}")
     seconds = (time.perf_counter() - started) / max(1, steps - timed_from)
-    tokens_per_second = GLOBAL_BATCH * SEQUENCE_LENGTH / seconds
+    tokens_per_second = GLOBAL_BATCH * text.tokens_per_sequence() / seconds
     say(f"{tokens_per_second:,.0f} tokens/s after the first {timed_from} steps")
     return peak_memory

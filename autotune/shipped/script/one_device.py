@@ -20,16 +20,17 @@ from autotune.shipped.script.written import (
     make_model,
     prepare,
 )
+from autotune.shipped.seeds import seed_generators
 
 
 class Training:
     """The model with its techniques, and its updater."""
 
     def __init__(self) -> None:
-        torch.manual_seed(SEED)
+        seed_generators(SEED)
         self.model: Any = make_model()
         self.model.train()
-        torch.manual_seed(SEED)  # dropout is the same as with weights from a file
+        seed_generators(SEED)  # dropout is the same as with weights from a file
         prepare(self.model)
         self.parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """By their names before techniques wrap parts of the model."""
@@ -58,6 +59,7 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
 @torch.no_grad()
 def evaluate(model: Any, held_out: Sequences) -> float:
     """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
+    seed_generators(SEED)
     model.eval()
     if IS_COMPILED:
         summed_loss(model, held_out, 0)  # compiles the graph without gradients

@@ -51,3 +51,6 @@ class Sequences:
         rows = numpy.stack([self.tokens[start : start + SEQUENCE_LENGTH + 1] for start in starts])
         both = torch.from_numpy(rows.astype(numpy.int64))
         return both[:, :-1], both[:, 1:]
+
+    def tokens_per_sequence(self) -> float:
+        return SEQUENCE_LENGTH

@@ -16,6 +16,7 @@ from autotune.shipped.script.written import (
     make_model,
     prepare,
 )
+from autotune.shipped.seeds import seed_generators
 
 
 class Training:
@@ -23,7 +24,7 @@ class Training:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        torch.manual_seed(SEED)
+        seed_generators(SEED)
         self.model: Any = make_model()
         self.model.train()
         prepare(self.model)
@@ -34,6 +35,7 @@ class Training:
         self.module: Any = replicate(self.model, mesh=mesh, device=torch.device(DEVICE))
         self.buckets = GradientBuckets(self.module, reduced_in=GRADIENTS_ADDED_UP_IN)
         self.updater = Updater(list(self.parameters.values()))
+        seed_generators(SEED)
         torch.manual_seed(SEED + 1 + rank.index)  # each rank drops other activations
 
     def eval(self) -> None:

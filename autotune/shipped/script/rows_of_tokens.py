@@ -27,7 +27,12 @@ class Sequences:
 
         A label is the next token, or -100.
         """
-        rows = torch.from_numpy(numpy.asarray(self.tokens[list(indices)], dtype=numpy.int64))
-        tokens = torch.where(rows < -1, -2 - rows, rows).masked_fill(rows == -1, self.pad_token)
-        labels = rows.masked_fill(rows < 0, IGNORED_LABEL)
-        return tokens[:, :-1], labels[:, 1:]
+        rows = numpy.asarray(self.tokens[list(indices)], dtype=numpy.int64)
+        tokens = numpy.where(rows < -1, -2 - rows, rows)
+        tokens[rows == -1] = self.pad_token
+        labels = numpy.where(rows < 0, IGNORED_LABEL, rows)
+        return torch.from_numpy(tokens)[:, :-1], torch.from_numpy(labels)[:, 1:]
+
+    def tokens_per_sequence(self) -> float:
+        """Returns the mean number of tokens in a sequence, without padding."""
+        return float((self.tokens[:, :-1] != -1).sum() / len(self.tokens))

@@ -11,10 +11,12 @@ from autotune.shipped.script.written import (
     EVALUATION_SEQUENCES,
     IS_COMPILED,
     MICRO_BATCH,
+    SEED,
     Sequences,
     Training,
     forward,
 )
+from autotune.shipped.seeds import seed_generators
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
@@ -44,6 +46,7 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
 def evaluate(training: Training, held_out: Sequences) -> float:
     """Returns the mean token loss on the held-out sequences, in micro batches as in training."""
     rank = training.rank
+    seed_generators(SEED)
     training.eval()
     if IS_COMPILED:
         start = rank.index * MICRO_BATCH

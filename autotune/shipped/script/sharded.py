@@ -14,6 +14,7 @@ from autotune.shipped.script.written import (
     prepare,
     share_out,
 )
+from autotune.shipped.seeds import seed_generators
 
 
 class Training:
@@ -21,7 +22,7 @@ class Training:
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
-        torch.manual_seed(SEED)
+        seed_generators(SEED)
         self.model: Any = make_model()
         self.model.train()
         prepare(self.model)
@@ -40,6 +41,7 @@ class Training:
         }
         """By their names before techniques wrap parts of the model."""
         self.updater = Updater(list(self.parameters.values()))
+        seed_generators(SEED)
         torch.manual_seed(SEED + 1 + rank.index)  # each rank drops other activations
 
     def eval(self) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from autotune.errors import StudyMismatch
+from autotune.shipped.seeds import seed_generators
 from autotune.spec.file_watch import files_until_apply, watch_files
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.script_files import check_files_of_trial
@@ -78,9 +79,7 @@ def seed_everything(seed: int) -> None:
     sets: with 0 it trains as by itself, and another seed is another training. Must be called before
     the script imports the functions.
     """
-    random.seed(seed)
-    numpy.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_generators(seed)
     if seed == 0:
         return
     shifted = _ShiftedSeed(by=seed)
