@@ -9,10 +9,8 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
 from autotune.errors import IllegalConfiguration
 from autotune.models.parts import ModelParts
@@ -29,6 +27,7 @@ from autotune.techniques.own_precision import (
 )
 from autotune.techniques.requirements import check_parts, missing_parts
 from autotune.techniques.user_optimizer import all_optimizers, check_fusion, set_fusion
+from autotune.techniques.widened import widened
 
 _NO_PRECISION: Mapping[Precision, str] = {
     "fp16-mixed": "a script calls backward on its loss itself, so that nothing scales it",
@@ -199,7 +198,7 @@ def _cast_around_forward(model: nn.Module, name: Precision) -> None:
         def cast(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             with precision.autocast(name, device=device):
                 output = forward(self, *args, **kwargs)
-            return tree_map(_widened, output)
+            return widened(output)
 
         return cast
 
@@ -218,9 +217,3 @@ def _offloading(call: Method) -> Method:
             return call(self, *args, **kwargs)
 
     return offloading
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
-        return value.float()
-    return value
