@@ -1,5 +1,6 @@
 """The output of a model with its 16-bit tensors in float32, in whatever object they are."""
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
@@ -28,8 +29,7 @@ def _widened_leaf(leaf: Any) -> Any:
     return _widened_object(leaf)
 
 
-@torch.compiler.disable  # it makes objects without calling their class
-def _widened_object(leaf: Any) -> Any:
+def _with_wide_parts(leaf: Any) -> Any:
     if not _holds_narrow(leaf, set()):
         return leaf
     wide = copy(leaf)
@@ -40,6 +40,10 @@ def _widened_object(leaf: Any) -> Any:
         if _holds_narrow(part, {id(leaf)}):
             wide[key] = widened(part)
     return wide
+
+
+_widened_object: Callable[[Any], Any] = torch.compiler.disable(_with_wide_parts)
+"""Not compiled: it makes objects without calling their class."""
 
 
 def _is_narrow(tensor: Tensor) -> bool:
