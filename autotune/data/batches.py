@@ -23,10 +23,6 @@ class Batch(NamedTuple):
     tokens: Tensor
     labels: Tensor
 
-    def valid_labels(self) -> int:
-        """Return the number of labels that are not ignored, which is the number of token losses."""
-        return int((self.labels != IGNORED_LABEL).sum().item())
-
 
 class TokenSequences:
     """The sequences of `train.npy` or `held_out.npy`, memory-mapped."""

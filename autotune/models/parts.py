@@ -12,12 +12,16 @@ Buffers = Mapping[str, tuple[nn.Module, str]]
 """The module that has each buffer, and its name there, by the buffer's name in the model."""
 
 
+OWN_LOSS = "the model computes another loss than the cross entropy of its logits"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
     """The parts of `model` that techniques replace.
 
     `model(tokens, labels)` takes two integer tensors [batch, sequence] and returns the sum of the
-    token losses as a float32 scalar, so that micro batches add up to the global batch exactly. A
+    token losses as a float32 scalar, so that micro batches add up to the global batch exactly. In
+    evaluation they are cross entropies, in training what the model defines (`own_loss`). A
     part that was not found is None; the techniques that need it are then unavailable
     (`missing_parts` in `autotune/techniques/__init__.py`).
     """
@@ -31,6 +35,8 @@ class ModelParts:
     blocks_are_called_alike: bool | None = True
     """False if blocks take different arguments, such as masks, so that several cannot be run as
     one. None if it is not known, as in a user's script."""
+    own_loss: str = ""
+    """Why the loss cannot be computed from last hidden states and head; empty if it can."""
     head: nn.Linear | None = None
     """The layer from the last hidden states to logits. `techniques/requirements.py` checks that
     nothing else changes the logits."""

@@ -2,13 +2,13 @@
 
 The function returns a `torch.nn.Module`. It is called with those of layers, width, heads,
 vocab_size and sequence_length that it takes, and with feed_forward_width if that is set. The module
-is used in the first of two ways that works. `autotune/shipped/signature.py` finds out which, in one
-forward pass:
+may be called in two ways. `autotune/shipped/signature.py` finds out which of them work:
 
     forward(tokens)          -> logits [batch, sequence, vocabulary]
     forward(tokens, labels)  -> mean loss, a scalar; labels[i] is the token after tokens[i]
 
-The result may also be an entry of a tuple, a mapping or an object. The user's code runs only in the
+A loss that is not the cross entropy of the logits is trained (`autotune/shipped/own_loss.py`).
+Results may also be entries of a tuple, a mapping or an object. The user's code runs only in the
 process of a trial.
 """
 
@@ -17,6 +17,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
-from autotune.models.parts import ModelParts
+from autotune.models.parts import OWN_LOSS, ModelParts
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.seeds import seed_generators
-from autotune.shipped.signature import Expectation, UnusableModule, entry_of
+from autotune.shipped.signature import Expectation, UnusableModule
 from autotune.shipped.user_model import UserModel, user_model
 from autotune.spec.file_watch import FileWatch, watch_files
 from autotune.spec.script_files import check_files_of_trial
@@ -71,7 +72,9 @@ def _built(workload: Workload, watch: FileWatch) -> UserModel:
         try:
             network = _make(function, reference, sizes)
             if not any(tensor.is_meta for tensor in _plain_tensors(network)):
-                return _wrapped(network, workload)
+                return _wrapped(
+                    network, workload, make_real=partial(_make, function, reference, sizes)
+                )
         except Exception:  # user code that needs values may raise anything
             pass
     with torch.device("cpu"):
@@ -79,14 +82,16 @@ def _built(workload: Workload, watch: FileWatch) -> UserModel:
         return _wrapped(network, workload)
 
 
-def _wrapped(network: nn.Module, workload: Workload) -> UserModel:
+def _wrapped(
+    network: nn.Module, workload: Workload, *, make_real: Callable[[], nn.Module] | None = None
+) -> UserModel:
     expected = Expectation(
         name=workload.model,
         vocab_size=workload.vocab_size,
         sequence_length=workload.sequence_length,
     )
     try:
-        return user_model(network, expected)
+        return user_model(network, expected, make_real=make_real)
     except UnusableModule as error:
         raise InvalidInput(str(error), hint=error.hint) from error.__cause__
 
@@ -229,6 +234,7 @@ def initialize(model: nn.Module) -> None:
     labels[0, -1] = IGNORED_LABEL
     was_training = model.training
     model.eval()
+    model.training = True  # computes the loss of training, without dropout
     try:
         loss = model(tokens, labels)
     except Exception as error:
@@ -251,16 +257,14 @@ def _check_order(model: UserModel, tokens: Tensor) -> None:
     """Raise InvalidInput if a token sees a later one; not checked for a model without logits."""
     usage = model.usage
     half = tokens.shape[1] // 2
-    if usage.logits_entry is None or half == 0:
+    if usage.logits_call is None or half == 0:
         return
     changed = tokens.clone()
     changed[:, half:] = usage.largest_token
-    labels = torch.zeros_like(tokens) if usage.takes_labels else None
     compared = []
     for read in (tokens, changed):
         seed_generators(0)  # a model may draw random numbers in evaluation, too
-        output = usage.call(model.network, read, labels)
-        compared.append(entry_of(output, usage.logits_entry)[:, :half])
+        compared.append(usage.logits(model.network, read)[:, :half])
     before, after = compared
     if (before - after).abs().max() > 1e-3 * before.std():
         raise InvalidInput(
@@ -274,10 +278,12 @@ def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, UserModel)
     usage = model.usage
     head = None if usage.head_name is None else model.head
+    own_loss = "" if usage.own_loss is None else OWN_LOSS
     if usage.blocks is None:
-        return ModelParts(model=model, head=head)
+        return ModelParts(model=model, head=head, own_loss=own_loss)
     return ModelParts(
         model=model,
+        own_loss=own_loss,
         blocks_owner=usage.blocks.owner,
         blocks_name=usage.blocks.name,
         attention_name=usage.blocks.attention_name,

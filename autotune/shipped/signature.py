@@ -1,16 +1,17 @@
-"""Find out how to call a user's module, and what it returns, by one forward pass.
+"""Find out how to call a user's module, and what it returns, by a forward pass.
 
 If the module is on the meta device, the pass computes shapes only. It also shows which linear layer
-is the head, that is, the one whose output is the logits, and whether the blocks are called one
-after the other with the same arguments.
+is the head, that is, the one whose output is the logits, whether the blocks are called one after
+the other with the same arguments, and whether a loss that the module returns is the cross entropy
+of its logits. Where the pass cannot tell, `own_loss.py` compares the values of both.
 """
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from autotune.shipped.blocks import BlockList, find_blocks
 from autotune.shipped.labels import IGNORED_LABEL
 
 _BATCH = 2
-_LABEL_NAMES = ("labels", "targets", "target")
+_LABEL_NAMES = ("labels", "targets", "target", "label", "lm_labels", "y")
 
 
 class UnusableModule(Exception):
@@ -43,21 +44,53 @@ class Expectation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Call:
+    """A way to call a module."""
+
+    takes_labels: bool
+    label_name: str | None = None
+    """Keyword of the labels; None: they are the second positional argument."""
+
+    def __call__(self, network: nn.Module, tokens: Tensor, labels: Tensor | None) -> Any:
+        """Return the output of the module for tokens and labels [batch, sequence]."""
+        if not self.takes_labels:
+            return network(tokens)
+        if self.label_name is None:
+            return network(tokens, labels)
+        return network(tokens, **{self.label_name: labels})
+
+
+LossForm = Literal["mean", "sum", "per token"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossOfModule:
+    """The loss that a module computes itself, where it is not the cross entropy of its logits."""
+
+    call: Call
+    entry: Any
+    form: LossForm = "mean"
+    """Over the labels; `per token`: a loss for each, [batch, sequence] or [batch * sequence]."""
+    shifts_labels: bool = False
+    """Whether label i is compared with the output at i - 1, as in transformers."""
+    ignored_label: int = IGNORED_LABEL
+    """The label that this loss ignores."""
+    is_cross_entropy: bool = False
+    """Whether it is known to be the plain cross entropy in evaluation."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How to call a module, and which entries of its output are logits and loss.
+    """How to call a module, and which entry of its output has the logits.
 
     `entry_of` gets an entry from the output.
     """
 
-    takes_labels: bool
-    label_name: str | None
-    """Keyword of the labels; None: they are the second positional argument."""
+    logits_call: Call | None
+    """None: no way to call it gives logits for every position."""
     logits_entry: Any
-    """None: the output has no logits for every position."""
-    loss_entry: Any
-    """None: the loss is computed from the logits."""
-    ignored_label: int
-    """The label that the loss of the module ignores."""
+    own_loss: LossOfModule | None
+    """What is trained; None: the loss is computed from the logits."""
     head_name: str | None
     """Path of the linear layer that is the head; None if the loss cannot be computed from it."""
     blocks: BlockList | None
@@ -65,13 +98,13 @@ class Usage:
     sequence_length: int
     largest_token: int
 
-    def call(self, network: nn.Module, tokens: Tensor, labels: Tensor | None) -> Any:
-        """Return the output of the module for tokens and labels [batch, sequence]."""
-        if not self.takes_labels:
-            return network(tokens)
-        if self.label_name is None:
-            return network(tokens, labels)
-        return network(tokens, **{self.label_name: labels})
+    def logits(self, network: nn.Module, tokens: Tensor) -> Tensor:
+        """Return the logits, [batch, sequence, vocabulary]."""
+        assert self.logits_call is not None
+        # Zeros are valid labels for any vocabulary; the loss they give is not used.
+        labels = torch.zeros_like(tokens) if self.logits_call.takes_labels else None
+        logits: Tensor = entry_of(self.logits_call(network, tokens, labels), self.logits_entry)
+        return logits
 
 
 def entry_of(output: Any, entry: Any) -> Any:
@@ -83,31 +116,63 @@ def entry_of(output: Any, entry: Any) -> Any:
     return getattr(output, entry)
 
 
-def probe_signature(network: nn.Module, expected: Expectation) -> Usage:
-    """Return how to use the module, from the first way of calling it that gives logits or a loss.
+CompareLosses = Callable[["Observation", "Observation | None"], "LossOfModule | None"]
+"""Of the call that gives a loss and the one that gives logits without labels, if there is one:
+returns the loss of the module; None if it is the cross entropy of the logits."""
 
-    Raises UnusableModule if there is none, or if every call fails.
+
+def probe_signature(
+    network: nn.Module, expected: Expectation, *, compare_losses: CompareLosses
+) -> Usage:
+    """Return how to use the module.
+
+    `compare_losses` decides which loss is trained where the module gives one. Raises UnusableModule
+    if no call gives logits or a loss, or if every call fails.
     """
     errors: list[Exception] = []
-    for label_name in _ways_to_call(network):
-        try:
-            usage = _observe(
-                network,
-                expected,
-                takes_labels=label_name is not False,
-                label_name=label_name or None,
-            )
-        except Exception as error:
-            errors.append(error)
-            continue
-        if usage is not None:
-            return usage
-    if errors:
-        raise _not_callable(expected, errors[-1])
-    raise UnusableModule(
-        f"the forward pass of {expected.name} returns neither logits "
-        "[batch, sequence, vocabulary] nor a scalar loss",
-        hint="let forward(tokens) return logits, or forward(tokens, labels) the mean loss",
+
+    def observed(calls: Iterator[Call]) -> "Observation | None":
+        for call in calls:
+            try:
+                found = observe(network, expected, call)
+            except Exception as error:
+                errors.append(error)
+                continue
+            if found.is_usable:
+                return found
+        return None
+
+    plain = observed(call for call in _ways_to_call(network) if not call.takes_labels)
+    with_labels = observed(
+        call
+        for call in _ways_to_call(network)
+        # A second argument of another name may be anything, such as a mask.
+        if call.takes_labels and (plain is None or call.label_name is not None)
+    )
+    if plain is None and with_labels is None:
+        if errors:
+            raise _not_callable(expected, errors[-1])
+        raise UnusableModule(
+            f"the forward pass of {expected.name} returns neither logits "
+            "[batch, sequence, vocabulary] nor a loss",
+            hint="let forward(tokens) return logits, or forward(tokens, labels) the mean loss",
+        )
+    own_loss = None if with_labels is None else compare_losses(with_labels, plain)
+    gives_logits = [
+        found for found in (plain, with_labels) if found is not None and found.logits is not None
+    ]
+    logits_of = gives_logits[0] if gives_logits else None
+    trained = with_labels if own_loss is not None else logits_of
+    assert trained is not None
+    return Usage(
+        logits_call=None if logits_of is None else logits_of.call,
+        logits_entry=None if logits_of is None else logits_of.logits_entry,
+        own_loss=own_loss,
+        head_name=trained.head_name if own_loss is None else None,
+        blocks=trained.blocks,
+        blocks_are_called_alike=trained.blocks_are_called_alike,
+        sequence_length=expected.sequence_length,
+        largest_token=expected.vocab_size - 1,
     )
 
 
@@ -123,50 +188,71 @@ def _not_callable(expected: Expectation, error: Exception) -> Exception:
     )
 
 
-def _ways_to_call(network: nn.Module) -> Iterator[Any]:
-    """Yield the ways that fit the signature of `forward`.
-
-    False: without labels; a name: labels as this keyword; "": labels as the second argument.
-    """
+def _ways_to_call(network: nn.Module) -> Iterator[Call]:
+    """Yield the ways that fit the signature of `forward`, by name before by position."""
     signature = inspect.signature(network.forward)
-    keywords = [name for name in _LABEL_NAMES if name in signature.parameters]
-    ways: list[tuple[Any, tuple[int, ...], dict[str, int]]] = [(False, (0,), {})]
-    ways += [(name, (0,), {name: 0}) for name in keywords]
-    ways.append(("", (0, 0), {}))
-    for way, arguments, keyword_arguments in ways:
+    names = [name for name in _LABEL_NAMES if name in signature.parameters]
+    ways: list[tuple[Call, tuple[int, ...], dict[str, int]]] = [
+        (Call(takes_labels=False), (0,), {}),
+        *((Call(takes_labels=True, label_name=name), (0,), {name: 0}) for name in names),
+        (Call(takes_labels=True), (0, 0), {}),
+    ]
+    for call, arguments, keyword_arguments in ways:
         try:
             signature.bind(*arguments, **keyword_arguments)
         except TypeError:
             continue
-        yield way
+        yield call
 
 
-def _observe(
-    network: nn.Module, expected: Expectation, *, takes_labels: bool, label_name: str | None
-) -> Usage | None:
-    """Call the module once; None if its output has neither logits nor, with labels, a loss."""
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What one call of a module gave, on tokens and labels of zeros."""
+
+    call: Call
+    tokens: Tensor
+    labels: Tensor
+    logits_entry: Any
+    logits: Tensor | None
+    loss_entry: Any
+    loss: Tensor | None
+    """Of a call with labels: a scalar, or the losses of the tokens."""
+    head_name: str | None
+    blocks: BlockList | None
+    blocks_are_called_alike: bool
+    cross_entropies: "tuple[CrossEntropy, ...]"
+    """The calls of F.cross_entropy."""
+
+    @property
+    def cross_entropy(self) -> "CrossEntropy | None":
+        """The call whose output is the loss, to which nothing was added in place."""
+        for call in self.cross_entropies:
+            if call.loss is self.loss and call.loss._version == 0:
+                return call
+        return None
+
+    @property
+    def is_usable(self) -> bool:
+        return (self.loss if self.call.takes_labels else self.logits) is not None
+
+
+def observe(network: nn.Module, expected: Expectation, call: Call) -> Observation:
+    """Call the module once. Raises UnusableModule for logits that are too narrow."""
     device = next((parameter.device for parameter in network.parameters()), torch.device("cpu"))
     tokens = torch.zeros(_BATCH, expected.sequence_length, dtype=torch.int64, device=device)
     labels = torch.zeros_like(tokens)
     blocks = find_blocks(network)
-    with _Witness(network, blocks).watching() as seen:
-        if not takes_labels:
-            output = network(tokens)
-        elif label_name:
-            output = network(tokens, **{label_name: labels})
-        else:
-            output = network(tokens, labels)
-    entries = _entries(output)
-    loss_entry = None
+    with _Witness(network, blocks, labels).watching() as seen:
+        entries = _entries(call(network, tokens, labels))
     logits_entry = _named_first(
         entries, "logits", lambda tensor: tensor.dim() == 3 and tensor.shape[:2] == tokens.shape
     )
-    if takes_labels:
+    loss_entry = None
+    if call.takes_labels:
         loss_entry = _named_first(entries, "loss", lambda tensor: tensor.dim() == 0)
         if loss_entry is None:
-            return None
-    elif logits_entry is None:
-        return None
+            per_token = (tokens.shape, (tokens.numel(),))
+            loss_entry = _named_first(entries, "loss", lambda tensor: tensor.shape in per_token)
     logits = None if logits_entry is None else entries[logits_entry]
     if logits is not None and logits.shape[2] < expected.vocab_size:
         raise UnusableModule(
@@ -175,18 +261,18 @@ def _observe(
             hint="let the function take vocab_size, or make its vocabulary that large",
         )
     loss = None if loss_entry is None else entries[loss_entry]
-    plain = loss is None or seen.is_plain_cross_entropy(loss, logits, labels)
-    return Usage(
-        takes_labels=takes_labels,
-        label_name=label_name,
+    return Observation(
+        call=call,
+        tokens=tokens,
+        labels=labels,
         logits_entry=logits_entry,
+        logits=logits,
         loss_entry=loss_entry,
-        ignored_label=seen.ignored_label(loss),
-        head_name=seen.head_name(logits) if plain else None,
+        loss=loss,
+        head_name=seen.head_name(logits),
         blocks=blocks if seen.blocks_were_called else None,
         blocks_are_called_alike=seen.blocks_were_called_alike,
-        sequence_length=expected.sequence_length,
-        largest_token=expected.vocab_size - 1,
+        cross_entropies=tuple(seen.cross_entropies),
     )
 
 
@@ -194,12 +280,17 @@ def _entries(output: Any) -> dict[Any, Tensor]:
     """Return the floating-point tensors in an output, by index, key or attribute."""
     if isinstance(output, Tensor):
         return {0: output}
+    pairs: dict[Any, Any]
     if isinstance(output, tuple | list):
         pairs = dict(enumerate(output))
     elif isinstance(output, Mapping):
         pairs = dict(output)
     else:
         pairs = dict(getattr(output, "__dict__", {}))
+        for kind in type(output).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            names = [slots] if isinstance(slots, str) else slots
+            pairs |= {name: getattr(output, name, None) for name in names}
     return {
         name: value
         for name, value in pairs.items()
@@ -208,11 +299,12 @@ def _entries(output: Any) -> dict[Any, Tensor]:
 
 
 def _named_first(entries: Mapping[Any, Tensor], name: str, is_wanted: Any) -> Any:
-    """Return the wanted entry of that name, else the first wanted entry, else None."""
+    """Return the wanted entry of that name, else the first that is trained, else the first."""
     wanted = [entry for entry, tensor in entries.items() if is_wanted(tensor)]
     if name in wanted:
         return name
-    return wanted[0] if wanted else None
+    trained = [entry for entry in wanted if entries[entry].requires_grad]
+    return next(iter([*trained, *wanted]), None)
 
 
 @dataclass(kw_only=True)
@@ -223,11 +315,46 @@ class _Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CrossEntropy:
+class CrossEntropy:
+    """A call of F.cross_entropy in the forward pass."""
+
     logits: Tensor
     labels: Tensor
     loss: Tensor
     options: Mapping[str, Any]
+    labels_are_shifted: bool
+    """Whether the module has left out the first label of each sequence."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but the cross entropy is in it: no weights of classes, no smoothing."""
+        return (
+            self.options["weight"] is None
+            and self.options["label_smoothing"] == 0.0
+            and self.options["size_average"] is None
+            and self.options["reduce"] is None
+        )
+
+    @property
+    def form(self) -> LossForm:
+        forms: Mapping[str, LossForm] = {"sum": "sum", "none": "per token"}
+        return forms.get(self.options["reduction"], "mean")
+
+    @property
+    def ignored_label(self) -> int:
+        return int(self.options["ignore_index"])
+
+    def is_plain_mean_of(self, logits: Tensor, labels: Tensor) -> bool:
+        """Whether it is the mean over exactly these logits, which nothing changed, and labels."""
+        is_of_both = _is_all_of(self.logits, logits) and _is_all_of(self.labels, labels)
+        return self.is_plain and self.form == "mean" and is_of_both
+
+    def takes_all_of(self, labels: Tensor) -> bool:
+        """Whether it has as many labels as there are, or as there are after a shift."""
+        counts = [labels.numel()]
+        if self.labels_are_shifted:
+            counts.append(labels[:, 1:].numel())
+        return self.labels.numel() in counts
 
 
 @dataclass
@@ -236,13 +363,14 @@ class _Witness:
 
     network: nn.Module
     block_list: BlockList | None
+    labels: Tensor
     linear_outputs: dict[str, Tensor] = field(default_factory=dict)
     block_calls: list[tuple[nn.Module, _Call]] = field(default_factory=list)
-    cross_entropies: list[_CrossEntropy] = field(default_factory=list)
+    cross_entropies: "list[CrossEntropy]" = field(default_factory=list)
 
     @contextmanager
     def watching(self) -> Iterator["_Witness"]:
-        with ExitStack() as stack, torch.no_grad():
+        with ExitStack() as stack:
             for name, module in self.network.named_modules():
                 if type(module) is nn.Linear:
                     handle = module.register_forward_hook(
@@ -256,7 +384,7 @@ class _Witness:
                     block.register_forward_pre_hook(self._enter, with_kwargs=True).remove
                 )
                 stack.callback(block.register_forward_hook(self._leave).remove)
-            stack.enter_context(_CrossEntropies(self.cross_entropies))
+            stack.enter_context(CrossEntropies(self.cross_entropies, labels=self.labels))
             yield self
 
     def _enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -284,48 +412,33 @@ class _Witness:
         return True
 
     def head_name(self, logits: Tensor | None) -> str | None:
-        """Return the path of the linear layer that computed the logits, or None."""
+        """Return the path of the linear layer that computed the logits, or None.
+
+        None also where something has changed them in place.
+        """
         for name, output in self.linear_outputs.items():
-            if output is logits:
+            if output is logits and output._version == 0:
                 return name
         return None
 
-    def _call_of(self, loss: Tensor | None) -> _CrossEntropy | None:
-        for call in self.cross_entropies:
-            if call.loss is loss:
-                return call
-        return None
-
-    def ignored_label(self, loss: Tensor | None) -> int:
-        """Return the `ignore_index` of the cross entropy that computed `loss`, or the default."""
-        call = self._call_of(loss)
-        return IGNORED_LABEL if call is None else int(call.options["ignore_index"])
-
-    def is_plain_cross_entropy(self, loss: Tensor, logits: Tensor | None, labels: Tensor) -> bool:
-        """Whether `loss` is the plain mean cross entropy of these logits and labels."""
-        call = self._call_of(loss)
-        if call is None or logits is None:
-            return False
-        if call.options["weight"] is not None or call.options["label_smoothing"] != 0.0:
-            return False
-        return _is_all_of(call.logits, logits) and _is_all_of(call.labels, labels)
-
 
 def _is_all_of(view: Tensor, tensor: Tensor) -> bool:
-    """Whether `view` is `tensor` or a view of all of it."""
-    if view.numel() != tensor.numel():
+    """Whether `view` is `tensor` or a view of all of it, and nothing has written to them."""
+    if view.numel() != tensor.numel() or view._version or tensor._version:
         return False
     if view is tensor or view._base is tensor:
         return True
     return view._base is not None and view._base is tensor._base
 
 
-class _CrossEntropies(TorchFunctionMode):
-    """Records the calls of F.cross_entropy that return a mean."""
+class CrossEntropies(TorchFunctionMode):
+    """Records the calls of F.cross_entropy, and what is made of the labels before."""
 
-    def __init__(self, calls: list[_CrossEntropy]) -> None:
+    def __init__(self, calls: "list[CrossEntropy]", *, labels: Tensor) -> None:
         super().__init__()
         self._calls = calls
+        self._made_of_labels: list[tuple[Tensor, bool]] = [(labels, False)]
+        """Each tensor, and whether it lacks the first label of each sequence."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -333,9 +446,32 @@ class _CrossEntropies(TorchFunctionMode):
             bound = inspect.signature(F.cross_entropy).bind(*args, **(kwargs or {}))
             bound.apply_defaults()
             options = dict(bound.arguments)
-            if options["reduction"] == "mean":
-                logits, labels = options.pop("input"), options.pop("target")
-                self._calls.append(
-                    _CrossEntropy(logits=logits, labels=labels, loss=output, options=options)
+            logits, labels = options.pop("input"), options.pop("target")
+            self._calls.append(
+                CrossEntropy(
+                    logits=logits,
+                    labels=labels,
+                    loss=output,
+                    options=options,
+                    labels_are_shifted=bool(self._is_shifted(labels)),
                 )
+            )
+        elif args and isinstance(output, Tensor) and not output.is_floating_point():
+            shifted = self._is_shifted(args[0])
+            if shifted is not None:
+                leaves_out = func is Tensor.__getitem__ and _leaves_out_first(args[1])
+                self._made_of_labels.append((output, shifted or leaves_out))
         return output
+
+    def _is_shifted(self, tensor: Any) -> bool | None:
+        """Whether a tensor made of the labels lacks the first ones; None if it is none."""
+        for made, shifted in self._made_of_labels:
+            if made is tensor:
+                return shifted
+        return None
+
+
+def _leaves_out_first(index: Any) -> bool:
+    """Whether the last part of an index is the slice from 1 on, as in `labels[:, 1:]`."""
+    last = index[-1] if isinstance(index, tuple) else index
+    return isinstance(last, slice) and last.start == 1 and last.stop is None

@@ -1,4 +1,4 @@
-"""The loss of every model: the sum of the cross entropies of the tokens."""
+"""The loss of every model: the sum of the cross entropies of the tokens, unless it has its own."""
 
 from collections.abc import Callable
 
@@ -17,6 +17,13 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
     )
+
+
+def learned_labels(model: nn.Module, labels: Tensor) -> int:
+    """Return the number of labels [batch, sequence] that the model's loss is a sum over."""
+    if getattr(model, "ignores_last_label", False):
+        labels = labels[:, :-1]
+    return int((labels != IGNORED_LABEL).sum().item())
 
 
 def full_token_loss(hidden: Tensor, head: nn.Linear, labels: Tensor) -> Tensor:

@@ -1,18 +1,33 @@
 """A user's module, called with tokens and labels."""
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autotune.shipped.labels import IGNORED_LABEL
-from autotune.shipped.signature import Expectation, Usage, entry_of, probe_signature
+from autotune.shipped.own_loss import compare_losses, labels_for, summed_loss
+from autotune.shipped.signature import (
+    Expectation,
+    LossOfModule,
+    Usage,
+    entry_of,
+    probe_signature,
+)
 from autotune.shipped.token_loss import TokenLoss, next_token_loss
 
 
 class UserModel(nn.Module):
-    """forward(tokens, labels), both [batch, sequence] -> sum of token losses, float32 scalar."""
+    """forward(tokens, labels), both [batch, sequence] -> summed loss, float32 scalar.
+
+    In training that is the module's own loss where it is another one than the cross entropy of its
+    logits: its mean times the number of labels, so that a term which is no sum over tokens counts
+    in each micro batch by its share of the labels. In evaluation it is the plain cross entropy
+    wherever the module gives logits.
+    """
 
     def __init__(self, network: nn.Module, usage: Usage) -> None:
         super().__init__()
@@ -26,9 +41,11 @@ class UserModel(nn.Module):
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         if self.token_loss is not None:
             return self.token_loss(self.hidden(tokens), self.head, labels)
-        if self.usage.loss_entry is None:
-            return next_token_loss(self._run(tokens, None, self.usage.logits_entry), labels)
-        return self._summed_loss(tokens, labels)
+        own = self._own_loss
+        if own is None:
+            return next_token_loss(self.usage.logits(self.network, tokens), labels)
+        output = own.call(self.network, tokens, labels_for(own, labels))
+        return summed_loss(own, entry_of(output, own.entry), labels)
 
     @property
     def head(self) -> Any:
@@ -36,26 +53,26 @@ class UserModel(nn.Module):
         assert self.usage.head_name is not None
         return self.network.get_submodule(self.usage.head_name)
 
+    @property
+    def ignores_last_label(self) -> bool:
+        """Whether the loss has no term for the last token of a sequence."""
+        own = self._own_loss
+        return own is not None and own.shifts_labels
+
+    @property
+    def _own_loss(self) -> LossOfModule | None:
+        """The module's own loss where it is the one to compute."""
+        if self.usage.logits_call is not None and not self.training:
+            return None
+        return self.usage.own_loss
+
     def hidden(self, tokens: Tensor) -> Tensor:
         """Return the input of the head, [batch, sequence, width]."""
-        # Zeros are valid labels for any vocabulary; the loss they give is not used.
-        labels = torch.zeros_like(tokens) if self.usage.takes_labels else None
         self.head.is_passed = True
         try:
-            return self._run(tokens, labels, self.usage.logits_entry)
+            return self.usage.logits(self.network, tokens)
         finally:
             self.head.is_passed = False
-
-    def _summed_loss(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        is_valid = labels != IGNORED_LABEL
-        network_labels = torch.where(is_valid, labels, self.usage.ignored_label)
-        mean = self._run(tokens, network_labels, self.usage.loss_entry).float()
-        count = is_valid.sum()
-        return torch.where(count > 0, mean * count, 0.0)  # the mean of no labels is NaN
-
-    def _run(self, tokens: Tensor, labels: Tensor | None, entry: Any) -> Tensor:
-        output: Tensor = entry_of(self.usage.call(self.network, tokens, labels), entry)
-        return output
 
 
 class PassableLinear(nn.Linear):
@@ -68,12 +85,23 @@ class PassableLinear(nn.Linear):
 
 
 @torch.no_grad()
-def user_model(network: nn.Module, expected: Expectation) -> UserModel:
+def user_model(
+    network: nn.Module,
+    expected: Expectation,
+    *,
+    make_real: Callable[[], nn.Module] | None = None,
+) -> UserModel:
     """Return the wrapped network, without a head if it fails when the head returns its input.
 
-    A network that relies on the width of its logits fails. Raises UnusableModule.
+    A network that relies on the width of its logits fails. `make_real` makes the network once more,
+    with weights on the CPU, if it has none. Its buffers stay as they are. Raises UnusableModule.
     """
-    usage = probe_signature(network, expected)
+    buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
+    real = make_real or partial(copy.deepcopy, network)
+    with torch.enable_grad():  # which of several numbers is the loss shows by its gradient
+        usage = probe_signature(
+            network, expected, compare_losses=partial(compare_losses, network, expected, real)
+        )
     model = UserModel(network, usage)
     if usage.head_name is not None:
         device = model.head.weight.device
@@ -81,4 +109,6 @@ def user_model(network: nn.Module, expected: Expectation) -> UserModel:
             model.hidden(torch.zeros(1, expected.sequence_length, dtype=torch.int64, device=device))
         except Exception:
             model.usage = replace(usage, head_name=None)
+    for buffer, before in buffers:
+        buffer.copy_(before)
     return model

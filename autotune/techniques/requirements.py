@@ -113,6 +113,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             )
         case ("tensor_parallel", degree):
             return tensor_parallel.why_not(parts, degree)
+        case ("loss", "chunked") if parts.own_loss:
+            return parts.own_loss
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
         case (field, _) if field in DEPENDENT_FIELDS["adapter"]:

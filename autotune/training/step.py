@@ -4,9 +4,12 @@ A step goes over the global batch in micro batches and adds up their gradients, 
 
     gradient = sum over micro batches of d(summed token loss / labels of the global batch)
 
-so that it does not depend on the micro batch size. The effect of a technique on memory is decided
-here and in `techniques/`, and only once: the predictor runs this same code on fake tensors. Timing,
-memory and parity are not here: whoever runs a step wraps it (`trainer.py`, `predictor/predict.py`).
+so that it does not depend on the micro batch size. A term of a model's own loss that is no sum over
+tokens, such as one that balances experts, counts in each micro batch by its share of the labels.
+
+The effect of a technique on memory is decided here and in `techniques/`, and only once: the
+predictor runs this same code on fake tensors. Timing, memory and parity are not here: whoever runs
+a step wraps it (`trainer.py`, `predictor/predict.py`).
 """
 
 import math
@@ -19,6 +22,7 @@ from autotune.data.batches import Batch
 from autotune.memory.meter import PhaseMarker
 from autotune.shipped.activation_offload import offloaded
 from autotune.shipped.schedule import scheduled_rate
+from autotune.shipped.token_loss import learned_labels
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import Training
@@ -75,7 +79,8 @@ class TrainingStep:
         self.training.updater.set_learning_rate(self.learning_rate(step))
         devices = self.training.devices
         # Devices take the mean of their losses and gradients, which are parts of a sum.
-        labels_per_device = max(1, batch.valid_labels()) / devices.size
+        learned = learned_labels(self.training.parts.model, batch.labels)
+        labels_per_device = max(1, learned) / devices.size
         total = torch.zeros((), device=self._device)
         micro_batches = [
             devices.part_of(rows)

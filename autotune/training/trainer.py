@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from autotune.memory.meter import MemoryMeter, MemoryReading, PhaseMarker, resid
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.seeds import seed_generators
 from autotune.shipped.tensors import held_tensors
+from autotune.shipped.token_loss import learned_labels
 from autotune.shipped.training_order import training_order
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
@@ -103,6 +105,8 @@ def trace(
     torch._inductor.config.fallback_random = True
     trainer = Trainer(request, is_trace=True, progress=progress)
     trainer.training.parts.model.train(dropout)
+    # Also without dropout the loss is that of training, not the cross entropy of evaluation.
+    trainer.training.parts.model.training = True
     batches = trainer.batches()
     progress("step")
     for step in range(PARITY_STEPS):
@@ -421,10 +425,11 @@ class Trainer:
                 loss = self._summed_loss(first)
             if self._request.shares_perplexity:
                 return None
-            valid_labels = first.valid_labels()
+            labels_of = partial(learned_labels, self.training.parts.model)
+            valid_labels = labels_of(first.labels)
             for batch in batches:
                 loss += self._summed_loss(batch)
-                valid_labels += batch.valid_labels()
+                valid_labels += labels_of(batch.labels)
         loss, labels = self._devices.add_up(loss, valid_labels)
         mean_loss = loss / max(1, labels)
         if not mean_loss < LARGEST_LOSS:

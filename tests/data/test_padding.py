@@ -57,10 +57,6 @@ def test_a_long_document_is_cut_where_the_sequence_ends(sequences):
     assert batch.labels.tolist() == [[*LONG.encode()[1:LENGTH], IGNORED_LABEL]]
 
 
-def test_only_labels_that_count_are_counted(sequences):
-    assert sequences([SHORT, LONG]).batch([0, 1]).valid_labels() == 2 + 7
-
-
 def test_a_sample_begins_with_the_tokenizers_first_token_and_ends_in_its_padding(
     sequences, tmp_path
 ):
