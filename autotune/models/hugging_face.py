@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from autotune.errors import InvalidInput
-from autotune.models.parts import ModelParts
+from autotune.models.parts import OWN_LOSS, ModelParts
 from autotune.shipped.blocks import find_blocks
-from autotune.shipped.hugging_face import HuggingFaceModel
+from autotune.shipped.hugging_face import HuggingFaceModel, hugging_face_model
 from autotune.spec.workload import Workload
 
 _PROBED_TOKENS = 4
@@ -35,7 +35,7 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingF
             f"model {workload.model} needs the transformers library: {error}",
             hint='pip install "autotune[huggingface]"',
         ) from None
-    return HuggingFaceModel(transformers_network.build(workload, weights_folder=weights_folder))
+    return hugging_face_model(transformers_network.build(workload, weights_folder=weights_folder))
 
 
 @torch.no_grad()
@@ -71,8 +71,9 @@ def find_parts(model: nn.Module) -> ModelParts:
     if hasattr(model.network, "get_output_embeddings"):
         embeddings = model.network.get_output_embeddings()
         head = embeddings if isinstance(embeddings, nn.Linear) else None
+    own_loss = "" if model.own_loss is None else OWN_LOSS
     if found is None:
-        return ModelParts(model=model, head=head)
+        return ModelParts(model=model, head=head, own_loss=own_loss)
     kinds = set(getattr(model.network.config, "layer_types", None) or ())
     classes = {type(block) for block in found.blocks}
     return ModelParts(
@@ -81,5 +82,6 @@ def find_parts(model: nn.Module) -> ModelParts:
         blocks_name=found.name,
         attention_name=found.attention_name,
         blocks_are_called_alike=len(kinds) <= 1 and len(classes) == 1,
+        own_loss=own_loss,
         head=head,
     )

@@ -13,6 +13,7 @@ Buffers = Mapping[str, tuple[nn.Module, str]]
 
 
 OWN_LOSS = "the model computes another loss than the cross entropy of its logits"
+ONLY_LOSS = "the model gives only its loss, no logits"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
-from autotune.models.parts import OWN_LOSS, ModelParts
+from autotune.models.parts import ONLY_LOSS, OWN_LOSS, ModelParts
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.seeds import seed_generators
 from autotune.shipped.signature import Expectation, UnusableModule
@@ -278,7 +278,9 @@ def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, UserModel)
     usage = model.usage
     head = None if usage.head_name is None else model.head
-    own_loss = "" if usage.own_loss is None else OWN_LOSS
+    own_loss = ""
+    if usage.own_loss is not None:
+        own_loss = ONLY_LOSS if usage.logits_call is None else OWN_LOSS
     if usage.blocks is None:
         return ModelParts(model=model, head=head, own_loss=own_loss)
     return ModelParts(

@@ -54,13 +54,12 @@ def compare_losses(
     `with_labels` and `plain` are calls with labels and, where it gives logits, without them.
     `make_real` makes the module once more, with weights on the CPU.
     """
-    call, logits = with_labels.cross_entropy, with_labels.logits
-    if (
-        call is not None
-        and logits is not None
-        and call.is_plain_mean_of(logits, with_labels.labels)
-    ):
-        return None
+    loss, logits = with_labels.loss, with_labels.logits
+    assert loss is not None
+    for call in with_labels.cross_entropies:
+        is_of_both = logits is not None and call.is_of(logits, with_labels.labels)
+        if is_of_both and call.is_plain_mean(loss):
+            return None
     if sum(parameter.numel() for parameter in network.parameters()) > _MOST_PARAMETERS:
         return _by_calls(network, expected, with_labels, plain)
     lengths = {min(_LENGTH, expected.sequence_length): None, expected.sequence_length: None}

@@ -226,10 +226,7 @@ class Observation:
     @property
     def cross_entropy(self) -> "CrossEntropy | None":
         """The call whose output is the loss, to which nothing was added in place."""
-        for call in self.cross_entropies:
-            if call.loss is self.loss and call.loss._version == 0:
-                return call
-        return None
+        return next((call for call in self.cross_entropies if call.gives(self.loss)), None)
 
     @property
     def is_usable(self) -> bool:
@@ -322,8 +319,9 @@ class CrossEntropy:
     labels: Tensor
     loss: Tensor
     options: Mapping[str, Any]
-    labels_are_shifted: bool
-    """Whether the module has left out the first label of each sequence."""
+    labels_are_shifted: bool | None
+    """Whether the module has left out the first label of each sequence; None: the labels are not
+    made of those that it was given."""
 
     @property
     def is_plain(self) -> bool:
@@ -344,10 +342,21 @@ class CrossEntropy:
     def ignored_label(self) -> int:
         return int(self.options["ignore_index"])
 
-    def is_plain_mean_of(self, logits: Tensor, labels: Tensor) -> bool:
-        """Whether it is the mean over exactly these logits, which nothing changed, and labels."""
-        is_of_both = _is_all_of(self.logits, logits) and _is_all_of(self.labels, labels)
-        return self.is_plain and self.form == "mean" and is_of_both
+    @property
+    def is_made_of_labels(self) -> bool:
+        return self.labels_are_shifted is not None
+
+    def gives(self, loss: Tensor | None) -> bool:
+        """Whether `loss` is its output, to which nothing was added in place."""
+        return self.loss is loss and self.loss._version == 0
+
+    def is_plain_mean(self, loss: Tensor) -> bool:
+        """Whether `loss` is its output, and is a plain mean."""
+        return self.gives(loss) and self.is_plain and self.form == "mean"
+
+    def is_of(self, logits: Tensor, labels: Tensor) -> bool:
+        """Whether it is that of exactly these logits, which nothing changed, and labels."""
+        return _is_all_of(self.logits, logits) and _is_all_of(self.labels, labels)
 
     def takes_all_of(self, labels: Tensor) -> bool:
         """Whether it has as many labels as there are, or as there are after a shift."""
@@ -453,7 +462,7 @@ class CrossEntropies(TorchFunctionMode):
                     labels=labels,
                     loss=output,
                     options=options,
-                    labels_are_shifted=bool(self._is_shifted(labels)),
+                    labels_are_shifted=self._is_shifted(labels),
                 )
             )
         elif args and isinstance(output, Tensor) and not output.is_floating_point():

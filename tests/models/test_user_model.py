@@ -266,7 +266,7 @@ def test_checkpointing_leaves_loss_and_gradients_alone(granularity, shape, make_
         ("Plain", "checkpointing", "block", "no list of alike blocks"),
         ("Numbered", "checkpointing", "sqrt", "different arguments"),
         ("Softened", "loss", "chunked", "no linear head"),
-        ("OnlyLoss", "loss", "chunked", "another loss than the cross entropy"),
+        ("OnlyLoss", "loss", "chunked", "only its loss, no logits"),
         ("KnowsItsWidth", "loss", "chunked", "no linear head"),
     ],
 )

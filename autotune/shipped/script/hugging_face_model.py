@@ -9,7 +9,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 
-from autotune.shipped.hugging_face import HuggingFaceModel
+from autotune.shipped.hugging_face import hugging_face_model
 from autotune.shipped.hugging_face_mask import causal_mask
 from autotune.shipped.script.written import MODEL_CONFIG_FILE, PRETRAINED
 
@@ -18,11 +18,11 @@ def make_model() -> nn.Module:
     """Makes the model that MODEL_CONFIG_FILE, next to this file, describes."""
     AttentionMaskInterface.register("sdpa", causal_mask)
     try:
-        return HuggingFaceModel(_network("sdpa"))
+        return hugging_face_model(_network("sdpa"))
     except ValueError as error:  # the attention of this model has no kernel
         if "scaled_dot_product_attention" not in str(error):
             raise
-        return HuggingFaceModel(_network("eager"))
+        return hugging_face_model(_network("eager"))
 
 
 def _network(attention: str) -> Any:
