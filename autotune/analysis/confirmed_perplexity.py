@@ -69,6 +69,7 @@ def with_seed_perplexities(
                 kind="measured",
                 seeds=seeds,
                 over_random_weights=record.perplexity_says_nothing,
+                of_own_loss=record.perplexity_is_of_own_loss,
             )
         result.append(
             replace(

@@ -38,6 +38,9 @@ class ModelParts:
     one. None if it is not known, as in a user's script."""
     own_loss: str = ""
     """Why the loss cannot be computed from last hidden states and head; empty if it can."""
+    evaluates_cross_entropy: bool = True
+    """Whether the loss in evaluation is known to be the cross entropy, whose exponential is the
+    perplexity."""
     head: nn.Linear | None = None
     """The layer from the last hidden states to logits. `techniques/requirements.py` checks that
     nothing else changes the logits."""

@@ -278,14 +278,16 @@ def find_parts(model: nn.Module) -> ModelParts:
     assert isinstance(model, UserModel)
     usage = model.usage
     head = None if usage.head_name is None else model.head
-    own_loss = ""
+    loss: dict[str, Any] = {}
     if usage.own_loss is not None:
-        own_loss = ONLY_LOSS if usage.logits_call is None else OWN_LOSS
+        only_loss = usage.logits_call is None
+        loss["own_loss"] = ONLY_LOSS if only_loss else OWN_LOSS
+        loss["evaluates_cross_entropy"] = not only_loss or usage.own_loss.is_cross_entropy
     if usage.blocks is None:
-        return ModelParts(model=model, head=head, own_loss=own_loss)
+        return ModelParts(model=model, head=head, **loss)
     return ModelParts(
         model=model,
-        own_loss=own_loss,
+        **loss,
         blocks_owner=usage.blocks.owner,
         blocks_name=usage.blocks.name,
         attention_name=usage.blocks.attention_name,

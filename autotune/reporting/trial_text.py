@@ -13,7 +13,7 @@ from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.prediction import Prediction
-from autotune.spec.provenance import OF_OTHER_SEEDS
+from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.units import format_duration, format_percent, format_rate, format_size
 
@@ -100,7 +100,7 @@ def perplexity_source_text(record: TrialRecord) -> str:
         return f"of {source.trial}"
     if source.kind == "measured":
         return source.seeds_text
-    return str(replace(source, over_random_weights=False))
+    return str(replace(source, over_random_weights=False, of_own_loss=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +167,10 @@ SAYS_NOTHING_NOTE = (
 
 def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
     """Return what explains the marks at perplexities, below or above a table that has them."""
-    shares = says_nothing = False
+    shares = says_nothing = of_own_loss = False
     for record in records:
         shares = shares or record.shares_perplexity
+        of_own_loss = of_own_loss or record.perplexity_is_of_own_loss
         source = record.perplexity_source
         says_nothing = says_nothing or (source is not None and source.over_random_weights)
     notes = []
@@ -177,6 +178,8 @@ def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
         notes.append(SHARED_MARK_NOTE)
     if says_nothing:
         notes.append(SAYS_NOTHING_NOTE)
+    if of_own_loss:
+        notes.append(f"perplexity is {OF_OWN_LOSS}: compare it within this study only")
     return notes
 
 

@@ -74,7 +74,8 @@ class HuggingFaceModel(nn.Module):
             of_tokens = F.pad(labels, (1, 0), value=IGNORED_LABEL)
             mean = _run(self.network, tokens, labels=of_tokens).loss
         count = (labels != IGNORED_LABEL).sum()
-        return torch.where(count > 0, mean.float() * count, 0.0)  # the mean of no labels is NaN
+        # The mean of no labels is NaN.
+        return (mean.float() * count).masked_fill(count == 0, 0.0)
 
 
 def _run(network: Any, tokens: Tensor, **labels: Tensor) -> Any:

@@ -262,7 +262,7 @@ def labels_for(own: LossOfModule, labels: Tensor) -> Tensor:
     """Returns labels [batch, sequence] as the module takes them."""
     if own.shifts_labels:
         labels = F.pad(labels[:, :-1], (1, 0), value=IGNORED_LABEL)
-    return torch.where(labels == IGNORED_LABEL, own.ignored_label, labels)
+    return labels.masked_fill(labels == IGNORED_LABEL, own.ignored_label)
 
 
 def summed_loss(own: LossOfModule, value: Tensor, labels: Tensor) -> Tensor:
@@ -272,6 +272,6 @@ def summed_loss(own: LossOfModule, value: Tensor, labels: Tensor) -> Tensor:
         return value
     learned = (labels[:, :-1] if own.shifts_labels else labels) != IGNORED_LABEL
     if own.form == "per token":
-        return torch.where(learned, value.view_as(learned), 0.0).sum()
+        return value.view_as(learned).masked_fill(~learned, 0.0).sum()
     count = learned.sum()
-    return torch.where(count > 0, value * count, 0.0)  # the mean of no labels is NaN
+    return (value * count).masked_fill(count == 0, 0.0)  # the mean of no labels is NaN

@@ -1,9 +1,11 @@
 """The loss of every model: the sum of the cross entropies of the tokens, unless it has its own."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from autotune.shipped.labels import IGNORED_LABEL
 
@@ -17,6 +19,19 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
     )
+
+
+class CrossEntropyInFloat32(TorchFunctionMode):
+    """Widens 16-bit logits for F.cross_entropy, whose result would have three digits otherwise."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.cross_entropy:
+            if args:
+                args = (args[0].float(), *args[1:])
+            else:
+                kwargs["input"] = kwargs["input"].float()
+        return func(*args, **kwargs)
 
 
 def learned_labels(model: nn.Module, labels: Tensor) -> int:

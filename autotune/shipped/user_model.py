@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from autotune.shipped.signature import (
     entry_of,
     probe_signature,
 )
-from autotune.shipped.token_loss import TokenLoss, next_token_loss
+from autotune.shipped.token_loss import CrossEntropyInFloat32, TokenLoss, next_token_loss
 
 
 class UserModel(nn.Module):
@@ -44,7 +45,10 @@ class UserModel(nn.Module):
         own = self._own_loss
         if own is None:
             return next_token_loss(self.usage.logits(self.network, tokens), labels)
-        output = own.call(self.network, tokens, labels_for(own, labels))
+        dtypes = {parameter.dtype for parameter in self.network.parameters()}
+        is_narrow = torch.bfloat16 in dtypes or torch.float16 in dtypes
+        with CrossEntropyInFloat32() if is_narrow else nullcontext():
+            output = own.call(self.network, tokens, labels_for(own, labels))
         return summed_loss(own, entry_of(output, own.entry), labels)
 
     @property

@@ -64,6 +64,10 @@ OF_OTHER_SEEDS = "; not compared, as the study's first trial has another number 
 """The same of a source `of_other_seeds`."""
 
 
+OF_OWN_LOSS = "exp(loss) of a model that gives no logits, which may be no perplexity"
+"""Stands in the sentence of such a source, and explains it below tables."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PerplexitySource(Schema):
     """How the perplexity of a trial was obtained; which fields it has depends on `kind`.
@@ -89,6 +93,9 @@ class PerplexitySource(Schema):
     of_other_seeds: bool = False
     """Whether the study's other perplexities have another number of seeds. It is stored nowhere, as
     it follows from them."""
+    of_own_loss: bool = False
+    """Whether it is exp(loss) of a model that gives no logits, and whose loss may have more in it
+    than the cross entropy: comparable within the study only."""
 
     def __post_init__(self) -> None:
         needed = {
@@ -102,9 +109,14 @@ class PerplexitySource(Schema):
 
     @classmethod
     def shared_with(
-        cls, trial: TrialReference, *, over_random_weights: bool = False
+        cls, trial: TrialReference, *, over_random_weights: bool = False, of_own_loss: bool = False
     ) -> "PerplexitySource":
-        return cls(kind="shared", trial=trial, over_random_weights=over_random_weights)
+        return cls(
+            kind="shared",
+            trial=trial,
+            over_random_weights=over_random_weights,
+            of_own_loss=of_own_loss,
+        )
 
     @property
     def is_shared(self) -> bool:
@@ -144,6 +156,8 @@ class PerplexitySource(Schema):
             text += f", {self.seeds_text}"
         if self.of_other_seeds:
             text += OF_OTHER_SEEDS
+        if self.of_own_loss:
+            text += f": {OF_OWN_LOSS}"
         return text + OVER_RANDOM_WEIGHTS if self.over_random_weights else text
 
     @property

@@ -218,6 +218,11 @@ class Measurement(Schema):
         return source is not None and (source.over_random_weights or source.of_other_seeds)
 
     @property
+    def perplexity_is_of_own_loss(self) -> bool:
+        """Whether it is exp(loss) of a model whose loss may be no cross entropy."""
+        return self.perplexity_source is not None and self.perplexity_source.of_own_loss
+
+    @property
     def has_all_objectives(self) -> bool:
         """Whether memory, speed and perplexity were all measured."""
         return all(getattr(self, objective) is not None for objective in DIRECTIONS)

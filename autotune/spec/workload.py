@@ -350,6 +350,16 @@ class Workload(Built):
         is_users = self.script is not None or is_function_reference(self.model)
         return not self.pretrained and not is_users
 
+    @property
+    def has_loss_of_tokens(self) -> bool:
+        """Whether the loss is known to be a sum over tokens, the same at any micro batch size.
+
+        That of a user's model or script need not be, nor one that balances experts.
+        """
+        if self.script is not None or is_function_reference(self.model):
+            return False
+        return not (self.model_config or {}).get("output_router_logits")
+
     def learning_rate_of(self, optimizer: str, adapter: str = "none") -> float:
         """Return the learning rate of an optimizer for full training, or for that of an adapter."""
         return learning_rate_of(self.learning_rates, optimizer, adapter)

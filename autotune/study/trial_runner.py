@@ -34,7 +34,7 @@ from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
 from autotune.spec.study import StudyDefinition
-from autotune.spec.user_code import is_function_reference, takes_size
+from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Listener, Notice, TrialPhase
 from autotune.study.parity_gate import ParityGate
@@ -98,11 +98,7 @@ class TrialRunner:
         workload = definition.workload
         self._listener = listener
         self._may_note_evaluation = may_note_evaluation or Once()
-        # The loss of a user's model or script need not be a sum over the sequences of the global
-        # batch.
-        self._any_micro_batch = workload.script is None and not is_function_reference(
-            workload.model
-        )
+        self._any_micro_batch = workload.has_loss_of_tokens
         self._gate = ParityGate(
             self._trace,
             folder=study_folder / "parity",
@@ -550,5 +546,6 @@ def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measur
         perplexity_source=PerplexitySource.shared_with(
             TrialReference(number=record.number),
             over_random_weights=record.perplexity_says_nothing,
+            of_own_loss=record.perplexity_is_of_own_loss,
         ),
     )

@@ -545,11 +545,16 @@ class Trainer:
 
     def _perplexity_source(self) -> PerplexitySource:
         is_random = self._config.adapter != "none" and self._workload.has_random_weights
-        return replace(MEASURED, over_random_weights=is_random)
+        return replace(
+            MEASURED,
+            over_random_weights=is_random,
+            of_own_loss=not self.training.parts.evaluates_cross_entropy,
+        )
 
     def _bits_per_byte(self, held_out_loss: float | None) -> float | None:
         bytes_per_token = self._facts.bytes_per_token
-        if held_out_loss is None or bytes_per_token is None:
+        is_cross_entropy = self.training.parts.evaluates_cross_entropy
+        if held_out_loss is None or bytes_per_token is None or not is_cross_entropy:
             return None
         return held_out_loss / math.log(2) / bytes_per_token
 

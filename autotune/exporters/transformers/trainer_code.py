@@ -408,6 +408,27 @@ class AutotuneTrainer(Trainer):
         self._created_lr_scheduler = True
         return self.lr_scheduler'''
 
+_OWN_LOSS = '''
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Weighs the loss of a micro batch by its share of the labels, as the trial did.
+
+        Trainer would add the balance of the experts once for each micro batch.
+        """
+        found = super().compute_loss(model, inputs, return_outputs)
+        if num_items_in_batch is None:
+            return found
+        share = (inputs["labels"][:, 1:] != -100).sum() / num_items_in_batch
+        if self.args.average_tokens_across_devices:
+            share = share * self.accelerator.num_processes
+        return (found[0] * share, found[1]) if return_outputs else found * share'''
+
 _OFFLOAD = """
 
     def compute_loss_context_manager(self) -> Any:
@@ -431,6 +452,8 @@ micro_batches = self.args.world_size * self.args.gradient_accumulation_steps
 def _trainer(recipe: Recipe) -> Part:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
+    if recipe.workload.script is None and not recipe.workload.has_loss_of_tokens:
+        text += _OWN_LOSS
     if recipe.config.activation_offload == "cpu":
         text += _OFFLOAD
     return code(text)

@@ -13,6 +13,7 @@ from autotune.shipped.script.written import (
     Sequences,
     forward,
 )
+from autotune.shipped.token_loss import learned_labels
 
 
 def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int]:
@@ -25,4 +26,5 @@ def summed_loss(model: Any, held_out: Sequences, start: int) -> tuple[float, int
     tokens, labels = held_out.batch(numpy.where(beyond, 0, indices))
     labels = labels.masked_fill(torch.from_numpy(beyond)[:, None], IGNORED_LABEL)
     loss = forward(model, tokens.contiguous().to(DEVICE), labels.contiguous().to(DEVICE))
-    return loss.item(), int((labels != IGNORED_LABEL).sum())
+    # Where ranks have copies of the model, another module is around it.
+    return loss.item(), learned_labels(getattr(model, "module", model), labels)

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.script.held_out import summed_loss
 from autotune.shipped.script.written import (
     DEVICE,
@@ -21,6 +20,7 @@ from autotune.shipped.script.written import (
     prepare,
 )
 from autotune.shipped.seeds import seed_generators
+from autotune.shipped.token_loss import learned_labels
 
 
 class Training:
@@ -45,7 +45,7 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
     depend on the size of the micro batches.
     """
     training.updater.set_learning_rate(rate)
-    valid_labels = max(1, int((batch[1] != IGNORED_LABEL).sum()))
+    valid_labels = max(1, learned_labels(training.model, batch[1]))
     total = torch.zeros((), device=DEVICE)
     micro_batches = (part.to(DEVICE).split(MICRO_BATCH) for part in batch)
     for tokens, labels in zip(*micro_batches, strict=True):

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.ranks import without_reduction
 from autotune.shipped.script.held_out import summed_loss
 from autotune.shipped.script.written import (
@@ -17,6 +16,7 @@ from autotune.shipped.script.written import (
     forward,
 )
 from autotune.shipped.seeds import seed_generators
+from autotune.shipped.token_loss import learned_labels
 
 
 def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float) -> float:
@@ -28,7 +28,7 @@ def train_step(training: Training, batch: tuple[Tensor, Tensor], *, rate: float)
     rank = training.rank
     training.updater.set_learning_rate(rate)
     # Ranks take the mean of their losses and gradients, which are parts of a sum.
-    labels_per_rank = max(1, int((batch[1] != IGNORED_LABEL).sum())) / rank.size
+    labels_per_rank = max(1, learned_labels(training.model, batch[1])) / rank.size
     total = torch.zeros((), device=DEVICE)
     micro_batches = [rank.part_of(part).to(DEVICE).split(MICRO_BATCH) for part in batch]
     last = len(micro_batches[0]) - 1
