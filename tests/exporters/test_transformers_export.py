@@ -7,11 +7,14 @@ import sys
 
 import pytest
 import torch
+import transformers
 import transformers.modeling_utils
 from transformers import AutoTokenizer
 
 from autotune.exporters.transformers import write
 from autotune.exporters.transformers.training_script import FILE as SCRIPT
+from autotune.models.config_class import make_config
+from autotune.shipped.hugging_face import hugging_face_model
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
 from autotune.training.step import TrainingStep
@@ -355,3 +358,60 @@ def run_script(tmp_path, *, packing, settings):
         (tmp_path / name).write_text(text)
     done = subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# -- a model's own loss ----------------------------------------------------------------------------
+
+MIXTRAL = {
+    "model_type": "mixtral",
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_local_experts": 4,
+    "vocab_size": 256,
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
+def test_the_balance_of_experts_weighs_as_in_the_trial(micro_batch_size, tmp_path):
+    workload = {"model": model_name(MIXTRAL), "model_config": MIXTRAL, "packing": "padded"}
+    export = exported(micro_batch_size=micro_batch_size, workload=workload)
+    with imported(export.files["autotune_trainer.py"]) as module:
+        args = module.training_arguments(
+            str(tmp_path),
+            use_cpu=True,
+            max_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            logging_steps=1,
+        )
+        data = module.sequences(
+            [chr(97 + n % 20) * (4 + 3 * n) + "xyz" for n in range(4)],
+            lambda text: [ord(letter) % 64 for letter in text],
+        )
+        config = make_config(dict(MIXTRAL))
+        transformers.set_seed(0)
+        network = transformers.AutoModelForCausalLM.from_config(config)
+        trial = hugging_face_model(copy.deepcopy(network))
+        trainer = module.AutotuneTrainer(network, args, train_dataset=data)
+        rows = [
+            row
+            for batch in trainer.get_train_dataloader()
+            for row in zip(batch["input_ids"], batch["labels"], strict=True)
+        ]
+        trainer.train()
+    [loss] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    tokens, labels = (torch.stack(part) for part in zip(*rows, strict=True))
+    following = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
+    total = sum(
+        trial(*part)
+        for part in zip(
+            tokens.split(micro_batch_size), following.split(micro_batch_size), strict=True
+        )
+    )
+    assert loss == pytest.approx((total / (following >= 0).sum()).item(), rel=1e-5)
