@@ -1,6 +1,7 @@
 """Find the blocks of a model and their attention by structure, for any model family.
 
-The blocks are the longest list of alike modules that is not inside another list. Alike are modules
+The blocks are the longest list of alike modules that can be called and that is not inside another
+list of such. Alike are modules
 of one class, and of classes with a common base, as a hybrid model has for its layers with and
 without attention. Their attention is the child that has attention in its name and contains
 matrices.
@@ -50,13 +51,18 @@ def find_blocks(model: nn.Module) -> BlockList | None:
 
 def _block_lists(module: nn.Module) -> Iterator[BlockList]:
     for name, child in module.named_children():
-        if isinstance(child, nn.ModuleList):
+        if isinstance(child, nn.ModuleList) and all(map(_can_be_called, child)):
             if _are_alike(child):
                 yield BlockList(owner=module, name=name)
         elif isinstance(child, nn.Sequential) and _is_of_blocks(child):
             yield BlockList(owner=module, name=name)
         else:
             yield from _block_lists(child)
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    """Whether a module has a forward pass, unlike a list of the parts of a block."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
 def _are_alike(modules: nn.ModuleList) -> bool:

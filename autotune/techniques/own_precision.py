@@ -75,16 +75,16 @@ def cast_state(optimizer: Optimizer) -> None:
 
 
 class AutocastWatch(TorchFunctionMode):
-    """While it is entered, tells of the first product with a weight of a model.
+    """While it is entered, tells of each product with a weight of a model.
 
-    It calls `at_first_product` with the format to which autocast casts there; empty without
-    autocast. That a module computes without autocast says nothing: its forward may turn it on.
+    It calls `at_product` with the format to which autocast casts there; empty without autocast.
+    That a module computes without autocast says nothing: its forward may turn it on.
     """
 
-    def __init__(self, model: nn.Module, *, at_first_product: Callable[[str], None]) -> None:
+    def __init__(self, model: nn.Module, *, at_product: Callable[[str], None]) -> None:
         super().__init__()
         self._weights = set(model.parameters())
-        self._at_first_product = at_first_product
+        self._at_product = at_product
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -95,7 +95,7 @@ class AutocastWatch(TorchFunctionMode):
                 if isinstance(value, Tensor) and (
                     value in self._weights or value._base in self._weights
                 ):
-                    self._at_first_product(_autocast_format(value.device.type))
+                    self._at_product(_autocast_format(value.device.type))
                     break
         return function(*args, **kwargs)
 

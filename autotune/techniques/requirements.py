@@ -57,6 +57,18 @@ def missing_parts(
     return found
 
 
+def missing_blocks(choices: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, str]]:
+    """Returns which of `choices` need blocks, {technique: {value: reason}}."""
+    without = ModelParts(model=nn.Module())
+    found: dict[str, dict[str, str]] = {}
+    for technique in ("checkpointing", "compile", "offload", "sharding"):
+        for value in choices.get(technique, ()):
+            reason = _missing_part(without, technique, value)
+            if reason:
+                found.setdefault(technique, {})[str(value)] = reason
+    return found
+
+
 def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
     """Raises IllegalConfiguration if the model does not support a technique of `config`."""
     for technique, value in config.to_dict().items():
@@ -90,7 +102,7 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
         case ("checkpointing", "none") | ("compile", "none" | "model"):
             return None
         case ("checkpointing" | "compile", _) if parts.blocks_owner is None:
-            return "the model has no list of alike blocks"
+            return "the model has no list of alike blocks that its forward pass calls"
         case ("offload", "all") if parts.blocks_owner is None:
             return "it moves the weights of one block after the other, and the model has no blocks"
         case ("sharding", "zero2" | "zero3" | "hsdp") if parts.blocks_owner is None:

@@ -43,8 +43,13 @@ from autotune.techniques import before_the_device
 from autotune.techniques.own_precision import AutocastWatch, own_precision, why_not_cast
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
-from autotune.techniques.user_training import Optimizers, missing_in_user_model
+from autotune.techniques.user_training import (
+    Optimizers,
+    missing_in_user_model,
+    parts_of_user_model,
+)
 from autotune.training.script.interface import begin
+from autotune.training.script.model_calls import ModelCalls
 from autotune.training.script.run import (
     RANK_VARIABLES,
     ScriptEnd,
@@ -158,9 +163,9 @@ def _missing_variable(error: Exception) -> str:
 
 
 class _Examination:
-    """A run that ends where the model that was passed to `autotune.apply` multiplies a weight.
+    """A run that ends after the first forward pass of the model that `autotune.apply` has got.
 
-    Whether that is under autocast is known only there.
+    Whether that is under autocast, and what of the model is called, is known only there.
     """
 
     def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
@@ -171,33 +176,38 @@ class _Examination:
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
         self._watching = ExitStack()
+        self._has_seen_product = False
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
         self.missing = missing_in_user_model(model, optimizer, self._choices)
         self._own_precision = own_precision(model)
         if self._own_precision == "as-is":
-            self._end_as_is(why_not_cast(model))
-        watch = AutocastWatch(model, at_first_product=self._note_autocast)
-        self._watching.enter_context(watch)
+            self._note_as_is(why_not_cast(model))
+        self._model = model
+        self._calls = ModelCalls(model, at_end=self._end)
+        self._watching.callback(self._calls.close)
+        self._watching.enter_context(AutocastWatch(model, at_product=self._note_autocast))
         for stepped in all_optimizers(optimizer):  # where no product was seen
             stepped.register_step_pre_hook(self._end)
         return model, optimizer
 
     def _note_autocast(self, to_format: str) -> None:
+        if self._has_seen_product or not self._calls.is_training:
+            return
+        self._has_seen_product = True
+        self._calls.note_product()
         if to_format:
-            self._end_as_is(
+            self._note_as_is(
                 f"the script itself runs its model under autocast to {to_format}: turn that off, "
                 "so that precision can be searched"
             )
-        self._end()
 
-    def _end_as_is(self, reason: str) -> None:
+    def _note_as_is(self, reason: str) -> None:
         assert self.missing is not None
         self._own_precision = "as-is"
         others = [value for value in self._choices.get("precision", ()) if value != "as-is"]
         self.missing["precision"] = dict.fromkeys(others, reason)
-        self._end()
 
     def _end(self, *_: Any) -> None:
         raise ScriptEnd
@@ -209,6 +219,11 @@ class _Examination:
         """Returns what is known of the script, which has ended."""
         self._watching.close()
         assert self.missing is not None
+        if self._has_seen_product:  # otherwise it has ended before its model was called
+            parts = parts_of_user_model(self._model)
+            by_calls = self._calls.missing(parts, self._choices, own_precision=self._own_precision)
+            for technique, reasons in by_calls.items():
+                self.missing[technique] = {**reasons, **self.missing.get(technique, {})}
         return ExaminedScript(
             unavailable=self.missing,
             files=self._files,
