@@ -89,9 +89,10 @@ def set_fusion(
     """
     check_fusion(optimizers, fusion, sparse=sparse)
     for optimizer in optimizers:
-        for part in _parts(optimizer):
-            _set_flags(part, fusion)
-            _keep_flags_after_loading(part, fusion)
+        # A wrapper, too: some copy their settings to the optimizer that they hold.
+        for changed in (optimizer, *held_optimizers(optimizer)):
+            _set_flags(changed, fusion)
+            _keep_flags_after_loading(changed, fusion)
         if fusion == "backward":
             step_in_backward(optimizer)
 
@@ -129,7 +130,8 @@ def _keep_flags_after_loading(optimizer: Optimizer, fusion: OptimizerFusion) -> 
     def set_again(loaded: Optimizer) -> None:
         _set_flags(loaded, fusion)
 
-    if any(flag in group for flag in _FLAGS.values() for group in optimizer.param_groups):
+    has_flags = any(flag in group for flag in _FLAGS.values() for group in optimizer.param_groups)
+    if has_flags and "_optimizer_load_state_dict_post_hooks" in vars(optimizer):
         optimizer.register_load_state_dict_post_hook(set_again)
 
 
