@@ -155,6 +155,13 @@ def missing_in_user_model(
     supported: it stands for what the script has.
     """
     several = all_optimizers(optimizers)
+    unsupported = []
+    # First: what is tried next casts the model.
+    for fusion in choices.get("optimizer_fusion", ()):
+        try:
+            check_fusion(several, fusion, sparse=_with_sparse_gradients(model))
+        except IllegalConfiguration as error:
+            unsupported.append(("optimizer_fusion", fusion, error.message))
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -164,7 +171,7 @@ def missing_in_user_model(
         parameter.data = data
     for module, own in buffers:
         module._buffers.update(own)
-    unsupported = [
+    unsupported += [
         ("loss", "chunked", _NO_CHUNKS),
         ("offload", "optimizer", _NO_OFFLOAD),
         ("offload", "all", _NO_OFFLOAD),
@@ -177,11 +184,6 @@ def missing_in_user_model(
         unsupported.append(("precision", str(precision_name), reason))
     for optimizer_name in choices.get("optimizer", ())[1:]:
         unsupported.append(("optimizer", optimizer_name, _NO_OPTIMIZER))
-    for fusion in choices.get("optimizer_fusion", ()):
-        try:
-            check_fusion(several, fusion, sparse=_with_sparse_gradients(model))
-        except IllegalConfiguration as error:
-            unsupported.append(("optimizer_fusion", fusion, error.message))
     for technique, value, reason in unsupported:
         if value in choices.get(technique, ()):
             missing.setdefault(technique, {})[value] = reason

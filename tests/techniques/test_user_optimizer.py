@@ -12,6 +12,7 @@ import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.techniques.user_optimizer import check_fusion, held_optimizers, set_fusion
+from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 
 FUSIONS = CHOICES["optimizer_fusion"]
 FLAGS = {"foreach": "foreach", "kernel": "fused"}
@@ -485,6 +486,22 @@ def test_an_optimizer_that_has_stepped_goes_on(made_with, to):
 
     changed = trained(lambda optimizer: set_fusion([optimizer], to))
     torch.testing.assert_close(changed, trained(lambda _: None), rtol=1e-5, atol=1e-6)
+
+
+def test_state_from_before_the_first_step_is_cast_with_the_weights():
+    model = small_model()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+    assert missing_in_user_model(
+        model, optimizer, {"optimizer_fusion": FUSIONS, "precision": CHOICES["precision"]}
+    ).keys() == {"precision"}
+    model = small_model()
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.01)
+    apply_to_user_training(
+        TrainingConfig(precision="bf16-true", optimizer_fusion="kernel"), model, optimizer
+    )
+    assert {state["sum"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
+    model(torch.ones(2, 64, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize("fusion", ["none", "foreach", "kernel"])

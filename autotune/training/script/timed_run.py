@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.errors import StudyMismatch
 from autotune.spec.result import Measurement
 from autotune.spec.training_request import Progress, TrainingRequest
-from autotune.techniques.user_optimizer import all_optimizers
+from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers
 from autotune.training.script.run import ScriptEnd, WatchedRun
 from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock
@@ -62,6 +63,8 @@ class TimedRun(WatchedRun, ABC):
         """Number of updates before the model last changed to evaluation mode; None: never."""
         self._model: nn.Module | None = None
         self._optimizers: tuple[Optimizer, ...] = ()
+        self._stepping: set[Optimizer] = set()
+        """These and the optimizers that they hold."""
         self._startup_seconds = 0.0
         self._clock = make_clock(self._device)
         self._reports = 0
@@ -83,7 +86,8 @@ class TimedRun(WatchedRun, ABC):
             raise
         self._optimizers = all_optimizers(optimizer)
         for one in self._optimizers:
-            one.register_step_post_hook(self._count_update)
+            self._stepping.update([one, *held_optimizers(one)])
+        register_optimizer_step_post_hook(self._count_update)
         _watch_mode(self._model, self._note_mode)
         self._startup_seconds = time.monotonic() - self._request.requested_at
         self._restart_clock()
@@ -125,8 +129,9 @@ class TimedRun(WatchedRun, ABC):
         self._has_ended = True
         raise ScriptEnd
 
-    def _count_update(self, *_: Any) -> None:
-        self._updates += 1
+    def _count_update(self, stepping: Optimizer, *_: Any) -> None:
+        if stepping in self._stepping:
+            self._updates += 1
 
     def _note_mode(self, is_training: bool) -> None:
         if not is_training:
