@@ -272,7 +272,10 @@ def _without_side_effects(optimizer: Optimizer) -> Iterator[None]:
         registered.clear()
     try:
         with torch.random.fork_rng(devices):
-            torch.manual_seed(0)
+            # Not `torch.manual_seed`, which also seeds devices that have no context yet.
+            torch.default_generator.manual_seed(0)
+            for device in devices:
+                torch.cuda.default_generators[device.index].manual_seed(0)
             yield
     finally:
         for registered, before in zip(hooks, kept, strict=True):

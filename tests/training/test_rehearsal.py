@@ -1,8 +1,11 @@
 """The first steps of a script show, before any trial, what its training loop does not support."""
 
+import dataclasses
+
 import pytest
 
 from autotune.execution.local import LocalExecutor
+from autotune.spec.search_space import DIVISORS
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from autotune.study.new_study import new_definition
@@ -112,9 +115,13 @@ def test_a_search_excludes_the_step_in_backward_of_a_script_that_clips(executor,
         name="clips", space="quick", device="cpu", workload={"script": str(file), "global_batch": 4}
     )
     events = []
+    techniques = {"optimizer_fusion": ("none", "backward"), "micro_batch_size": DIVISORS}
+    space = dataclasses.replace(
+        load_space("quick"), techniques=techniques, conditions=(), configurations=()
+    )
     new = new_definition(
         request,
-        space=load_space("quick"),
+        space=space,
         executor=executor,
         work=tmp_path,
         listener=events.append,

@@ -608,6 +608,34 @@ def test_the_state_of_every_optimizer_counts(fusion, script, trial_of):
     assert (found["outcome"], found["bytes_by_kind"]["optimizer_state"]) == ("ok", expected)
 
 
+WRAPPER = """
+class Delegates(torch.optim.Optimizer):  # as accelerate's, it does not initialize its base class
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+    def step(self, closure=None):
+        self.optimizer.step()
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad()
+
+"""
+
+
+def test_an_optimizer_in_a_wrapper_of_a_library_is_measured(script, trial_of):
+    file = script()
+    made = "torch.optim.AdamW(model.parameters(), lr=1e-3)"
+    text = file.read_text().replace(made, f"Delegates({made})")
+    file.write_text(text.replace("class Block", f"{WRAPPER}class Block"))
+    found = trial_of(file, optimizer_fusion="foreach")
+    steps = 4 * (3 + 4 * 4)  # a number for each weight
+    assert (found["outcome"], found["bytes_by_kind"]["optimizer_state"]) == (
+        "ok",
+        2 * BYTES + steps,
+    )
+
+
 def test_a_report_while_the_script_is_ended_changes_nothing(script, trial_of):
     file = script()
     lines = file.read_text().splitlines()
