@@ -77,7 +77,9 @@ def why_no_step_in_backward(workload: Workload, *, device: torch.device) -> str:
 def why_no_micro_batches(workload: Workload, *, micro_batch_size: int, device: torch.device) -> str:
     """Returns why the script has no such micro batch; empty if it has, or if nothing is known.
 
-    A step of the global batch must then call a part of the model at least once a micro batch.
+    A step of the global batch must then call a part of the model at least once a micro batch. One
+    that has fewer calls, and one with the whole global batch, ignores it. (One that has fewer calls
+    of a micro batch trains on less, which is another training.)
     """
     choose_device(device)
     if device.type == "cuda":
@@ -91,7 +93,7 @@ def why_no_micro_batches(workload: Workload, *, micro_batch_size: int, device: t
         return ""  # reported by its trials
     expected = workload.global_batch // micro_batch_size
     most_calls = max(count.calls.values(), default=expected)
-    if not count.has_reported or most_calls >= expected:
+    if not (count.has_reported and count.has_whole_batch) or most_calls >= expected:
         return ""
     times = "once" if most_calls == 1 else f"{most_calls} times"
     return (
@@ -109,13 +111,18 @@ class _CountOfCalls:
         self.workload = workload
         self.calls: Counter[nn.Module] = Counter()
         self.has_reported = False
+        self.has_whole_batch = False
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         modules = set(model.modules())
 
-        def count(module: nn.Module, _inputs: Any) -> None:
-            if module in modules:
-                self.calls[module] += 1
+        def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if module not in modules:
+                return
+            self.calls[module] += 1
+            for value in inputs:
+                if isinstance(value, Tensor) and value.shape[:1] == (self.workload.global_batch,):
+                    self.has_whole_batch = True
 
         register_module_forward_pre_hook(count)
         return model, optimizer
