@@ -3,7 +3,13 @@
 from typing import Any
 
 from autotune.exporters.recipe import Recipe
-from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
+from autotune.spec.config import (
+    CHOICES,
+    PRECISIONS_OF_SCRIPTS,
+    LegalityContext,
+    TrainingConfig,
+    rule_violations,
+)
 from autotune.spec.workload import make_workload
 
 MIB = 1024**2
@@ -102,6 +108,8 @@ def configurations(global_batch=8):
         if technique in _OF_SEVERAL_DEVICES:
             continue
         for value in options:
+            if value in PRECISIONS_OF_SCRIPTS:  # refused but to pytorch
+                continue
             settings = {
                 "micro_batch_size": global_batch,
                 **NEEDED.get(technique, {}),

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import loss_line
 from autotune.exporters.written import WrittenExport, write_export
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import PRECISIONS_OF_SCRIPTS, TrainingConfig
 from autotune.spec.user_code import script_sha256
+from autotune.training.script.interface import load_config
 from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
 
@@ -114,6 +116,38 @@ def test_no_file_asks_for_what_only_the_script_has(target, script, tmp_path):
     written = write_export(result, result.trial(0), target, folder=tmp_path / "out")
     assert "sequence_length 128" not in str(written)
     assert "MODEL>" not in "".join(written.content.files.values())
+
+
+def of_a_script(script, *, precision, own_precision):
+    workload = recipe(**script, own_precision=own_precision).workload
+    config = TrainingConfig(precision=precision, micro_batch_size=4)
+    return dataclasses.replace(study_result([record(0, config=config)]), workload=workload)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS_OF_SCRIPTS)
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_formats_that_only_the_script_brings_are_exported_to_the_script_alone(
+    target, precision, script, tmp_path
+):
+    result = of_a_script(script, precision=precision, own_precision=precision)
+    if target == "pytorch":
+        written = write_export(result, result.trial(0), target, folder=tmp_path / "out")
+        assert load_config(written.files[0]).precision == precision
+        return
+    with pytest.raises(InvalidInput, match=f"has precision {precision}, .* that its script brings"):
+        write_export(result, result.trial(0), target, folder=tmp_path / "out")
+
+
+@pytest.mark.parametrize("target", USER_LOOPS)
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16-mixed"])
+@pytest.mark.parametrize("own_precision", ["fp32", "bf16-true", "fp64"])
+def test_where_the_trial_has_cast_weights_the_users_code_is_told_to(
+    target, precision, own_precision, script, tmp_path
+):
+    result = of_a_script(script, precision=precision, own_precision=own_precision)
+    written = write_export(result, result.trial(0), target, folder=tmp_path / "out")
+    told = "weight.data = weight.data.to(torch.float32)" in str(written)
+    assert told == (own_precision != "fp32")
 
 
 @pytest.mark.parametrize("data", [{"packing": "padded"}, {"chat_column": "messages"}], ids=str)

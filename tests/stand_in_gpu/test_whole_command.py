@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES
+from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, PRECISIONS_OF_SCRIPTS
 from tests.stand_in_gpu.machine import FOLDER, SMALL_MODEL, Machine
 
 SPACE = FOLDER / "every_technique.toml"
@@ -37,8 +37,13 @@ def study(shared_machine: Machine):
     return {trial["name"] or "baseline": trial for trial in result["trials"]}
 
 
-HOLLOW = {"attention": {"cudnn"}, "base_weights": {"int8", "fp8", "nf4"}}
-"""Values that the stand-in's missing numbers make crash, or fail the parity check."""
+HOLLOW = {
+    "attention": {"cudnn"},
+    "base_weights": {"int8", "fp8", "nf4"},
+    "precision": set(PRECISIONS_OF_SCRIPTS),
+}
+"""Values that the stand-in's missing numbers make crash, or fail the parity check, and those that
+only a script can have."""
 
 
 @pytest.mark.parametrize(
