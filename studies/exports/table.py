@@ -20,7 +20,7 @@ WORKLOAD = make_workload("cuda", {})
 VALUES: Mapping[str, tuple[Any, ...]] = {
     **CHOICES,
     # The others are those of scripts, which only pytorch takes.
-    "precision": [one for one in CHOICES["precision"] if one not in PRECISIONS_OF_SCRIPTS],
+    "precision": tuple(one for one in CHOICES["precision"] if one not in PRECISIONS_OF_SCRIPTS),
     "memory_budget": (1.0, 0.5, 0.0),
     "micro_batch_size": (WORKLOAD.global_batch, 1),
 }

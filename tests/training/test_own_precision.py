@@ -294,6 +294,8 @@ def examined(tmp_path):
     interface.begin(run)
     yield run
     interface._running.clear()
+    if run.missing is not None:
+        run.result()  # it watches the script until then
 
 
 def train_by_parts(network, tmp_path):

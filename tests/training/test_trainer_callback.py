@@ -280,6 +280,8 @@ def examined(tmp_path):
     interface.begin(run)
     yield run
     interface._running.clear()
+    if run.missing is not None:
+        run.result()  # it watches the script until then
 
 
 def test_a_script_with_another_global_batch_than_its_search_is_rejected(arguments, examined):
