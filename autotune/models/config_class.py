@@ -43,25 +43,29 @@ def make_config(content: Mapping[str, Any]) -> Any:
     if config_class not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _no_language_model(config_class, content)
     config = config_class.from_dict(settings)
-    if _is_encoder_decoder(config, transformers.MODEL_FOR_CAUSAL_LM_MAPPING[config_class]):
+    if _is_encoder_decoder(config, model_type):
         raise InvalidInput(f"{_described(content)}, {_ENCODER_DECODER}", hint=_WAY_OUT)
     return config
 
 
-def _is_encoder_decoder(config: Any, decoder_classes: Any) -> bool:
+def _is_encoder_decoder(config: Any, model_type: str) -> bool:
     """Return whether a config is of an encoder with its decoder, and not of a decoder alone.
 
     The language model of such a family is its decoder without the encoder. A file of that names its
-    class, of `decoder_classes`, as its architecture, or says that it has no encoder.
+    class as the architecture, or says that it has no encoder.
     """
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
     if not (config.is_encoder_decoder or type(config).is_encoder_decoder):
         return False
     if not config.architectures:
         return bool(config.is_encoder_decoder)
-    if not isinstance(decoder_classes, tuple):  # transformers has several classes for some configs
-        decoder_classes = (decoder_classes,)
-    names = {decoder.__name__ for decoder in decoder_classes}
-    return any(architecture not in names for architecture in config.architectures)
+    decoders = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]  # a name, or several
+    if isinstance(decoders, str):
+        decoders = (decoders,)
+    return any(architecture not in decoders for architecture in config.architectures)
 
 
 def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> InvalidInput:

@@ -50,27 +50,27 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     In a model of another format than float32, buffers in that format are cast with the weights. In
     float32 the format of a buffer says nothing, and casting it would lose digits.
     """
-    before = next(model.parameters()).dtype
+    before = next((weight.dtype for weight in _weights(model)), dtype)
     if dtype == before:
         return
+    buffers = () if before == torch.float32 else model.buffers()
     # The optimizer refers to the parameter objects, so only their data are replaced.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    if before == torch.float32:
-        return
-    for buffer in model.buffers():
-        if buffer.dtype == before:
-            buffer.data = buffer.data.to(dtype)
+    for tensor in (*model.parameters(), *buffers):
+        if tensor.dtype == before:
+            tensor.data = tensor.data.to(dtype)
 
 
-def cast_state(optimizer: Optimizer) -> None:
-    """Casts the state that an optimizer has before its first step to the format of its weights.
+def cast_state(optimizer: Optimizer, formats_before: Mapping[Tensor, torch.dtype]) -> None:
+    """Casts the state that an optimizer has before its first step with the weights that were cast.
 
-    torch's Adagrad, for one, makes it with the optimizer.
+    torch's Adagrad, for one, makes it with the optimizer. What is in another format than the weight
+    was, such as a copy in float32, stays in it.
     """
-    for parameter, state in optimizer.state.items():
+    for parameter, before in formats_before.items():
+        state = optimizer.state[parameter]
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim:
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim
+            if is_alike and value.dtype == before:
                 state[name] = value.to(parameter.dtype)
 
 
@@ -133,7 +133,10 @@ def _weight_formats(model: nn.Module) -> list[str]:
 
 
 def _weights(model: nn.Module) -> Iterator[Tensor]:
-    yield from model.parameters()
+    """Yields what has a format to know: no positions or masks, of which some are parameters."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() or parameter.is_complex() or parameter.dtype in _PACKED:
+            yield parameter
     for module in model.modules():
         if not any(True for _ in module.children()):
             for buffer in module.buffers(recurse=False):

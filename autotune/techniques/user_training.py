@@ -52,9 +52,15 @@ def apply_to_user_training(
     Raises IllegalConfiguration for a technique that the model or an optimizer does not support.
     """
     several = all_optimizers(optimizers)
+    formats_before = {
+        parameter: parameter.dtype
+        for optimizer in several
+        for parameter in optimizer.state
+        if isinstance(parameter, Tensor)
+    }
     apply_to_user_model(config, model)
     for optimizer in several:
-        cast_state(optimizer)
+        cast_state(optimizer, formats_before)
     set_fusion(several, config.optimizer_fusion, sparse=_with_sparse_gradients(model))
     return model, optimizers
 

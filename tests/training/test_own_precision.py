@@ -275,10 +275,25 @@ def test_weights_in_formats_without_a_common_name_are_never_cast(change):
 def test_state_that_an_optimizer_makes_before_its_first_step_follows_the_weights():
     network = network_in("bf16-true")
     optimizer = torch.optim.Adagrad(network.parameters())
+    for parameter, state in optimizer.state.items():
+        state["copy"] = torch.zeros_like(parameter, dtype=torch.float64)
+    formats = {parameter: parameter.dtype for parameter in optimizer.state}
+    cast_state(optimizer, formats)
+    assert {state["sum"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
     cast_weights(network, torch.float32)
-    cast_state(optimizer)
-    assert {tensor.dtype for tensor in tensors_of(optimizer)} == {torch.float32}
-    assert all(state["step"].dtype == torch.float32 for state in optimizer.state.values())
+    cast_state(optimizer, formats)
+    for state in optimizer.state.values():
+        assert state["sum"].dtype == state["step"].dtype == torch.float32
+        assert state["copy"].dtype == torch.float64
+
+
+def test_positions_and_masks_that_are_parameters_are_no_weights():
+    network = network_in("bf16-true")
+    network.positions = nn.Parameter(torch.arange(8), requires_grad=False)
+    assert own_precision(network) == "bf16-true"
+    cast_weights(network, torch.float32)
+    assert network.positions.dtype == torch.int64
+    assert own_precision(network) == "fp32"
 
 
 # -- what a search finds out -----------------------------------------------------------------------
