@@ -67,7 +67,7 @@ def cast_state(optimizer: Optimizer, formats_before: Mapping[Tensor, torch.dtype
     was, such as a copy in float32, stays in it.
     """
     for parameter, before in formats_before.items():
-        state = optimizer.state[parameter]
+        state = optimizer.state.get(parameter, {})
         for name, value in state.items():
             is_alike = isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim
             if is_alike and value.dtype == before:

@@ -117,15 +117,13 @@ def _set_flags(optimizer: Optimizer, fusion: OptimizerFusion) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
-            for name, value in state.items():
-                if not isinstance(value, Tensor):
-                    continue
-                if name != "step":  # made for weights that have been cast since
-                    state[name] = value.to(parameter.dtype)
-                elif flags["fused"]:
-                    state[name] = value.to(parameter.device, torch.float32)
-                elif not group.get("capturable", False):
-                    state[name] = value.cpu()
+            step = state.get("step")
+            if not isinstance(step, Tensor):
+                continue
+            if flags["fused"]:
+                state["step"] = step.to(parameter.device, torch.float32)
+            elif not group.get("capturable", False):
+                state["step"] = step.cpu()
 
 
 def _keep_flags_after_loading(optimizer: Optimizer, fusion: OptimizerFusion) -> None:
