@@ -290,7 +290,7 @@ def imported_packages() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         if torch is not None and getattr(module, "__dict__", {}).get("torch") is torch:
             names.add(name.partition(".")[0])
-    names -= {"torch", "autotune", "__main__", "__mp_main__"}
+    names -= {"torch", "functorch", "torchgen", "autotune", "__main__", "__mp_main__"}
     if not names:
         return {}
     by_module = importlib.metadata.packages_distributions()

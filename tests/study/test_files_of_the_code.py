@@ -241,3 +241,33 @@ def test_results_are_reused_until_a_file_that_computes_changes(layout, project, 
             definition("earlier", workload=earlier), definition("new", workload=changed)
         )
         earlier = changed
+
+
+def install(project, name, *, version, source):
+    """Install a package as pip does, with this release and source of its only module."""
+    module = name.replace("-", "_")
+    folder = project.parent / "site-packages"
+    (folder / module).mkdir(parents=True, exist_ok=True)
+    (folder / module / "__init__.py").write_text(source)
+    information = folder / f"{module}-1.dist-info"
+    information.mkdir(exist_ok=True)
+    (information / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    (information / "RECORD").write_text(f"{module}/__init__.py,,\n")
+
+
+def test_of_installed_packages_the_version_counts_of_those_that_compute(project, executor):
+    install(project, "words-of-mine", version="1.0", source="width = 8")
+    install(project, "kernels-of-mine", version="1.0", source="import torch")
+    imports = "import sys; sys.path.insert(0, '../site-packages'); import kernels_of_mine"
+    layout = Layout(imports=imports, build="from words_of_mine import width", reads=())
+    write(layout, project, source=NETWORK)
+    workload = examined(project, executor, source=NETWORK)
+    assert (workload.packages, files_of(workload)) == ({"kernels-of-mine": "1.0"}, {})
+    study = definition("earlier", workload=workload)
+    for name, source, is_reused in (
+        ("words-of-mine", "width = 8", True),
+        ("kernels-of-mine", "import torch", False),
+    ):
+        install(project, name, version="1.1", source=source)
+        again = examined(project, executor, source=NETWORK)
+        assert are_comparable(study, definition("new", workload=again)) == is_reused
