@@ -201,8 +201,19 @@ def examined(project, executor, *, source):
     return workload
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize("source", [NETWORK, SCRIPT], ids=["model", "script"])
+FORMS = [
+    pytest.param(
+        layout,
+        source,
+        id=f"{form}-{name}",
+        marks=() if form == "model" or name in ("an executed file", "text") else pytest.mark.slow,
+    )
+    for form, source in (("model", NETWORK), ("script", SCRIPT))
+    for name, layout in LAYOUTS.items()
+]
+
+
+@pytest.mark.parametrize(("layout", "source"), FORMS)
 def test_every_file_that_computes_belongs_to_the_workload_and_no_other(
     layout, source, project, executor
 ):

@@ -49,8 +49,6 @@ def found_by(tmp_path):
 @pytest.mark.parametrize(
     "source",
     [
-        "import inner",
-        "import runpy; runpy.run_path('inner.py')",
         "exec(open('inner.py').read())",
         "import pathlib; exec(compile(pathlib.Path('inner.py').read_text(), 'config', 'exec'))",
         "import inner, sys; del sys.modules['inner']",
