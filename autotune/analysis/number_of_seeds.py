@@ -78,7 +78,7 @@ def _seeds(record: TrialRecord, by_number: dict[int, TrialRecord]) -> int | None
         assert source.trial is not None
         measured = None if source.trial.study is not None else by_number.get(source.trial.number)
         source = None if measured is None else measured.perplexity_source
-    return None if source is None else source.seeds
+    return None if source is None or source.is_shared else source.seeds
 
 
 def _train_the_same(record: TrialRecord, other: TrialRecord) -> bool:

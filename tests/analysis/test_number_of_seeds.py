@@ -70,5 +70,9 @@ def test_a_study_of_one_number_of_seeds_stays_as_it_is():
     one_seed = [trained(0, FULL, perplexity=33.1), trained(1, MIXED, perplexity=33.2)]
     of_three = [replace(one, perplexity_source=mean_of(3)) for one in one_seed]
     all_failed = [replace(one, perplexity_source=failed) for one in one_seed]
-    for records in (one_seed, of_three, all_failed):
+    of_another_study = [
+        trained(0, FULL, perplexity=33.1, source=shared_with(9, "earlier")),
+        trained(1, CHECKPOINTED, perplexity=33.1, source=shared_with(0)),
+    ]
+    for records in (one_seed, of_three, all_failed, of_another_study):
         assert with_one_number_of_seeds(records) == records
