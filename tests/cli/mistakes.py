@@ -224,7 +224,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --gradient-clipping 1 --optimizer-fusion backward
         --max-mem 8GiB --compute-capability 9 | --max-mem 8GiB --compute-capability 9.0 --device cpu
         --max-mem 8GiB --no-trial=1 | --max-mem x --no-confirm --json --quiet | --max-mem x -q
-        --max-mem x --no-trial --verbose | --max-mem x -v
+        --max-mem x --no-trial --verbose | --max-mem x -v | --max-mem 8GiB --all
     """,
     "predict": r"""
         --max-mem 8,5GiB | --max-mem 8GiBB --json | --device tpu | --device cuda:1:2
