@@ -65,7 +65,8 @@ def change_method(module: nn.Module, name: str, change: Callable[[Method], Metho
     """
     kind = type(module)
     own = vars(module).pop(name, None)
-    subclass = _subclass(kind, name, change) if own is None else _make(kind, name, change, own)
+    make: Any = _subclass if own is None else functools.partial(_make, own=own)
+    subclass = make(kind, name, change)
     object.__setattr__(module, "__class__", subclass)  # some modules have their own __setattr__
 
 
@@ -88,7 +89,8 @@ def _make(
         "_before": _Before(kind, name, change, own),
     }
     bases = (kind,) if issubclass(kind, Changed) else (Changed, kind)
-    subclass: type[nn.Module] = type(kind)(kind.__name__, bases, namespace)
+    make_class: Any = type(kind)
+    subclass: type[nn.Module] = make_class(kind.__name__, bases, namespace)
     return subclass
 
 

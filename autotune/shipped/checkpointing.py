@@ -32,6 +32,7 @@ def _recomputing(context_fn: Callable[[], Any] | None) -> Callable[[Method], Met
 
         return recomputed
 
+    change.recomputes = True  # type: ignore[attr-defined]
     return change
 
 

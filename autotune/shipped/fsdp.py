@@ -36,7 +36,7 @@ def fully_shard_blocks(
     policy = MixedPrecisionPolicy(
         param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False
     )
-    for modules in [*sharded_units(blocks), model]:
+    for modules in [*sharded_units(blocks), [model]]:
         fully_shard(
             modules, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
         )

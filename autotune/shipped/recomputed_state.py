@@ -158,7 +158,7 @@ def _is_changed(value: Any, copied: Any, version: int | None) -> bool:
     if type(value) is dict:
         return list(value) != list(copied) or any(value[key] is not copied[key] for key in copied)
     if type(value) is set:
-        return value != copied
+        return bool(value != copied)
     if type(value) in _CONTAINERS:
         return list(map(id, value)) != list(map(id, copied))
     return False

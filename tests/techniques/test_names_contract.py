@@ -18,6 +18,7 @@ from torch import nn
 
 from autotune.errors import IllegalConfiguration
 from autotune.shipped.checkpointing import recompute_segments
+from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.granularity import recompute_in_blocks
 from autotune.shipped.recomputed_state import RecomputedForward
 from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, TrainingConfig
@@ -435,7 +436,7 @@ def test_buffers_that_forward_leaves_alone_are_kept_nowhere():
     (passed,) = (
         one
         for one in gc.get_objects()
-        if isinstance(one, RecomputedForward) and one.modules == (block,)
+        if type(one) is RecomputedForward and one.modules == (block,)
     )
     assert passed._before == []
     assert output.requires_grad
@@ -486,3 +487,14 @@ def test_a_block_that_gets_another_input_than_its_segment_gave_it_runs_by_itself
     model = Skipping()
     recompute_segments(list(model.blocks))
     assert_equal(gradients_of(model), gradients_of(plain))
+
+
+def test_a_compiled_block_that_recomputes_with_a_changed_buffer_ends_in_a_sentence():
+    block = PowerIterated()
+    recompute_in_blocks([block], "block", attention_name=None)
+    compile_in_place(block)
+    with (
+        torch.compiler.set_stance("force_eager"),
+        pytest.raises(RuntimeError, match="PowerIterated changes a buffer in place"),
+    ):
+        block(torch.ones(1, 2, WIDTH))

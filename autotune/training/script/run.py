@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from autotune.errors import StudyMismatch
+from autotune.shipped.changed_method import Method, change_method
 from autotune.shipped.seeds import seed_generators
 from autotune.spec.file_watch import files_until_apply, watch_files
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
@@ -353,8 +354,7 @@ class _ScriptTrace(WatchedRun):
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         if not self._dropout:
             model.eval()
-            # The script would turn training mode on again.
-            model.train = lambda mode=True: model  # type: ignore[method-assign]
+            change_method(model, "train", _staying)  # the script would turn training mode on again
         return self.apply_and_watch(model, optimizer)
 
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
@@ -363,6 +363,13 @@ class _ScriptTrace(WatchedRun):
         self._steps += 1
         if self._steps == PARITY_STEPS:
             raise ScriptEnd
+
+
+def _staying(_train: Method) -> Method:
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        return self
+
+    return train
 
 
 def trace_script(
