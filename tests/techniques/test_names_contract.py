@@ -281,6 +281,7 @@ class Counted(Block):
 
     def __init__(self):
         super().__init__()
+        self.count: torch.Tensor
         self.register_buffer("count", torch.zeros(()))
 
     def forward(self, x):
@@ -362,7 +363,7 @@ def trained(model, *, passes, backward_passes=1):
     losses = []
     for step in range(3):
         model.train(step != 1)
-        total = 0.0
+        total = torch.zeros(())
         for _ in range(passes):  # all before the first backward pass
             output = output_of(model)
             loss = output.square().mean()
