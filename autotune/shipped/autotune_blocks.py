@@ -15,11 +15,11 @@ from typing import Any
 from torch import nn
 
 from autotune.shipped.blocks import BlockList, find_blocks
-from autotune.shipped.checkpointing import recompute_segments
 from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.fp8 import convert
 from autotune.shipped.fsdp import fully_shard_blocks
 from autotune.shipped.granularity import EVERY, recompute_in_blocks
+from autotune.shipped.segments import recompute_segments
 
 
 def prepare_blocks(

@@ -15,8 +15,8 @@ https://pytorch.org/blog/activation-checkpointing-techniques/
 """
 
 from autotune.models.parts import ModelParts
-from autotune.shipped.checkpointing import recompute_segments
 from autotune.shipped.granularity import recompute_in_blocks
+from autotune.shipped.segments import recompute_segments
 from autotune.spec.config import Checkpointing
 
 

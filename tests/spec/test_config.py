@@ -5,7 +5,7 @@ import re
 import pytest
 
 from autotune.errors import IllegalConfiguration, InvalidInput
-from autotune.shipped.checkpointing import segment_bounds
+from autotune.shipped.segments import segment_bounds
 from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,

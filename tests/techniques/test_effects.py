@@ -6,8 +6,8 @@ import sys
 import pytest
 import torch
 
-from autotune.shipped.checkpointing import recompute_segments
 from autotune.shipped.fsdp import sharded_units
+from autotune.shipped.segments import recompute_segments
 from autotune.techniques.precision import unavailable
 from tests.techniques.operators import operators_in_a_step
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from autotune.errors import IllegalConfiguration
-from autotune.shipped.checkpointing import recompute_segments
 from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.granularity import recompute_in_blocks
 from autotune.shipped.recomputed_state import RecomputedForward
+from autotune.shipped.segments import recompute_segments
 from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.techniques import wrap_blocks
 from autotune.techniques.user_training import apply_to_user_model, parts_of_user_model

@@ -131,7 +131,12 @@ def _checkpointing_modules(config: TrainingConfig) -> list[str]:
         return []
     is_compiled = config.compile != "none"
     is_selective = config.checkpointing == "selective"
-    needed = {"checkpointing": True, "selective": is_selective, "compiling": is_compiled}
+    needed = {
+        "checkpointing": True,
+        "segments": config.checkpointing == "sqrt",
+        "selective": is_selective,
+        "compiling": is_compiled,
+    }
     return [module for module, is_needed in needed.items() if is_needed]
 
 

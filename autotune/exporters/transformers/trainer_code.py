@@ -59,6 +59,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "adapters": config.adapter != "none",
         "trainer.loss": config.loss == "chunked",
         "checkpointing": in_code != "none",
+        "segments": in_code == "sqrt",
         "compiling": in_code != "none" and config.compile != "none",
         "selective": in_code == "selective",
         "trainer.causal_flag": _needs_causal_flag(config, version),

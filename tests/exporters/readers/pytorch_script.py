@@ -179,7 +179,7 @@ def _checkpointing(script, model):
     blocks = list(model.blocks)
     changes = [_change_of(block) for block in blocks]
     if all(changes):
-        if changes[0] is script._in_segments:
+        if changes[0] is getattr(script, "_in_segments", None):
             return "sqrt"
         is_whole = changes[0] is script._recomputing(None)
         return "block" if is_whole else "selective"
