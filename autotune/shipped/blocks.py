@@ -67,16 +67,19 @@ def _can_be_called(module: nn.Module) -> bool:
 
 def _are_alike(modules: nn.ModuleList) -> bool:
     """Whether all modules have one class, or classes with a common base that is not torch's."""
-    classes = {type(_unwrapped(module)) for module in modules}
+    classes = {_own_class(module) for module in modules}
     if len(classes) <= 1:
         return bool(classes)
     shared = set.intersection(*(set(one.__mro__) for one in classes))
     return any(issubclass(base, nn.Module) and not _is_of_torch(base) for base in shared)
 
 
-def _unwrapped(module: nn.Module) -> Any:
-    """Return the block inside of a block that torch's CheckpointWrapper recomputes."""
-    return getattr(module, "_checkpoint_wrapped_module", module)
+def _own_class(module: nn.Module) -> Any:
+    """Return the class of a block, or the one that it had before it was recomputed."""
+    kind: Any = type(getattr(module, "_checkpoint_wrapped_module", module))
+    while "_before" in vars(kind):
+        kind = kind._before.kind
+    return kind
 
 
 def _is_of_torch(base: type) -> bool:
@@ -85,5 +88,5 @@ def _is_of_torch(base: type) -> bool:
 
 def _is_of_blocks(modules: nn.Sequential) -> bool:
     """Whether all modules have one class and children, unlike the layers of a feed-forward."""
-    has_one_class = len({type(module) for module in modules}) == 1
+    has_one_class = len({_own_class(module) for module in modules}) == 1
     return has_one_class and any(True for _ in modules[0].children())

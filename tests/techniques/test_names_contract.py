@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from autotune.errors import IllegalConfiguration
+from autotune.shipped.blocks import find_blocks
 from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.granularity import recompute_in_blocks
 from autotune.shipped.recomputed_state import RecomputedForward
@@ -165,6 +166,14 @@ def test_names_and_classes_are_those_of_the_plain_model(form, config):
         assert isinstance(changed, type(module)), name
         for attribute in ("__name__", "__module__", "__qualname__", "__doc__"):
             assert getattr(type(changed), attribute) == getattr(type(module), attribute)
+
+
+@pytest.mark.parametrize("make_list", [nn.ModuleList, lambda blocks: nn.Sequential(*blocks)])
+def test_blocks_are_found_again_when_some_are_recomputed(make_list):
+    owner = nn.Module()
+    owner.layers = make_list([nn.TransformerEncoderLayer(8, 2, 8) for _ in range(LAYERS)])
+    recompute_in_blocks(list(owner.layers), "every-2", attention_name=None)
+    assert find_blocks(owner).blocks is owner.layers
 
 
 def test_a_registry_of_subclasses_keeps_its_classes():
