@@ -92,7 +92,7 @@ def test_the_parity_check_sees_gradients_that_are_on_the_host(fusion, make_train
 
     def norms(**choices):
         trainer = make_trainer(**choices)
-        trainer.parity._reads_gradients = True
+        trainer.parity._reads = True
         trainer.take_step(0, next(trainer.batches()))
         return trainer.parity.trace().gradient_norms
 

@@ -54,7 +54,7 @@ def train(config, workload, weights_file):
     from autotune.memory.cpu import CpuMeter
     from autotune.techniques import apply_techniques
     from autotune.techniques.sharding import make_mesh
-    from autotune.training.parity import GradientSketch
+    from autotune.training.parity import GradientSketch, Stopwatch
     from autotune.training.step import TrainingStep
 
     device = torch.device("cpu")
@@ -72,11 +72,16 @@ def train(config, workload, weights_file):
     gradients = {}
 
     class WholeGradients(GradientSketch):
-        def _add(self, gradient, block, index, *, scale):
+        def _add(self, parameter, gradient, *, scale):
+            _, index = self._position_of[parameter]
             gradients[index] = gradient.clone().numpy()
 
     with WholeGradients(
-        training.parameters_by_block, device=device, whole_gradient=training.whole_gradient
+        training.parameters_by_block,
+        device=device,
+        stopwatch=Stopwatch(device),
+        whole_gradient=training.whole_gradient,
+        reads_backward=False,
     ).taken():
         losses = [step(0, batch)]
     losses.append(step(1, batch))

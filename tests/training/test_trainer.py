@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import UPDATE_STEPS
 from autotune.spec.training_request import TrainingRequest, unwatched
 from autotune.training.parity import GradientSketch
 from autotune.training.step import Diverged
@@ -258,19 +259,20 @@ def test_nothing_waits_for_the_device_between_timed_steps(on_cuda):
 def test_what_parity_keeps_of_gradients_counts_for_no_peak(on_cuda):
     """On the device each number takes a block of 512 bytes."""
 
-    def held_after_a_step(*, reads_gradients):
+    def held_after_reading(*, reads_gradients):
         gc.collect()
         before = torch.cuda.memory_allocated()
         trainer, batches = on_cuda()
-        trainer.parity._reads_gradients = reads_gradients
-        trainer.take_step(0, next(batches))
+        trainer.parity._reads = reads_gradients
+        for step in range(UPDATE_STEPS):
+            trainer.take_step(step, next(batches))
         torch.cuda.synchronize()
         assert bool(trainer.parity.trace().gradient_norms) is reads_gradients
         return torch.cuda.memory_allocated() - before
 
-    held_after_a_step(reads_gradients=True)  # the first step of a process allocates workspaces
-    without = held_after_a_step(reads_gradients=False)
-    assert held_after_a_step(reads_gradients=True) == without
+    held_after_reading(reads_gradients=True)  # the first step of a process allocates workspaces
+    without = held_after_reading(reads_gradients=False)
+    assert held_after_reading(reads_gradients=True) == without
 
 
 @pytest.mark.gpu
