@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from autotune.shipped.blocks import BlockList, Blocks
 from autotune.shipped.token_loss import TokenLoss
 
 Buffers = Mapping[str, tuple[nn.Module, str]]
-"""The module that has each buffer, and its name there, by the buffer's name in the model."""
+"""The module that has each buffer or other tensor, and its name there, by its name in the model."""
 
 
 OWN_LOSS = "the model computes another loss than the cross entropy of its logits"
@@ -64,15 +64,16 @@ class ModelParts:
         return found
 
     def buffers(self) -> Buffers:
-        """Return where the buffers of the model are.
+        """Return where the buffers of the model are, and the tensors in plain attributes.
 
-        Techniques may later give the modules other names, and forward may replace a buffer.
+        Techniques may later give the modules other names, and forward may replace a tensor.
         """
-        return {
-            f"{path}.{name}" if path else name: (module, name)
-            for path, module in self.model.named_modules()
-            for name, _ in module.named_buffers(recurse=False)
-        }
+        found: dict[str, tuple[nn.Module, str]] = {}
+        for path, module in self.model.named_modules():
+            for name, value in {**vars(module), **module._buffers}.items():
+                if isinstance(value, Tensor):
+                    found[f"{path}.{name}" if path else name] = (module, name)
+        return found
 
     def set_token_loss(self, token_loss: TokenLoss) -> None:
         """Make the model compute its loss from last hidden states and head by `token_loss`."""

@@ -630,7 +630,7 @@ class BufferSketch:
     def _projections(self) -> dict[str, Tensor]:
         found = {}
         for seed, (name, (module, key)) in enumerate(self._buffers.items()):
-            buffer = module._buffers.get(key)
+            buffer = {**vars(module), **module._buffers}.get(key)
             if buffer is not None and type(buffer) is Tensor and buffer.layout == torch.strided:
                 _, projections = _sketch(buffer.detach(), seed=seed, device=self._device)
                 found[name] = projections.cpu()

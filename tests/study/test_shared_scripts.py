@@ -78,11 +78,6 @@ def test_several_seeds_repeat_the_training_whose_perplexity_is_shared(searched):
     assert trials[4].perplexity_spread == 0  # its evaluation is a constant
 
 
-def test_a_script_that_does_not_divide_its_loss_shares_with_no_other_micro_batch(searched):
-    trials = searched("does-not-divide", divisor="1")
-    assert [trials[size].perplexity_source for size in (4, 2, 1)] == [EVALUATED] * 3
-
-
 def test_a_script_that_does_not_accumulate_shares_with_no_other_micro_batch(searched):
     """It trains on fewer tokens a step, whatever the size of its gradients."""
     trials = searched("does-not-accumulate", divisor="1", parts="1", tokens="16 * micro_batch")

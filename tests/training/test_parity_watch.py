@@ -266,6 +266,31 @@ def test_buffers_that_forward_updates_twice_are_another_training():
     assert found.message.startswith("the change of buffer 1.")
 
 
+def test_a_tensor_in_a_plain_attribute_is_read_as_a_buffer():
+    class Counts(torch.nn.Linear):
+        seen = None
+
+        def forward(self, inputs):
+            self.seen = self.seen + inputs.sum()
+            return super().forward(inputs)
+
+    model = Counts(2, 2)
+    model.seen = torch.zeros(())
+    parts = ModelParts(model=model)
+    watch = ParityWatch(
+        parts.parameters_by_block(),
+        device=torch.device("cpu"),
+        precision="fp32",
+        reference=None,
+        is_trace=True,
+        buffers=parts.buffers(),
+    )
+    for _ in range(UPDATE_STEPS):
+        with watch.step():
+            model(torch.ones(2))
+    assert set(watch.trace().buffer_projections) == {"seen"}
+
+
 def test_the_norm_that_backward_leaves_is_that_before_clipping(make_trainer):
     plain = trace_of(make_trainer())
     trainer = make_trainer()
