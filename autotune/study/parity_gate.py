@@ -128,6 +128,7 @@ class ParityGate:
         self._failures: dict[str, NoTrace] = {}
         self._alike: dict[tuple[str, str], bool] = {}
         self._of_earlier_searches = {file.stem for file in folder.glob("*.json")}
+        self._changes_buffers: dict[str, bool] = {}
 
     def check(self, config: TrainingConfig) -> Verdict:
         plain = plain_form(config, micro_batch_size=config.micro_batch_size)
@@ -149,6 +150,20 @@ class ParityGate:
         if not self._has_layers:
             return Verdict(kind="not compared", message=missing.message)
         return self._judge_at_two_blocks(config, missing)
+
+    def any_micro_batch_serves(self, config: TrainingConfig) -> bool:
+        """Return whether a configuration is the same training with every micro batch.
+
+        It is not where forward changes a buffer, such as running statistics, in each micro batch.
+        """
+        if not self._any_micro_batch:
+            return False
+        plain = plain_form(config, micro_batch_size=1)
+        if plain.fingerprint not in self._changes_buffers:
+            trace = self._plain(plain, micro_batch_size=1)
+            changes = isinstance(trace, ParityTrace) and bool(trace.buffer_projections)
+            self._changes_buffers[plain.fingerprint] = changes
+        return not self._changes_buffers[plain.fingerprint]
 
     def _judge_at_two_blocks(self, config: TrainingConfig, missing: NoTrace) -> Verdict:
         """Compare a model of two blocks, where the whole plain training has no room."""
@@ -297,7 +312,7 @@ class ParityGate:
 
         The smallest, which needs the least memory, if any micro batch will do.
         """
-        return 1 if self._any_micro_batch else config.micro_batch_size
+        return 1 if self.any_micro_batch_serves(config) else config.micro_batch_size
 
     def _plain(
         self,

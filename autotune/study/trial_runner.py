@@ -222,8 +222,10 @@ class TrialRunner:
 
     def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
         """Return whether two configurations of a numerics class are one training."""
-        if self._any_micro_batch or config.micro_batch_size == other.micro_batch_size:
+        if config.micro_batch_size == other.micro_batch_size:
             return True
+        if self._any_micro_batch:
+            return self._gate.any_micro_batch_serves(config)
         return self._definition.workload.script is not None and self._gate.updates_alike(
             config, other
         )

@@ -317,6 +317,16 @@ def test_micro_batches_are_one_training_if_all_that_was_read_agrees(change, gate
     assert not gate(other, name="other").updates_alike(HALF, WHOLE)
 
 
+def test_a_model_that_changes_buffers_is_compared_at_its_own_micro_batch(gate):
+    changing = replace(SAME, buffer_projections={"mean": (1.0,) * PROJECTIONS})
+    traces = Traces(changing)
+    the_gate = gate(traces)
+    assert the_gate.check(BUDGET).kind == "compare"
+    assert (plain_form(BUDGET, micro_batch_size=4), True) in traces.calls
+    assert not the_gate.any_micro_batch_serves(BUDGET)
+    assert gate(Traces(SAME), name="other").any_micro_batch_serves(BUDGET)
+
+
 def test_losses_of_a_part_of_the_batch_are_no_other_training(gate):
     traces = Traces(SAME).answer(HALF, replace(SAME, losses=(2.7, 2.6, 2.5)))
     assert gate(traces).updates_alike(WHOLE, HALF)
