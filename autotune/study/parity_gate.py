@@ -20,7 +20,7 @@ of the trial. The record then says so.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -408,14 +408,24 @@ def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConf
 def _are_similar(trace: ParityTrace, other: ParityTrace, *, precision: Precision) -> bool:
     """Return whether two trainings with other masks are alike in what masks do not change.
 
-    They update as often and with the same settings, and their gradients differ in their norms by a
-    factor of `LARGEST_RATIO` at most.
+    They update as often and with the same settings; their gradients, and the changes of each
+    buffer, differ in their norms by a factor of `LARGEST_RATIO` at most.
     """
     if not has_similar_settings(trace, other, precision=precision):
         return False
-    norm = math.hypot(*trace.backward_norms.values())
-    other_norm = math.hypot(*other.backward_norms.values())
-    return 0.0 < max(norm, other_norm) <= LARGEST_RATIO * min(norm, other_norm)
+    buffers = trace.buffer_projections.keys() | other.buffer_projections.keys()
+    sizes: list[tuple[Iterable[float], Iterable[float]]] = [
+        (trace.backward_norms.values(), other.backward_norms.values())
+    ]
+    sizes += [
+        (trace.buffer_projections.get(name, ()), other.buffer_projections.get(name, ()))
+        for name in buffers
+    ]
+    return all(_are_of_one_size(math.hypot(*one), math.hypot(*another)) for one, another in sizes)
+
+
+def _are_of_one_size(norm: float, other: float) -> bool:
+    return 0.0 < max(norm, other) <= LARGEST_RATIO * min(norm, other)
 
 
 def _read(file: Path) -> ParityTrace | None:

@@ -155,6 +155,10 @@ OTHER_TRAININGS = {
     "reads other text for each micro batch": {
         "before": "part = tokens[(step + first * micro_batch) % 10, :micro_batch]",
     },
+    "updates running statistics for each micro batch and drops activations": {
+        "norm": "nn.BatchNorm1d",
+        "dropout": "0.1",
+    },
     "drops activations and sums its losses": {"dropout": "0.1", "backward": "loss.backward()"},
     "drops activations and steps a schedule for each micro batch": {
         "dropout": "0.1",
