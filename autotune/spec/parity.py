@@ -25,7 +25,7 @@ difference of those after and before it, and no copy of the weights is needed.
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autotune.spec.config import Precision
@@ -52,27 +52,27 @@ class ParityTrace(Schema):
     gradient_projections: Mapping[str, tuple[float, ...]]
     """Projections of that gradient on `PROJECTIONS` vectors of random signs, which are the same for
     every configuration."""
-    backward_norms: Mapping[str, float]
-    """Norm of that gradient as backward has left it, before it is clipped or unscaled, by block.
-    Empty where several devices share the gradients out."""
-    group_settings: Mapping[str, tuple[float, ...]]
-    """Each number in the optimizer's parameter groups, such as `lr of group 0`, at each of its
-    updates in the first `PARITY_STEPS` steps."""
-    schedule_steps: int
-    """How often torch's learning-rate schedules have stepped in these steps of a script."""
-    update_projections: Mapping[str, tuple[float, ...]]
-    """Projections of the change of a block's weights in the first `UPDATE_STEPS` steps. Empty where
-    several devices share the weights out."""
-    corrections: Mapping[str, float]
-    """The change of the sum of a block's squared weights outside of the optimizer in these steps,
-    divided by that sum; without the blocks that change in the optimizer only."""
-    buffer_projections: Mapping[str, tuple[float, ...]]
-    """Projections of the change of each buffer that has changed in these steps, by its name."""
-    average_projections: tuple[float, ...]
-    """Projections of the change of all averages of weights that a script keeps; empty where it
-    keeps none."""
     draws_random_numbers: bool
     """Whether a step draws random numbers, as dropout does."""
+    backward_norms: Mapping[str, float] = field(default_factory=dict)
+    """Norm of that gradient as backward has left it, before it is clipped or unscaled, by block.
+    Empty where several devices share the gradients out."""
+    group_settings: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Each number in the optimizer's parameter groups, such as `lr of group 0`, at each of its
+    updates in the first `PARITY_STEPS` steps."""
+    schedule_steps: int = 0
+    """How often torch's learning-rate schedules have stepped in these steps of a script."""
+    update_projections: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Projections of the change of a block's weights in the first `UPDATE_STEPS` steps. Empty where
+    several devices share the weights out."""
+    corrections: Mapping[str, float] = field(default_factory=dict)
+    """The change of the sum of a block's squared weights outside of the optimizer in these steps,
+    divided by that sum; without the blocks that change in the optimizer only."""
+    buffer_projections: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Projections of the change of each buffer that has changed in these steps, by its name."""
+    average_projections: tuple[float, ...] = ()
+    """Projections of the change of all averages of weights that a script keeps; empty where it
+    keeps none."""
     tokens: int | None = None
     """Tokens of the first step as reported by a script; None if the workload decides them."""
     compared_with: str = ""

@@ -431,7 +431,10 @@ def _are_of_one_size(norm: float, other: float) -> bool:
 def _read(file: Path) -> ParityTrace | None:
     """Return a stored trace; None if it is missing or unreadable, and is to be made again."""
     try:
-        return parse(ParityTrace, json.loads(file.read_text(encoding="utf-8")))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "update_projections" not in content:
+            return None  # of an earlier version, which compared less
+        return parse(ParityTrace, content)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 

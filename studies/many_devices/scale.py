@@ -174,13 +174,6 @@ class StandIn:
             losses=(3.0, 2.9, 2.8),
             gradient_norms={},
             gradient_projections={},
-            backward_norms={},
-            group_settings={},
-            schedule_steps=0,
-            update_projections={},
-            corrections={},
-            buffer_projections={},
-            average_projections=(),
             draws_random_numbers=False,
         )
 

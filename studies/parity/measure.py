@@ -21,7 +21,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import LegalityContext, TrainingConfig, rule_violations
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import make_workload
@@ -140,7 +140,7 @@ def measure(
     results.setdefault("device", definition.device.name)
     results.setdefault("versions", dict(definition.device.versions))
 
-    def trace(config: TrainingConfig, *, with_dropout: bool = True) -> ParityTrace | str:
+    def trace(config: TrainingConfig, *, with_dropout: bool = True) -> ParityTrace | NoTrace:
         return executor.trace(
             definition,
             config,
@@ -149,7 +149,7 @@ def measure(
             trial_options=TrialOptions(trial_time_limit_seconds=600.0),
         )
 
-    plain: dict[str, ParityTrace | str] = {}
+    plain: dict[str, ParityTrace | NoTrace] = {}
     for config in configurations(name):
         key = f"{name}: {config.describe()}"
         if key in results["pairs"]:
@@ -160,8 +160,9 @@ def measure(
         if form.fingerprint not in plain:
             plain[form.fingerprint] = trace(form)
         mine, reference = trace(config), plain[form.fingerprint]
-        if isinstance(mine, str) or isinstance(reference, str):
-            found = {"failure": mine if isinstance(mine, str) else reference}
+        missing = [one for one in (mine, reference) if isinstance(one, NoTrace)]
+        if isinstance(mine, NoTrace) or isinstance(reference, NoTrace):
+            found: dict[str, Any] = {"failure": missing[0].message}
         else:
             found = largest(mine, reference)
         results["pairs"][key] = {"model": name, "config": config.to_dict(), **found}

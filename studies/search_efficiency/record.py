@@ -28,7 +28,7 @@ from typing import Any
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.reading import parse
 from autotune.spec.study import StudyDefinition
@@ -195,7 +195,7 @@ class Recorder:
         measurement = dataclasses.asdict(finished.measurement)
         self._keep("training", config, seconds=finished.seconds, repeat=repeat, result=measurement)
 
-    def _trace(self, config: TrainingConfig, *, dropout: bool) -> ParityTrace | str:
+    def _trace(self, config: TrainingConfig, *, dropout: bool, **_: Any) -> ParityTrace | NoTrace:
         began = time.perf_counter()
         trace = self._executor.trace(
             self._definition,

@@ -34,6 +34,8 @@ _TRACE = {
     "draws_random_numbers": False,
     "gradient_norms": {"blocks.0": 1.5},
     "gradient_projections": {"blocks.0": [0.5, -0.5, 1.0, 2.0] * 2},
+    "group_settings": {"lr of group 0": [0.1, 0.1]},
+    "update_projections": {"blocks.0": [0.5, -0.5, 1.0, 2.0] * 2},
 }
 _MEASURED = asdict(
     measured(peak_phase="backward", bytes_by_kind={"parameters": 10}, bits_per_byte=2.5)
@@ -56,7 +58,7 @@ _RESULTS: tuple[tuple[str, Any], ...] = (
         {"text_sha256": "f" * 64, "model_sha256": "", "parameters": 1000, "chat_column": None},
     ),
     ("rehearse", "two steps"),
-    ("trace", {"trace": _TRACE, "failure": ""}),
+    ("trace", {"trace": _TRACE, "failure": "", "outcome": "ok"}),
 )
 _ERROR = {"kind": "TrialLost", "message": "the disk is full", "hint": "make room"}
 

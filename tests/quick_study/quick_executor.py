@@ -19,6 +19,7 @@ from autotune.execution.server.client import Reply
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import TimedBlock, TurnResult
+from autotune.spec.parity import NoTrace
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
 from tests.quick_study.stand_in import measurement_of
@@ -98,8 +99,8 @@ class QuickExecutor(LocalExecutor):
         impossible.set_exception(PredictionImpossible("a stand-in has no model"))
         return impossible
 
-    def trace(self, *_: Any, **__: Any) -> str:
-        return "a stand-in has no first steps"
+    def trace(self, *_: Any, **__: Any) -> NoTrace:
+        return NoTrace(outcome="out_of_memory", message="a stand-in has no first steps")
 
     def _call(
         self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None

@@ -14,13 +14,6 @@ SAME = ParityTrace(
     losses=(5.5, 5.4, 5.3),
     gradient_norms={"block 0": 1.0},
     gradient_projections={"block 0": (1.0, -1.0)},
-    backward_norms={},
-    group_settings={},
-    schedule_steps=0,
-    update_projections={},
-    corrections={},
-    buffer_projections={},
-    average_projections=(),
     draws_random_numbers=False,
 )
 RANDOM = replace(SAME, draws_random_numbers=True)

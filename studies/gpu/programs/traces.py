@@ -19,7 +19,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.server_tasks import PREPARED
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import ParityTrace
+from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import make_workload
@@ -83,7 +83,7 @@ def main() -> None:
         folder = Path(temporary) / "traces"
         executor.prepare(definition.workload, folder / PREPARED)
 
-        def trace(config: TrainingConfig) -> ParityTrace | str:
+        def trace(config: TrainingConfig) -> ParityTrace | NoTrace:
             return executor.trace(
                 definition,
                 config,
@@ -114,11 +114,11 @@ def main() -> None:
     )
 
 
-def difference(trace: ParityTrace | str, reference: ParityTrace | str) -> dict[str, Any]:
+def difference(trace: ParityTrace | NoTrace, reference: ParityTrace | NoTrace) -> dict[str, Any]:
     """Returns the largest relative differences of losses and block gradients, and the losses."""
     for one in (trace, reference):
-        if isinstance(one, str):
-            return {"failure": one}
+        if isinstance(one, NoTrace):
+            return {"failure": one.message}
     assert isinstance(trace, ParityTrace)
     assert isinstance(reference, ParityTrace)
     losses = [

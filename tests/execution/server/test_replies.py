@@ -29,13 +29,6 @@ TRACE = ParityTrace(
     losses=(3.0, 2.0, 1.0),
     gradient_norms={"rest": 1.0},
     gradient_projections={"rest": (0.5,) * PROJECTIONS},
-    backward_norms={},
-    group_settings={},
-    schedule_steps=0,
-    update_projections={},
-    corrections={},
-    buffer_projections={},
-    average_projections=(),
     draws_random_numbers=False,
 )
 PREDICTION = {
