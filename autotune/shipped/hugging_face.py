@@ -13,7 +13,7 @@ from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.signature import CrossEntropies, CrossEntropy
 from autotune.shipped.token_loss import TokenLoss, next_token_loss
 
-_BATCH, _LENGTH = 2, 4
+_EXAMINED_SHAPE = 2, 4
 """Of the forward pass that examines a network."""
 
 
@@ -100,7 +100,7 @@ def _own_loss_of(network: Any) -> OwnLoss | None:
     takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     weights = dict(network.named_parameters())
     device = next(iter(weights.values())).device
-    tokens = torch.zeros(_BATCH, _LENGTH, dtype=torch.int64, device=device)
+    tokens = torch.zeros(_EXAMINED_SHAPE, dtype=torch.int64, device=device)
     shifted = torch.zeros_like(tokens)
     labels = {"labels": tokens.clone(), **({"shift_labels": shifted} if takes_more else {})}
     calls: list[CrossEntropy] = []

@@ -34,7 +34,7 @@ from autotune.shipped.signature import (
 
 _MOST_PARAMETERS = 50_000_000
 """Of a module whose losses are compared by values, which happens whenever it is built."""
-_BATCH, _LENGTH = 2, 16
+_COMPARED_SEQUENCES, _COMPARED_TOKENS = 2, 16
 _ROUNDING = 1e-5
 """Largest difference of two equal losses, relative to them."""
 _ROUNDING_OF_GRADIENTS = 1e-3
@@ -62,8 +62,9 @@ def compare_losses(
             return None
     if sum(parameter.numel() for parameter in network.parameters()) > _MOST_PARAMETERS:
         return _by_calls(network, expected, with_labels, plain)
-    lengths = {min(_LENGTH, expected.sequence_length): None, expected.sequence_length: None}
-    for length in lengths:  # not every module takes fewer tokens
+    longest = expected.sequence_length
+    # Not every module takes fewer tokens.
+    for length in sorted({min(_COMPARED_TOKENS, longest), longest}):
         try:
             with _on_the_host():
                 return _Values(make_real(), expected, with_labels, plain, length).loss()
@@ -172,7 +173,7 @@ class _Values:
 
     def _batch(self, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
-        shape = (_BATCH, self.length + 1)
+        shape = (_COMPARED_SEQUENCES, self.length + 1)
         rows = torch.randint(self.expected.vocab_size, shape, generator=generator)
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
@@ -213,7 +214,7 @@ class _Values:
         tokens, labels = self._batch(seed)
         seed_generators(seed)
         output = own.call(self.network, tokens, labels_for(own, labels))
-        theirs = summed_loss(own, entry_of(output, own.entry), labels)
+        theirs = sum_of_own_loss(own, entry_of(output, own.entry), labels)
         if self.with_labels.logits is not None:
             logits = entry_of(output, self.with_labels.logits_entry)
             if not _depends_only_on(theirs, logits):
@@ -265,7 +266,7 @@ def labels_for(own: LossOfModule, labels: Tensor) -> Tensor:
     return labels.masked_fill(labels == IGNORED_LABEL, own.ignored_label)
 
 
-def summed_loss(own: LossOfModule, value: Tensor, labels: Tensor) -> Tensor:
+def sum_of_own_loss(own: LossOfModule, value: Tensor, labels: Tensor) -> Tensor:
     """Returns the module's loss as a sum over the labels that it learns, float32 scalar."""
     value = value.float()
     if own.form == "sum":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.shipped.own_loss import compare_losses, labels_for, summed_loss
+from autotune.shipped.own_loss import compare_losses, labels_for, sum_of_own_loss
 from autotune.shipped.signature import (
     Expectation,
     LossOfModule,
@@ -49,7 +49,7 @@ class UserModel(nn.Module):
         is_narrow = torch.bfloat16 in dtypes or torch.float16 in dtypes
         with CrossEntropyInFloat32() if is_narrow else nullcontext():
             output = own.call(self.network, tokens, labels_for(own, labels))
-        return summed_loss(own, entry_of(output, own.entry), labels)
+        return sum_of_own_loss(own, entry_of(output, own.entry), labels)
 
     @property
     def head(self) -> Any:

@@ -399,3 +399,48 @@ def test_a_users_model_is_called_as_in_the_trial(
     asked = make_workload("cpu", {**sizes_of_own(workload), **text, **named})
     make_trainer, folder = make_trainer_of(asked)
     assert_same(make_trainer, asked, folder, {"loss": loss})
+
+
+SMOOTHED = OWN.replace("forward(self, tokens)", "forward(self, tokens, labels)").replace(
+    """        return {"logits": self.head(x), "other": None}
+""",
+    """        logits = self.head(x)
+        flat = logits.flatten(0, 1), labels.flatten()
+        return nn.functional.cross_entropy(*flat, label_smoothing=0.2), logits
+""",
+)
+SHIFTS = SMOOTHED.replace(
+    "logits.flatten(0, 1), labels.flatten()",
+    "logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()",
+).replace("label_smoothing=0.2), logits", "label_smoothing=0.2)")
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.5,
+}
+
+
+@pytest.mark.parametrize("model", ["smoothed", "shifts", "mixtral"])
+def test_a_model_with_its_own_loss_trains_and_evaluates_as_in_the_trial(
+    make_trainer_of, workload, model, tmp_path
+):
+    # A process imports a file of one name only once.
+    file = tmp_path / f"{model}_own_loss.py"
+    file.write_text(SHIFTS if model == "shifts" else SMOOTHED)
+    named = {"model": f"{file}:make"}
+    sizes = sizes_of_own(workload)
+    if model == "mixtral":
+        named = {"model": model_name(MIXTRAL), "model_config": MIXTRAL}
+        sizes = workload.to_dict()
+    text = settings_of_text(tmp_path, "rows") | {"packing": "padded", "text_sha256": ""}
+    asked = make_workload("cpu", {**sizes, **text, **named})
+    make_trainer, folder = make_trainer_of(asked)
+    choices = {"micro_batch_size": 2, "checkpointing": "block"}
+    assert_same(make_trainer, asked, folder, choices)
+    trainer = make_trainer(**choices)
+    assert trainer.training.parts.own_loss
+    with loaded(exported(asked, **choices)) as script:
+        _, held_out = script.read_text(str(folder), script.TEXT)
+        assert script.evaluate(script.Training().model, held_out) == trainer._evaluate()
