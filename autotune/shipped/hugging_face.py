@@ -75,7 +75,8 @@ class HuggingFaceModel(nn.Module):
             mean = _run(self.network, tokens, labels=of_tokens).loss
         count = (labels != IGNORED_LABEL).sum()
         # The mean of no labels is NaN.
-        return (mean.float() * count).masked_fill(count == 0, 0.0)
+        total: Tensor = (mean.float() * count).masked_fill(count == 0, 0.0)
+        return total
 
 
 def _run(network: Any, tokens: Tensor, **labels: Tensor) -> Any:

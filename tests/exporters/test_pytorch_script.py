@@ -429,13 +429,12 @@ def test_a_model_with_its_own_loss_trains_and_evaluates_as_in_the_trial(
     # A process imports a file of one name only once.
     file = tmp_path / f"{model}_own_loss.py"
     file.write_text(SHIFTS if model == "shifts" else SMOOTHED)
-    named = {"model": f"{file}:make"}
-    sizes = sizes_of_own(workload)
+    settings = {**sizes_of_own(workload), "model": f"{file}:make"}
     if model == "mixtral":
         named = {"model": model_name(MIXTRAL), "model_config": MIXTRAL}
-        sizes = workload.to_dict()
+        settings = {**workload.to_dict(), **named}
     text = settings_of_text(tmp_path, "rows") | {"packing": "padded", "text_sha256": ""}
-    asked = make_workload("cpu", {**sizes, **text, **named})
+    asked = make_workload("cpu", {**settings, **text})
     make_trainer, folder = make_trainer_of(asked)
     choices = {"micro_batch_size": 2, "checkpointing": "block"}
     assert_same(make_trainer, asked, folder, choices)
