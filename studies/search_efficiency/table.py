@@ -9,7 +9,7 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,18 +39,6 @@ TABLES = ("gpt", "llama")
 MANY_MEASUREMENTS = 5
 """Of so many measurements of a speed the median is taken, of fewer the least disturbed one."""
 PARTS = ("startup", "compilation", "training", "evaluation", "other")
-
-
-_NOT_RECORDED: Mapping[str, Any] = {
-    "backward_norms": {},
-    "group_settings": {},
-    "schedule_steps": 0,
-    "update_projections": {},
-    "corrections": {},
-    "buffer_projections": {},
-    "average_projections": (),
-}
-"""What traces have had only since the tables were recorded."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +148,7 @@ class Table:
         if row["part"] == "prediction":
             self.predictions[name] = parse(Prediction, row["result"]), seconds
         elif row["part"] == "trace":
-            self.traces[name] = parse(ParityTrace, {**_NOT_RECORDED, **row["result"]}), seconds
+            self.traces[name] = parse(ParityTrace, row["result"]), seconds
         else:
             training = Training(measurement=measurement_from_values(row["result"]), seconds=seconds)
             if row["repeat"]:
