@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.data.dataset_card import CARD, CARD_OF_YAML, checked_configs
 from autotune.errors import InvalidDataset, InvalidInput
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
@@ -36,6 +37,7 @@ def load_rows(workload: Workload, *, split: str) -> Any:
     """Return the rows of a split as `datasets` loads them, cached there. Raises InvalidDataset."""
     name = workload.dataset
     check_dataset(name)
+    _check_card(name)
     datasets = quiet_datasets()
     try:
         return datasets.load_dataset(
@@ -43,6 +45,25 @@ def load_rows(workload: Workload, *, split: str) -> Any:
         )
     except Exception as error:
         raise _not_loaded(name, error) from error
+
+
+def _check_card(name: str) -> None:
+    """Raise InvalidDataset where the card of a dataset names files that are not its own.
+
+    They could be files of this machine.
+    """
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415
+    from huggingface_hub.errors import EntryNotFoundError  # noqa: PLC0415
+
+    texts = []
+    for file in (CARD, CARD_OF_YAML):
+        try:
+            texts.append(Path(hf_hub_download(name, file, repo_type="dataset")).read_bytes())
+        except EntryNotFoundError:
+            pass  # also where it was not there when the dataset was downloaded
+        except Exception as error:
+            raise _not_loaded(name, error) from error
+    checked_configs(texts, dataset=name, own_address=f"hf://datasets/{name}")
 
 
 def quiet_datasets() -> Any:

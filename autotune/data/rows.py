@@ -46,11 +46,26 @@ def columns_of(rows: Any, *, dataset: str) -> Columns:
 
 
 def _kind_of_feature(feature: Any) -> str:
+    if _names_files(feature):
+        return "others"
     if getattr(feature, "dtype", "") in _STRING_TYPES:
         return "texts"
     # A list of objects was once declared, and is returned, as an object of lists.
     is_list = isinstance(feature, list | dict) or hasattr(feature, "feature")
     return "lists" if is_list else "others"
+
+
+def _names_files(feature: Any) -> bool:
+    """Whether values of a feature are read from files or URLs that the dataset names: images etc.
+
+    Reading such a column would read those.
+    """
+    if isinstance(feature, dict):
+        return any(map(_names_files, feature.values()))
+    if isinstance(feature, list | tuple):
+        return any(map(_names_files, feature))
+    inner = getattr(feature, "feature", None)
+    return hasattr(feature, "decode_example") or (inner is not None and _names_files(inner))
 
 
 def values(rows: Any, columns: list[str], *, dataset: str) -> Iterator[tuple[Any, ...]]:

@@ -6,14 +6,23 @@ https://huggingface.co/docs/datasets
 
 import glob
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from autotune.data import hub
 from autotune.data.chat import ChatColumn
 from autotune.data.columns import TokenColumn, documents_of
+from autotune.data.dataset_card import Configuration, configuration
+from autotune.data.named_files import (
+    SAVED_SET,
+    SAVED_SPLITS,
+    check_not_packed,
+    check_saved,
+    check_whole_names,
+)
 from autotune.data.rows import unreadable
 from autotune.data.text_files import TextFiles, check_files
 from autotune.errors import InvalidDataset
@@ -22,8 +31,6 @@ from autotune.shipped.dataset_files import ALL, READERS, dataset_files, files_na
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
-_SAVED_SET, _SAVED_SPLITS = "state.json", "dataset_dict.json"
-"""Files that `save_to_disk` writes to the folder of a dataset, and of one with splits."""
 MOST_FILES = 100_000
 
 Documents = Iterable[str] | TokenColumn | ChatColumn
@@ -81,12 +88,15 @@ def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], 
         return lambda _split: python_docs.standard_library_texts()
     if not path.exists():
         return lambda split: documents_of(hub.load_rows(workload, split=split), workload)
-    if (path / _SAVED_SET).exists() or (path / _SAVED_SPLITS).exists():
+    if (path / SAVED_SET).exists() or (path / SAVED_SPLITS).exists():
         return lambda split: documents_of(_saved_rows(path, workload, split=split), workload)
     if path.is_dir() and workload.dataset_config is not None:
-        return lambda split: documents_of(
-            _configured_rows(path, workload, split, cache_folder), workload
-        )
+        configured = configuration(path, workload.dataset_config, dataset=workload.dataset)
+        if configured is not None:
+            return lambda split: documents_of(
+                _configured_rows(configured, workload, split=split, cache_folder=cache_folder),
+                workload,
+            )
     if not path.is_dir() and not is_plain_file(path):
         raise InvalidDataset(
             f"dataset {workload.dataset!r} is neither a regular file nor a folder",
@@ -115,6 +125,7 @@ def check_splits(workload: Workload) -> None:
 def _saved_rows(path: Path, workload: Workload, *, split: str) -> Any:
     datasets = hub.quiet_datasets()
 
+    check_saved(path, dataset=workload.dataset)
     try:
         saved = datasets.load_from_disk(str(path))
     except Exception as error:
@@ -141,17 +152,7 @@ def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDat
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     """Return the files to read by split; all are in one split unless their names tell splits."""
     everything = dataset_files(files_below(path)) if path.is_dir() else [path]
-    if not everything or any(file.suffix.lower() not in READERS for file in everything):
-        raise InvalidDataset(
-            f"dataset {str(path)!r} has no file that autotune can read",
-            hint=f"use one of {', '.join(READERS)}",
-        )
-    kinds = {READERS[file.suffix.lower()] for file in everything}
-    if len(kinds) > 1:
-        raise InvalidDataset(
-            f"dataset folder {str(path)!r} mixes {', '.join(sorted(kinds))} files",
-            hint="name one file, or a folder with files of one kind",
-        )
+    _kind_of(everything, path=path)
     if not any(file.stat().st_size for file in everything):
         raise InvalidDataset(f"dataset {str(path)!r} is empty", hint="name a file with text in it")
     if path.is_file():
@@ -164,6 +165,22 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
     if splits and (wants_splits or is_laid_out):
         return splits
     return {ALL: everything}
+
+
+def _kind_of(files: Sequence[Path], *, path: Path) -> str:
+    """Return the reader of all files of a dataset. Raises InvalidDataset where there is none."""
+    if not files or any(file.suffix.lower() not in READERS for file in files):
+        raise InvalidDataset(
+            f"dataset {str(path)!r} has no file that autotune can read",
+            hint=f"use one of {', '.join(READERS)}",
+        )
+    kinds = {READERS[file.suffix.lower()] for file in files}
+    if len(kinds) > 1:
+        raise InvalidDataset(
+            f"dataset folder {str(path)!r} mixes {', '.join(sorted(kinds))} files",
+            hint="name one file, or a folder with files of one kind",
+        )
+    return kinds.pop()
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -211,12 +228,36 @@ def _read_files(
     )
 
 
+def _configured_rows(
+    configured: Configuration, workload: Workload, *, split: str, cache_folder: Path
+) -> Any:
+    """Return the rows of a folder whose dataset card defines its configurations, as on the hub."""
+    every_file = [file for files in configured.files.values() for file in files]
+    kind = _kind_of(every_file, path=expanded(workload.dataset))
+    return _rows(
+        kind,
+        configured.files,
+        workload,
+        split=split,
+        cache_folder=cache_folder,
+        options=configured.options,
+    )
+
+
 def _rows(
-    kind: str, files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path
+    kind: str,
+    files: Mapping[str, Sequence[Path]],
+    workload: Workload,
+    *,
+    split: str,
+    cache_folder: Path,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     datasets = hub.quiet_datasets()
 
     every_file = [file for split_files in files.values() for file in split_files]
+    check_whole_names(every_file, dataset=workload.dataset)
+    check_not_packed(every_file, dataset=workload.dataset)
     if kind != "parquet":
         check_files(
             every_file,
@@ -235,24 +276,7 @@ def _rows(
             split=split,
             cache_dir=str(cache_folder),
             streaming=workload.streaming,
+            **options,
         )
     except Exception as error:
         raise unreadable(workload.dataset, error, kind=kind) from error
-
-
-def _configured_rows(path: Path, workload: Workload, split: str, cache_folder: Path) -> Any:
-    """Return the rows of a folder whose dataset card defines its configurations, as on the hub."""
-    datasets = hub.quiet_datasets()
-
-    try:
-        return datasets.load_dataset(
-            str(path),
-            workload.dataset_config,
-            split=split,
-            cache_dir=str(cache_folder),
-            streaming=workload.streaming,
-        )
-    except Exception as error:
-        raise unreadable(
-            workload.dataset, error, kind=f"configuration {workload.dataset_config}"
-        ) from error

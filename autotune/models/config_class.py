@@ -34,6 +34,7 @@ def make_config(content: Mapping[str, Any]) -> Any:
     model_type = settings.pop("model_type")
     settings.pop("auto_map", None)  # refers to code outside transformers, which is not run
     settings.pop("quantization_config", None)  # `base_weights` decides how weights are stored
+    settings.pop("transformers_weights", None)  # names another file than those that are checked
     if model_type not in transformers.CONFIG_MAPPING:
         raise InvalidInput(
             f"transformers {transformers.__version__} has no model type {model_type!r}",

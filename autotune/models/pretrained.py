@@ -15,6 +15,8 @@ from autotune.spec.user_code import sha256_of
 from autotune.spec.weight_files import check_weight_files
 from autotune.spec.workload import Workload
 
+_ADAPTER = "adapter_config.json"
+
 
 def read_pretrained(workload: Workload) -> HuggingFaceModel:
     """Return the model with its trained weights in float32. Raises InvalidInput."""
@@ -35,6 +37,13 @@ def _folder(workload: Workload) -> Path:
     if not weight_files(folder):
         raise no_weights(workload.model_source)
     check_weight_files(folder)
+    if (folder / _ADAPTER).exists():
+        # transformers would load another model, which that file names, or the adapter as well.
+        raise InvalidInput(
+            f"{workload.model_source} has an {_ADAPTER}: it is an adapter of another model",
+            hint="merge it into its model with peft's merge_and_unload, save that with "
+            "save_pretrained, and name the folder",
+        )
     return folder
 
 

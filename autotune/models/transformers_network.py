@@ -54,6 +54,8 @@ def _network(workload: Workload, weights_folder: Path | None, *, attention: str)
             str(weights_folder),
             config=config,
             local_files_only=True,
+            # What was checked is what is read (`spec/weight_files.py`).
+            use_safetensors=any(weights_folder.glob("*.safetensors")),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # it would name none; `_check_loaded` rejects them
             **options,

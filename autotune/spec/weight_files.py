@@ -11,7 +11,7 @@ import math
 import os
 import pickletools
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,9 @@ _CONVERT = (
 def check_weight_files(folder: Path) -> None:
     """Raise InvalidInput for weights in `folder` that are damaged, incomplete or no weights."""
     files = weight_files(folder)
-    for index in {folder / _INDICES[file.suffix] for file in files}:
-        if index.exists():
-            _check_index(index, files)
+    for suffix, name in _INDICES.items():
+        if (folder / name).exists():
+            _check_index(folder / name, folder.glob(f"*{suffix}"))
     for file in files:
         try:
             with open_file(file) as opened:
@@ -70,7 +70,7 @@ def check_weight_files(folder: Path) -> None:
             ) from None
 
 
-def _check_index(index: Path, files: Sequence[Path]) -> None:
+def _check_index(index: Path, files: Iterable[Path]) -> None:
     content = read_json(index, most_bytes=LARGEST_INDEX_BYTES)
     names = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(names, dict) or not names:

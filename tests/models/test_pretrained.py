@@ -7,6 +7,7 @@ import torch
 
 from autotune.errors import InvalidInput
 from autotune.execution.server.prepared import model_sha256
+from autotune.models.pretrained import read_pretrained
 from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.model_file import is_hub_name
 from autotune.spec.workload import make_workload
@@ -94,6 +95,38 @@ def test_a_folder_whose_weights_were_removed_is_rejected(folder, workload_of, tm
     (folder / "model.safetensors").unlink()
     with pytest.raises(InvalidInput, match="there are no weights in"):
         draw_weights(workload, file=tmp_path / "weights.pt")
+
+
+def index_of(path):
+    return json.dumps({"metadata": {}, "weight_map": {"model.embed_tokens.weight": path}})
+
+
+OTHER_WEIGHTS = {
+    "an index of a folder above": ("model.safetensors.index.json", index_of("../a.safetensors")),
+    "an index of an absolute path": ("model.safetensors.index.json", index_of("/a.safetensors")),
+    "an index of a folder below": ("model.safetensors.index.json", index_of("b/a.safetensors")),
+    "an index of pickles above": ("pytorch_model.bin.index.json", index_of("../a.bin")),
+    "an index of an absolute pickle": ("pytorch_model.bin.index.json", index_of("/a.bin")),
+    "an adapter of a path": ("adapter_config.json", '{"base_model_name_or_path": "/a"}'),
+    "an adapter of the hub": ("adapter_config.json", '{"base_model_name_or_path": "a/b"}'),
+}
+"""Name and content of a file that leads to weights which are not in the folder."""
+
+
+@pytest.mark.parametrize("kind", OTHER_WEIGHTS)
+def test_nothing_in_a_folder_leads_to_weights_elsewhere(folder, workload_of, kind):
+    name, text = OTHER_WEIGHTS[kind]
+    workload = workload_of()
+    (folder / name).write_text(text)
+    with pytest.raises(InvalidInput, match=name):
+        read_pretrained(workload)
+
+
+def test_a_config_does_not_choose_the_file_of_the_weights(folder, workload_of):
+    config = json.loads((folder / "config.json").read_text())
+    config["transformers_weights"] = "../other.safetensors"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_pretrained(workload_of()).network.config.vocab_size == config["vocab_size"]
 
 
 def test_weights_of_another_model_are_rejected(folder, workload_of, tmp_path):
