@@ -25,6 +25,7 @@ from autotune.analysis.tolerance import Tolerance
 from autotune.data.hub import is_local_name
 from autotune.errors import DiskFull, InvalidInput, InvalidSpace, NotAllowed, suggestion
 from autotune.execution.compile_cache import CACHE
+from autotune.memory.nvml import all_devices
 from autotune.shipped.dataset_files import READERS
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, is_hub_name
@@ -47,8 +48,13 @@ from autotune.spec.study import check_study_name
 from autotune.spec.user_code import is_function_reference, read_reference
 from autotune.spec.user_files import LARGEST_TOKENIZER_BYTES, parse_toml, read_json
 from autotune.spec.user_paths import path_exists
-from autotune.spec.workload import STANDARD_LIBRARY_TEXT
+from autotune.spec.workload import (
+    DEFAULT_BPE_VOCABULARY,
+    DEFAULTS_BY_DEVICE,
+    STANDARD_LIBRARY_TEXT,
+)
 from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.spec.workload_settings import check_setting
 from autotune.study.devices import parse_devices
 from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
 from autotune.study.requested_space import DEFAULT_SPACE, space_of
@@ -194,7 +200,7 @@ def check_submission(
     )
     space = load_space(DEFAULT_SPACE if request.space is None else request.space)
     workload = {**space.at_scale(request.scale).workload, **request.specified_workload()}
-    _check_size(workload)
+    _check_size(workload, rules)
     # The process of the search reads the data; here it would be the memory of the server.
     space = space_of(request, reads_data=False)
     base = _base_name(space.name, workload)
@@ -570,7 +576,9 @@ def _allowed_path(name: str, value: str, rules: SubmissionRules) -> str:
     file = _below(value, rules.data_roots)
     if file is not None:
         _check_file_size(name, file)
-        _check_links(name, file, rules)
+        # Next to a config.json or a tokenizer.json stand others that are read with it.
+        is_alone = name == "dataset" or file.is_dir()
+        _check_links(name, file if is_alone else file.parent, rules)
         return str(file)
     is_file_name = is_local_name(value, suffixes=tuple(READERS))  # such as `folder/text.txt`
     if is_hub_name(value) and not is_file_name and not path_exists(value) and ".." not in value:
@@ -700,8 +708,9 @@ def _has_key(value: Any, key: str) -> bool:
 # -- sizes -----------------------------------------------------------------------------------------
 
 
-def _check_size(workload: Mapping[str, Any]) -> None:
+def _check_size(given: Mapping[str, Any], rules: SubmissionRules) -> None:
     """Raise NotAllowed for a model or a text that would fill the machine of the server."""
+    workload = _with_defaults(given, device_type=_device_type(rules))
     _check_numbers(workload.get("model_config") or {})
     free_bytes = free_disk_bytes(Path.cwd())
     if free_bytes < _LEAST_FREE_BYTES:
@@ -710,9 +719,12 @@ def _check_size(workload: Mapping[str, Any]) -> None:
             hint="whoever runs it has to make room",
         )
     check_weights_fit(workload, folder=Path.cwd(), kind=NotAllowed)
-    sequences = _size(workload, "steps") * _size(workload, "global_batch")
-    sequences += _size(workload, "evaluation_sequences")
-    tokens = sequences * _size(workload, "sequence_length")
+    if workload.get("script") is not None:
+        return  # which reads its own text
+    for name in ("steps", "global_batch", "evaluation_sequences", "sequence_length"):
+        check_setting(name, workload[name])  # the product of anything else says nothing
+    sequences = workload["steps"] * workload["global_batch"] + workload["evaluation_sequences"]
+    tokens = sequences * workload["sequence_length"]
     if tokens * _TOKEN_BYTES > min(free_bytes, psutil.virtual_memory().total):
         raise NotAllowed(
             f"a trial reads {tokens:.3g} tokens, more than the server can hold",
@@ -720,9 +732,24 @@ def _check_size(workload: Mapping[str, Any]) -> None:
         )
 
 
-def _size(workload: Mapping[str, Any], name: str) -> int:
-    value = workload.get(name)
-    return value if type(value) is int and value > 0 else 1
+def _with_defaults(given: Mapping[str, Any], *, device_type: str) -> dict[str, Any]:
+    """Return the settings with the sizes that a search takes where they are not given."""
+    defaults = dict(DEFAULTS_BY_DEVICE[device_type])
+    if given.get("script") is not None or given.get("model", "gpt") not in MODEL_NAMES:
+        for name in ("layers", "width", "heads"):  # the model has its own
+            del defaults[name]
+    if given.get("tokenizer") == "bpe":
+        defaults["vocab_size"] = DEFAULT_BPE_VOCABULARY
+    return {**defaults, **{name: value for name, value in given.items() if value is not None}}
+
+
+def _device_type(rules: SubmissionRules) -> str:
+    """Return the kind of device that a search will use, without touching one."""
+    names = rules.devices or ""
+    if names.startswith("cpu"):
+        return "cpu"
+    has_gpu = names.startswith("cuda") or rules.ray is not None or bool(all_devices())
+    return "cuda" if has_gpu else "cpu"
 
 
 def _check_numbers(config: Any) -> None:
@@ -767,5 +794,5 @@ def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dic
             )
     _check_values(given)
     workload = _with_paths(given, rules)
-    _check_size(workload)
+    _check_size(with_model_config(workload), rules)
     return workload

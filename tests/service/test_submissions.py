@@ -182,6 +182,13 @@ HOSTILE = [
     {"layers": 90_000, "width": 65_536, "heads": 64},
     {"vocab_size": 2**31 - 1, "width": 8192},
     {"steps": 2**31 - 1, "global_batch": 4096},
+    {"steps": 1_000_000_000},
+    {"space": "quick", "steps": 1_000_000_000},
+    {"global_batch": 2**20, "steps": 1_000_000},
+    {"sequence_length": 2**27, "steps": 10_000},
+    {"evaluation_sequences": 2**31 - 1},
+    {"layers": 1000, "width": 2**17},
+    {"space_content": f"{TOML}[workload]\nsteps = 1000000000\n"},
     {"evaluation_sequences": 2**31 - 1, "sequence_length": 4096},
 ]
 
@@ -193,6 +200,12 @@ def test_what_reaches_beyond_a_submission_is_not_allowed(folders, body):
     with pytest.raises(NotAllowed) as raised:
         check(folders, settings, **changes)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("settings", [{"steps": 1_000_000_000}, {"layers": 1000, "width": 2**17}])
+def test_what_is_only_predicted_has_the_same_limits(folders, settings):
+    with pytest.raises(NotAllowed):
+        checked_workload(settings, rules_of(folders))
 
 
 def test_a_submission_may_have_the_front_profiled_at_its_end(folders):
@@ -330,3 +343,52 @@ def test_a_value_of_another_type_is_refused_also_where_no_option_declares_it(fol
         check(folders, body)
     with pytest.raises(InvalidInput, match=f"Invalid {name}"):
         checked_workload(body, rules_of(folders))
+
+
+FILES_READ_TOGETHER = {
+    "dataset": ("README.md", "part/deep.jsonl", "state.json", "dataset_dict.json"),
+    "tokenizer": ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    "model": (
+        *("config.json", "model.safetensors", "model.safetensors.index.json"),
+        *("adapter_config.json", "generation_config.json", "tokenizer_config.json"),
+    ),
+}
+"""Files that are read with the folder, or the file, that a setting names."""
+
+
+@pytest.mark.parametrize("is_folder_named", [True, False], ids=["folder", "file"])
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [(setting, name) for setting, names in FILES_READ_TOGETHER.items() for name in names],
+)
+def test_no_file_next_to_the_one_that_is_named_is_a_link_out(
+    folders, setting, name, is_folder_named
+):
+    folder = folders / "data" / "set"
+    (folder / "part").mkdir(parents=True)
+    first = {"tokenizer": "tokenizer.json", "model": "config.json"}.get(setting)
+    if first is not None and first != name:
+        (folder / first).write_text('{"model_type": "llama", "vocab_size": 300}')
+    (folder / name).symlink_to(folders / "closed" / "secret.txt")
+    named = "set" if is_folder_named else f"set/{first or name}"
+    with pytest.raises(NotAllowed):
+        check(folders, {setting: named})
+
+
+@pytest.mark.parametrize("setting", ["dataset", "tokenizer", "model", "script"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "file://{closed}/secret.txt",
+        "file:{closed}/secret.txt",
+        "http://127.0.0.1:9/a.txt",
+        "https://example.org/a.jsonl",
+        "hf://datasets/a/b",
+        "s3://bucket/a.txt",
+        "zip://a.txt::http://127.0.0.1:9/a.zip",
+        "simplecache::{closed}/secret.txt",
+    ],
+)
+def test_no_setting_is_an_address(folders, setting, address):
+    with pytest.raises(InvalidInput):
+        check(folders, {setting: address.format(closed=folders / "closed")})
