@@ -12,8 +12,8 @@
     │   └── StudyMismatch           the study of that name has other settings
     │       └── SearchConflict          the search is in another state than the request needs
     ├── StorageUnavailable      the database or a results folder cannot be used (exit 2)
+    │   ├── DiskFull            its disk has no room
     │   └── StorageUnreachable  it is unreachable for now; the search can be resumed (exit 75)
-    │       └── DiskFull            its disk has no room
     ├── ServerUnreachable       a server that does not answer; the command can be repeated (exit 75)
     ├── PredictionImpossible    a model that cannot run on fake tensors (exit 2)
     ├── PreparationFailed       the workload could not be built in its own process (exit 70)
@@ -106,8 +106,8 @@ class StorageUnreachable(StorageUnavailable):
     exit_code = 75
 
 
-class DiskFull(StorageUnreachable):
-    """What is to be written does not fit; once there is room, the search can be resumed."""
+class DiskFull(StorageUnavailable):
+    """What is to be written does not fit."""
 
 
 class ServerUnreachable(AutotuneError):

@@ -228,6 +228,15 @@ def _read_files(
     )
 
 
+def _shorter_path(folder: Path) -> str:
+    """Return the path of a folder, from the current folder if that is shorter.
+
+    `datasets` makes the whole path the name of a lock, and names have at most 255 bytes: a few
+    dozen letters of a path that are not ASCII.
+    """
+    return min(str(folder), os.path.relpath(folder), key=lambda path: len(os.fsencode(path)))
+
+
 def _configured_rows(
     configured: Configuration, workload: Workload, *, split: str, cache_folder: Path
 ) -> Any:
@@ -274,7 +283,7 @@ def _rows(
             kind,
             data_files=data_files,
             split=split,
-            cache_dir=str(cache_folder),
+            cache_dir=_shorter_path(cache_folder),
             streaming=workload.streaming,
             **options,
         )

@@ -64,7 +64,9 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
         name: tensor.detach()
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
-    torch.save(tensors, file)
+    # Into a file of Python, whose error says that the disk is full: torch's own does not.
+    with file.open("wb") as opened:
+        torch.save(tensors, opened)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -80,12 +80,16 @@ def check_weights_fit(
     size_bytes = weights * WEIGHT_BYTES
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     free_bytes = free_disk_bytes(folder)
-    if size_bytes > tolerance * min(free_bytes, memory_bytes):
+    described = f"the model has about {weights:.3g} weights, {format_size(size_bytes)} in fp32, and"
+    if size_bytes > tolerance * memory_bytes:
         raise kind(
-            f"the model has about {weights:.3g} weights, {format_size(size_bytes)} in fp32, and "
-            f"this machine has {format_size(memory_bytes)} of memory and "
-            f"{format_size(free_bytes)} of free disk",
+            f"{described} this machine has {format_size(memory_bytes)} of memory",
             hint="choose a smaller model",
+        )
+    if size_bytes > tolerance * free_bytes:
+        raise kind(
+            f"{described} the disk of {folder.absolute()} has {format_size(free_bytes)} left",
+            hint="make room on that disk, or work in a folder of another one",
         )
 
 

@@ -311,3 +311,13 @@ def test_a_hub_name_that_is_not_there_is_rejected_within_ten_seconds(tmp_path):
     """Also where the hub cannot be reached at all."""
     message, _ = hub_error("nobody/nothing-here", tmp_path, seconds=10)
     assert "'nobody/nothing-here'" in message
+
+
+def test_a_dataset_is_read_in_a_folder_with_a_long_name_that_is_not_ascii(tmp_path, monkeypatch):
+    folder = tmp_path / ("語" * 60) / ("ö" * 60)
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    (folder / "data.jsonl").write_text('{"text": "a line"}\n' * 20)
+    workload = make_workload("cpu", {"dataset": "data.jsonl"})
+    parts = read_documents(workload, cache_folder=folder / "studies" / "datasets")
+    assert set(parts.train) == {"a line"}

@@ -16,6 +16,7 @@ from autotune import files
 from autotune.errors import AutotuneError
 from autotune.execution.server import socket_lock
 from autotune.execution.server.replies import MEASURED_TASKS, TRAININGS
+from autotune.spec.full_disk import disk_full, is_of_full_disk
 from autotune.spec.result import Measurement
 from autotune.standard_streams import protect_streams
 
@@ -73,11 +74,13 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
         return {"result": tasks.TASKS[request["task"]](**arguments), "error": None}
     except AutotuneError as error:
         kind, message, hint = type(error).__name__, error.message, error.hint
-    except OSError as error:
-        kind = "TrialLost" if is_training else "StorageUnavailable"
-        message = str(error)
-        hint = "choose a folder that can be written to"
     except Exception as error:
+        if is_of_full_disk(error) and not is_training:
+            full = disk_full(Path(request["log_file"]).parent)
+            return _failed(type(full).__name__, full.message, full.hint)
+        if isinstance(error, OSError):
+            kind = "TrialLost" if is_training else "StorageUnavailable"
+            return _failed(kind, str(error), "choose a folder that can be written to")
         traceback.print_exc()
         kind = "PreparationFailed"
         message = f"{type(error).__name__}: {error}"
@@ -85,6 +88,10 @@ def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
         if request["task"] in MEASURED_TASKS:  # as where a script has replaced what we use
             ending = Measurement(outcome="crashed", message=f"{message}; {hint}")
             return {"result": asdict(ending), "error": None}
+    return _failed(kind, message, hint)
+
+
+def _failed(kind: str, message: str, hint: str) -> dict[str, Any]:
     return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
 
 

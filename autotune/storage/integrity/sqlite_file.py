@@ -15,12 +15,16 @@ import sqlalchemy
 from sqlalchemy import Connection
 
 from autotune.errors import StorageUnavailable
+from autotune.spec.full_disk import disk_full, is_of_full_disk
+from autotune.spec.model_size import free_disk_bytes
 from autotune.storage.error_translation import COPY_OF_FILE, damage_hint
 from autotune.storage.tables import METADATA, VERSION_TABLE
 
 _MAGIC = b"SQLite format 3\0"
 _OPTUNA = "version_info"
 """A table of Optuna, which may store its studies in the same file."""
+
+_LEAST_DATABASE_BYTES = 64 * 1024
 
 _HINT = f"{COPY_OF_FILE}, or name another with --storage"
 
@@ -35,10 +39,13 @@ def create_empty_database(file: Path) -> None:
         with closing(sqlite3.connect(unfinished)) as connection:
             connection.execute("PRAGMA journal_mode=WAL")  # writes the header
         os.link(unfinished, file)
-    except (FileExistsError, sqlite3.Error):
-        pass  # another process has created it, or it is impossible: opening it reports why
-    except OSError:
-        pass  # a file system without hard links: SQLite creates the file when it opens it
+    except FileExistsError:
+        pass  # another process has created it
+    except (sqlite3.Error, OSError) as error:
+        if is_of_full_disk(error):  # SQLite would create an empty file, and leave it
+            raise disk_full(file.parent) from None
+        # What is impossible, opening it reports. On a file system without hard links SQLite creates
+        # the file when it opens it.
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -59,6 +66,8 @@ def check_sqlite_file(file: Path, url: str) -> None:
     with file.open("rb") as opened:
         header = opened.read(100)
     if not header:
+        if free_disk_bytes(file.parent) < _LEAST_DATABASE_BYTES:
+            raise disk_full(file.parent)  # which is why nothing could be written into it
         files = f"{file.name}, {file.name}-wal and {file.name}-shm"
         raise StorageUnavailable(
             f"the studies database {url} is an empty file",

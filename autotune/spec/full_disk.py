@@ -1,0 +1,31 @@
+"""Tell that a disk is full, which databases, torch and the system each say in their own way."""
+
+import errno
+import os
+from pathlib import Path
+
+from autotune.errors import DiskFull
+from autotune.spec.model_size import free_disk_bytes
+from autotune.units import format_size
+
+_NUMBERS = (errno.ENOSPC, errno.EDQUOT)
+_TEXTS = (*map(os.strerror, _NUMBERS), "database or disk is full")
+
+
+def is_of_full_disk(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, is of a full disk or of a used-up share."""
+    found: BaseException | None = error
+    while found is not None:
+        if getattr(found, "errno", None) in _NUMBERS or any(text in str(found) for text in _TEXTS):
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
+def disk_full(folder: Path) -> DiskFull:
+    """Return the error for the full disk of a folder."""
+    return DiskFull(
+        f"the disk of {folder.absolute()} has too little room: "
+        f"{format_size(free_disk_bytes(folder))} are left",
+        hint="make room on it, and run the same command again",
+    )
