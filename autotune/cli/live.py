@@ -20,7 +20,7 @@ from autotune.errors import AutotuneError
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
 from autotune.spec.result import TrialRecord
-from autotune.study.event_text import LASTING_EVENTS, EventText
+from autotune.study.event_text import LASTING_EVENTS, WAITING, EventText
 from autotune.study.events import Event
 from autotune.study.progress import AtPlace, Progress
 from autotune.units import format_duration, format_size
@@ -47,6 +47,10 @@ class PlainDisplay:
 
     def say(self, line: str) -> None:
         self._console.print(as_text(line), soft_wrap=True)
+
+    def say_waiting(self, line: str) -> None:
+        """Say what is waited for, which a quiet display says, too."""
+        self.say(line)
 
     def __enter__(self) -> "PlainDisplay":
         return self
@@ -79,6 +83,9 @@ class LiveDisplay:
     def say(self, line: str) -> None:
         """Print a line that stays above the table."""
         self._plain.say(line)
+
+    def say_waiting(self, line: str) -> None:
+        self.say(line)
 
     def __enter__(self) -> "LiveDisplay":
         self._live.start()
@@ -194,26 +201,22 @@ def _live_row(record: TrialRecord, *, label: str) -> list[Text | str]:
     return [str(record.number), as_text(label), size, speed(record), perplexity, as_text(outcome)]
 
 
-class SilentDisplay:
-    """Shows nothing."""
+class QuietDisplay(PlainDisplay):
+    """Shows only what is waited for: without a word a search that waits would look broken."""
 
     def __call__(self, event: Event) -> None:
-        pass
-
-    def note(self, event: Event) -> None:
-        pass
+        if isinstance(event, WAITING):
+            for line in self._text(event):
+                self.say_waiting(line)
 
     def say(self, line: str) -> None:
         pass
 
-    def __enter__(self) -> "SilentDisplay":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    def say_waiting(self, line: str) -> None:
+        super().say(line)
 
 
-Display = LiveDisplay | PlainDisplay | SilentDisplay
+Display = LiveDisplay | PlainDisplay
 
 
 def make_display(
@@ -223,10 +226,10 @@ def make_display(
     until_converged: bool = False,
 ) -> Display:
     """Return the display that suits stderr: a listener for events and a context manager."""
-    if quiet:
-        return SilentDisplay()
     console = make_console(sys.stderr)
     progress = Progress(preferences=preferences, until_converged=until_converged)
+    if quiet:
+        return QuietDisplay(progress, console)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(progress, console)
     return PlainDisplay(progress, console)

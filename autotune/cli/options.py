@@ -49,7 +49,10 @@ JsonOption = Annotated[
     typer.Option("--json", rich_help_panel=RESULTS, help="Print one JSON object and nothing else."),
 ]
 QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", rich_help_panel=RESULTS, help="Print no progress.")
+    bool,
+    typer.Option(
+        "--quiet", "-q", rich_help_panel=RESULTS, help="Print no progress, only what is waited for."
+    ),
 ]
 SpaceScaleOption = Annotated[str | None, typer_option(SEARCH_OPTIONS["scale"])]
 DeviceTypeOption = Annotated[

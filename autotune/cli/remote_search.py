@@ -101,7 +101,7 @@ class _Followed:
             now = self._client.search(self._search.id)
             if now.state == "queued":
                 place = "" if now.position is None else f", at place {now.position}"
-                self._display.say(f"Search {now.id} waits in the queue{place} ...")
+                self._display.say_waiting(f"Search {now.id} waits in the queue{place} ...")
         elif state == "running" and self._state != "running":
             self._display.say(f"Search {self._search.id} runs on {self._client.url}.")
         self._state = state
@@ -218,7 +218,7 @@ def follow(
 
 
 def _say_waiting(display: Display, why: str) -> None:
-    display.say(f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on.")
+    display.say_waiting(f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on.")
 
 
 def print_ended(

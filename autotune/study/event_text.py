@@ -47,6 +47,9 @@ LASTING_EVENTS = (
 )
 """Events whose lines stay readable while a live table changes below them."""
 
+WAITING = (WaitingForDevice, WaitingForOthers, WaitingForStorage, StorageBack)
+"""Events that say what a search waits for, or that the wait is over."""
+
 
 def headline(opened: StudyOpened) -> str:
     definition = opened.definition
