@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
     FIELD_ORDER,
@@ -245,6 +246,7 @@ def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> fl
     """Return new / old - 1 of a number of two records; None if one has not the number."""
     if new is None or old is None:
         return None
+    new, old = on_one_scale(new, old)
     if number == "perplexity" and (new.perplexity_says_nothing or old.perplexity_says_nothing):
         return None
     new_value = getattr(new, number)
@@ -265,6 +267,7 @@ def _spread(new: TrialRecord | None, old: TrialRecord | None, number: str) -> fl
     change = _change(new, old, number)
     if change is None or new is None or old is None:
         return None
+    new, old = on_one_scale(new, old)
     new_spread = getattr(new, f"{number}_spread")
     old_spread = getattr(old, f"{number}_spread")
     if new_spread is None or old_spread is None:

@@ -21,6 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autotune.analysis.confirmed_speed import measured_alone
 from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
 from autotune.spec.confirmation import Confirmation, SeedPerplexity
 from autotune.spec.provenance import PerplexitySource
@@ -96,7 +97,7 @@ def classes_to_repeat(
     full = [record for record in counting if record.feasible and _is_full(record)]
     if not full:
         return []
-    fastest = max(full, key=lambda record: record.tokens_per_second or 0.0)
+    fastest = max(full, key=lambda record: measured_alone(record).tokens_per_second or 0.0)
     reference = _representative(fastest, records)
     if reference is None:
         return []

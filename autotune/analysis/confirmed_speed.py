@@ -19,6 +19,11 @@ Bayesian Data Analysis, section 2.6). The standard error of a speed has a part o
 f with m and n degrees of freedom; intervals take Student's t with those of their sum (Welch, 1947):
 
     (e^2 + f^2)^2 / (e^4 / m + f^4 / n)
+
+What disturbs a machine for minutes moves the speeds of a run in turn all alike, so they compare
+with each other, but not with the speed of a trial that was measured alone at another time. So a
+comparison has one scale (`on_one_scale`): confirmed speeds where both trials were confirmed, and
+otherwise those of the two trials themselves.
 """
 
 import math
@@ -29,7 +34,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Confirmation, PairedSpeed, RepeatedSpeed
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import SpeedAlone, TrialRecord
 
 PRIOR_NOISE_ALONE = 0.08
 """Noise of a speed that was measured alone, before there are repeats: a little less than on the
@@ -162,9 +167,15 @@ def with_confirmed_speeds(
         if record.tokens_per_second is None:
             result.append(record)
         elif speed is not None:
+            alone = SpeedAlone(
+                tokens_per_second=record.tokens_per_second,
+                spread=record.tokens_per_second_spread,
+                error=noise.alone,
+            )
             result.append(
                 replace(
                     record,
+                    alone=alone if speed.confirmations else None,
                     tokens_per_second=speed.tokens_per_second,
                     tokens_per_second_spread=(speed.interval[1] - speed.interval[0]) / 2,
                     tokens_per_second_interval=speed.interval,
@@ -177,6 +188,33 @@ def with_confirmed_speeds(
         else:
             result.append(record)
     return result
+
+
+def on_one_scale(*records: TrialRecord) -> tuple[TrialRecord, ...]:
+    """Return the records with speeds that compare with each other.
+
+    That is as they are if all or none of them were confirmed in turn; otherwise a confirmed one
+    gets the speed of its trial, which trained alone as the others did.
+    """
+    if all(record.confirmations for record in records):
+        return records
+    return tuple(measured_alone(record) for record in records)
+
+
+def measured_alone(record: TrialRecord) -> TrialRecord:
+    """Return the record with the speed of its trial, also if it was confirmed in turn."""
+    alone = record.alone
+    if alone is None:
+        return record
+    return replace(
+        record,
+        tokens_per_second=alone.tokens_per_second,
+        tokens_per_second_spread=alone.spread,
+        tokens_per_second_interval=None,
+        speed_error=alone.error,
+        alone=None,
+        confirmations=0,
+    )
 
 
 def _ratios_by_config(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.analysis.peak import listed, peak_sentences
 from autotune.analysis.reasons import why_nothing
 from autotune.analysis.tolerance import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE
@@ -224,9 +225,13 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
     Empty if `config` was not measured.
     """
     other = _trial_of(explained, config)
-    if other is None or other.outcome not in ("ok", "dominated") or not other.tokens_per_second:
+    if other is None or other.outcome not in ("ok", "dominated"):
         return ""
     trial = explained.record
+    if trial is not None:
+        trial, other = on_one_scale(trial, other)
+    if not other.tokens_per_second:
+        return ""
     parts = []
     if other.peak_memory_bytes is not None:
         parts.append(format_size(other.peak_memory_bytes))

@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.analysis.front import TrialIndex
 from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
@@ -70,12 +71,14 @@ def speed_factor(first: StudyResult, other: StudyResult) -> float:
     It is the median ratio of speeds over the configurations that both have measured. Raises
     InvalidInput if there is none.
     """
-    others = {trial.config: trial.tokens_per_second for trial in other.trials}
+    others = {trial.config: trial for trial in other.trials}
     ratios = []
     for trial in first.trials:
-        other_speed = others.get(trial.config)
-        if trial.tokens_per_second and other_speed:
-            ratios.append(other_speed / trial.tokens_per_second)
+        if trial.config not in others:
+            continue
+        ours, theirs = on_one_scale(trial, others[trial.config])
+        if ours.tokens_per_second and theirs.tokens_per_second:
+            ratios.append(theirs.tokens_per_second / ours.tokens_per_second)
     if not ratios:
         raise InvalidInput(
             f"the speeds of {first.study!r} and {other.study!r} cannot be compared: no "
@@ -115,7 +118,8 @@ class _Search:
                 best = candidate
         if best is None:
             return Match(trial=trial, found=None, speed=None)
-        speed = (best.tokens_per_second or 0.0) / factor / (compared.tokens_per_second or 1.0)
+        fast, slow = on_one_scale(best, compared)
+        speed = (fast.tokens_per_second or 0.0) / factor / (slow.tokens_per_second or 1.0)
         return Match(trial=trial, found=best, speed=speed)
 
 

@@ -1,18 +1,18 @@
 """Picks the configuration to recommend, and gives reasons that a person can check."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from autotune.analysis.confirmed_perplexity import rounding_warning
+from autotune.analysis.confirmed_speed import measured_alone, on_one_scale
 from autotune.analysis.counting_perplexity import best_perplexity, has_good_perplexity
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import (
-    NOISE_DEVIATIONS,
     Tolerance,
     is_same_speed,
     perplexity_spread,
+    speed_noise_factor,
 )
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
@@ -112,8 +112,7 @@ def choose(
     good = [
         record for record in candidates if has_good_perplexity(record, best=best, allowed=allowed)
     ]
-    cost = _COST[preferences.prefer]
-    picked = min(good, key=lambda record: (cost(record, good), record.number))
+    picked = _preferred(good, preferences.prefer)
     descriptions = {
         "fastest": "the fastest",
         "smallest": "the smallest",
@@ -140,6 +139,30 @@ def choose(
     )
 
 
+def _preferred(good: Sequence[TrialRecord], prefer: Preference) -> TrialRecord:
+    """Return the trial of the lowest cost, by speeds of one scale.
+
+    That is the best of the confirmed ones, where there are any, unless another trial is better than
+    all of them by more than noise. For that the trials are compared as they ran alone.
+    """
+    cost = _COST[prefer]
+
+    def best_of(records: Sequence[TrialRecord]) -> TrialRecord:
+        return min(records, key=lambda record: (cost(record, records), record.number))
+
+    confirmed = [record for record in good if record.confirmations]
+    if prefer == "smallest" or not confirmed:
+        return best_of(good)
+    best_alone = best_of([measured_alone(record) for record in good])
+    if best_alone.number in (record.number for record in confirmed):
+        return best_of(confirmed)
+    rival = best_of([measured_alone(record) for record in confirmed])
+    both = (best_alone, rival)
+    if cost(best_alone, both) * speed_noise_factor(best_alone, rival) < cost(rival, both):
+        return next(record for record in good if record.number == best_alone.number)
+    return best_of(confirmed)
+
+
 def contenders(
     picked: TrialRecord, front: Sequence[TrialRecord], *, preferences: Preferences
 ) -> list[int]:
@@ -151,9 +174,8 @@ def contenders(
     cost = _COST[preferences.prefer]
     found = []
     for record in front:
-        both = (record, picked)
-        noise = math.hypot(record.speed_error or 0.0, picked.speed_error or 0.0)
-        if cost(record, both) <= cost(picked, both) * math.exp(NOISE_DEVIATIONS * noise):
+        both = on_one_scale(record, picked)
+        if cost(both[0], both) <= cost(both[1], both) * speed_noise_factor(*both):
             found.append(record.number)
     return found
 
@@ -277,10 +299,14 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
 
 def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
     """Return `1.20x the speed`, with the interval where both speeds are known to have one."""
+    is_one_confirmed = (record.confirmations > 0) != (baseline.confirmations > 0)
+    record, baseline = on_one_scale(record, baseline)
     assert record.tokens_per_second is not None
     assert baseline.tokens_per_second is not None
     ratio = record.tokens_per_second / baseline.tokens_per_second
     text = f"{ratio:.2f}x the speed"
+    if is_one_confirmed:
+        text += ", each measured alone"
     if is_same_speed(record, baseline):
         if record.confirmations:
             return "the same speed within the measured noise"
@@ -288,7 +314,7 @@ def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
         return f"{text} (no difference beyond the noise)"
     if not record.confirmations or baseline.speed_error is None or record.speed_error is None:
         return text
-    factor = math.exp(NOISE_DEVIATIONS * math.hypot(record.speed_error, baseline.speed_error))
+    factor = speed_noise_factor(record, baseline)
     return f"{text} ({ratio / factor:.2f} to {ratio * factor:.2f})"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.published_table import Figures, Reference
@@ -146,9 +147,13 @@ def rows_of_study(
 ) -> Callable[[str], StudyRow]:
     """Return a function from the name of a configuration to the study's results for it.
 
-    `records` are the study's trials by fingerprint.
+    `records` are the study's trials by fingerprint. All rows have speeds of one scale.
     """
     named: Mapping[str, TrainingConfig] = definition.legal_space().named
+    rows = {config.fingerprint for config in named.values()}
+    timed = [record for record in records.values() if record.tokens_per_second]
+    comparable = on_one_scale(*(one for one in timed if one.config.fingerprint in rows))
+    speeds = {record.config.fingerprint: record.tokens_per_second for record in comparable}
 
     def own(name: str) -> StudyRow:
         if name not in named:
@@ -156,19 +161,19 @@ def rows_of_study(
         record = records.get(named[name].fingerprint)
         if record is None:
             return StudyRow(remark="not tried")
-        return _own_row(record)
+        return _own_row(record, tokens_per_second=speeds.get(record.config.fingerprint))
 
     return own
 
 
-def _own_row(record: TrialRecord) -> StudyRow:
+def _own_row(record: TrialRecord, *, tokens_per_second: float | None) -> StudyRow:
     # What a training held when it ran out of memory is not its peak: it would have needed more.
     measured = record.peak_memory_bytes if record.was_trained else None
     predicted = record.predicted_peak_memory_bytes
     return StudyRow(
         figures=Figures(
             peak_memory_bytes=predicted if measured is None else measured,
-            tokens_per_second=record.tokens_per_second,
+            tokens_per_second=tokens_per_second,
             perplexity=record.perplexity,
         ),
         peak_is_predicted=measured is None and predicted is not None,

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.errors import InvalidInput
 from autotune.spec.result import TrialRecord
 
@@ -32,6 +33,12 @@ class Tolerance:
                 raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
 
 
+def speed_noise_factor(record: TrialRecord, other: TrialRecord) -> float:
+    """Return the factor between two speeds that noise alone may make; 1 where it is not known."""
+    error = math.hypot(record.speed_error or 0.0, other.speed_error or 0.0)
+    return math.exp(NOISE_DEVIATIONS * error)
+
+
 def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
     """Return whether two speeds differ by no more than is noise.
 
@@ -39,12 +46,12 @@ def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
     difference; otherwise the measured spreads of both over their steps, together. False without a
     measured spread, and without both speeds.
     """
+    record, other = on_one_scale(record, other)
     if not record.tokens_per_second or not other.tokens_per_second:
         return False
     if record.speed_error is not None and other.speed_error is not None:
         difference = math.log(record.tokens_per_second / other.tokens_per_second)
-        error = math.hypot(record.speed_error, other.speed_error)
-        return abs(difference) <= NOISE_DEVIATIONS * error
+        return abs(difference) <= math.log(speed_noise_factor(record, other))
     noise = (record.tokens_per_second_spread or 0.0) + (other.tokens_per_second_spread or 0.0)
     return noise > 0 and abs(record.tokens_per_second - other.tokens_per_second) <= noise
 

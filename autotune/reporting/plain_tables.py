@@ -22,7 +22,7 @@ from autotune.reporting.trial_text import (
     perplexity_remarks,
 )
 from autotune.spec.config import FIELD_ORDER
-from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.result import NOT_SHOWN, StudyResult, TrialRecord
 from autotune.units import format_size
 
 _NESTED = ("config", "bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
@@ -31,7 +31,7 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 }
 """The columns of the two ends of an interval: no spreadsheet calculates with both in one cell."""
 _FIRST = ("number", "name", "outcome", "feasible")
-_NO_COLUMN = (*_FIRST, *_NESTED, *_BOUNDS, "speed_error", "is_running")
+_NO_COLUMN = (*_FIRST, *_NESTED, *_BOUNDS, *NOT_SHOWN)
 MARKS = ("front", "pick", "baseline")
 """Columns with true or false per trial; the JSON has them as trial numbers of the study."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from autotune.spec.config import TrainingConfig
-from autotune.spec.result import Outcome, TrialRecord
+from autotune.spec.result import NOT_SHOWN, Outcome, TrialRecord
 
 _EXAMPLE_TRIAL: dict[str, Any] = {
     "number": 4,
@@ -35,7 +35,6 @@ class Described(BaseModel):
 # Text where the record has facts, and null where a number is not finite.
 _AS_TEXT = ("perplexity_source", "reused_from")
 _Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
-_NOT_SHOWN = ("speed_error", "is_running")
 
 
 def _trial_fields() -> dict[str, Any]:
@@ -44,7 +43,7 @@ def _trial_fields() -> dict[str, Any]:
     described: dict[str, Any] = {}
     for field in dataclasses.fields(TrialRecord):
         kind: Any = hints[field.name]
-        if field.name in _NOT_SHOWN:
+        if field.name in NOT_SHOWN:
             continue
         if field.name in _AS_TEXT:
             kind = str | None

@@ -271,6 +271,17 @@ def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeedAlone(Schema):
+    """The speed of a trial itself, which trained alone, before it was confirmed in turn."""
+
+    tokens_per_second: Speed
+    spread: Spread | None
+    """As `tokens_per_second_spread`."""
+    error: Spread
+    """Relative standard error over runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialRecord(Measurement):
     """One configuration with everything that was measured of it."""
 
@@ -292,9 +303,10 @@ class TrialRecord(Measurement):
     """Where the speed of a confirmed trial is with a probability of 95 %, over further runs."""
     speed_error: Spread | None = None
     """Relative standard error of the speed within the study, over runs; None: not known."""
+    alone: SpeedAlone | None = None
+    """Of a confirmed trial, for comparisons with trials that were not confirmed."""
     is_running: bool = False
-    """Whether a process works on it now; its outcome is `interrupted` until it has one. It holds
-    for a moment only, so neither JSON nor CSV has it."""
+    """Whether a process works on it now; its outcome is `interrupted` until it has one."""
 
     @property
     def is_finished(self) -> bool:
@@ -319,10 +331,10 @@ class TrialRecord(Measurement):
         return values
 
 
+NOT_SHOWN = ("speed_error", "alone", "is_running")
+"""What neither JSON nor CSV has: the interval says the error."""
 _RECORD_FIELDS = tuple(
-    field.name
-    for field in dataclasses.fields(TrialRecord)
-    if field.name not in ("speed_error", "is_running")  # the interval says the error
+    field.name for field in dataclasses.fields(TrialRecord) if field.name not in NOT_SHOWN
 )
 _MAPPING_FIELDS = ("bytes_by_kind", "peak_bytes_by_category", "seconds_by_part")
 _PROVENANCE_FIELDS = ("perplexity_source", "reused_from")

@@ -1,16 +1,19 @@
+import math
 import statistics
 from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.analysis.front import pareto_front
+from autotune.analysis.pick import PREFERENCES, Preferences, choose
 from autotune.analysis.tolerance import Tolerance, perplexity_spread
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
-from autotune.spec.result import Outcome
+from autotune.spec.result import Outcome, SpeedAlone
 from tests.building.results import OVER_RANDOM, mean_of, out_of_memory, record, shared_with
 
 TOLERANCE = Tolerance(speed=0.03, perplexity=0.005)
@@ -43,6 +46,86 @@ def dominates(one, other, tolerance=TOLERANCE):
         or one[2] < other[2] * (1 - tolerance.perplexity)
     )
     return better and not worse
+
+
+def is_equal(one, other):
+    """Neither is worse than the other by more than the tolerance; memory has none."""
+    return (
+        one[0] == other[0]
+        and min(one[1], other[1]) >= max(one[1], other[1]) * (1 - TOLERANCE.speed)
+        and max(one[2], other[2]) <= min(one[2], other[2]) * (1 + TOLERANCE.perplexity)
+    )
+
+
+def confirmed(number, *, alone=1000.0, **fields):
+    """Return a trial that was confirmed, of which the trial itself was as fast as `alone`."""
+    speed = SpeedAlone(tokens_per_second=alone, spread=None, error=0.08)
+    return record(number, confirmations=3, alone=speed, **fields)
+
+
+@st.composite
+def drawn_trials(draw):
+    """Return a trial with or without noise, a perplexity that counts and a confirmation."""
+    memory, speed, perplexity = draw(OBJECTIVES)
+    fields = {"memory": draw(st.integers(1, min(3, memory))), "perplexity": perplexity}
+    fields["perplexity_spread"] = draw(st.sampled_from([None, 0.02, 0.1]))
+    if draw(st.booleans()):
+        fields["perplexity_source"] = OVER_RANDOM
+    if draw(st.booleans()):
+        error = draw(st.sampled_from([0.005, 0.02]))
+        alone = draw(st.sampled_from([speed, 3 * speed]))
+        return confirmed(0, speed=speed, alone=alone, speed_error=error, **fields)
+    return record(0, speed=speed, speed_error=draw(st.sampled_from([None, 0.08])), **fields)
+
+
+TRIAL = drawn_trials()
+TRIALS = st.lists(TRIAL, min_size=1, max_size=8)
+
+
+def numbered(trials):
+    return [replace(trial, number=number) for number, trial in enumerate(trials)]
+
+
+def beats(one, other):
+    """Return whether a trial dominates another, each with its noise, by speeds of one scale."""
+    one_noise, other_noise = one.perplexity_spread or 0.0, other.perplexity_spread or 0.0
+    perplexity_noise = max(TOLERANCE.perplexity * other.perplexity, one_noise, other_noise)
+    counts = not (one.perplexity_says_nothing or other.perplexity_says_nothing)
+    speed, other_speed = on_one_scale(one, other)
+    speed_noise = 2 * math.hypot(speed.speed_error or 0.0, other_speed.speed_error or 0.0)
+    speed_noise = max(TOLERANCE.speed, speed_noise)
+    slower_by = -speed_noise if other.confirmations > one.confirmations else speed_noise
+    ratio = speed.tokens_per_second / other_speed.tokens_per_second
+    is_worse = (
+        one.peak_memory_bytes > other.peak_memory_bytes
+        or ratio < 1 - slower_by
+        or (counts and one.perplexity > other.perplexity + perplexity_noise)
+    )
+    is_better = (
+        one.peak_memory_bytes < other.peak_memory_bytes
+        or ratio > 1 + speed_noise
+        or (counts and one.perplexity < other.perplexity - perplexity_noise)
+    )
+    return is_better and not is_worse
+
+
+def all_above(trial, trials):
+    """Return the trials that dominate one directly or through others."""
+    found = []
+    remaining = [trial]
+    while remaining:
+        below = remaining.pop()
+        new = [one for one in trials if one not in found and beats(one, below)]
+        found += new
+        remaining += new
+    return found
+
+
+def picked(trials, *, prefer="fastest"):
+    asked = Preferences(prefer=prefer, tolerance=TOLERANCE)
+    front = pareto_front(trials, tolerance=TOLERANCE)
+    pick = choose(trials, front, baseline=None, preferences=asked)
+    return next(trial for trial in trials if trial.number == pick.number)
 
 
 # -- perplexities that say nothing -----------------------------------------------------------------
@@ -111,13 +194,30 @@ def test_without_tolerances_the_smallest_improvement_counts():
     ) == {0, 1}
 
 
-def test_equal_trials_are_both_on_it():
-    assert front((1, 1000.0, 10.0), (1, 1000.0, 10.0)) == {0, 1}
+def test_one_of_equal_trials_is_on_it():
+    assert front((1, 1000.0, 10.0), (1, 1000.0, 10.0)) == {0}
 
 
-def test_near_equal_trials_do_not_remove_each_other_in_a_chain():
+def test_equal_trials_do_not_remove_each_other_in_a_chain():
     # Each is within the noise of the one before, the last is not within the noise of the first.
-    assert front((1, 1000.0, 10.0), (2, 1025.0, 10.0), (3, 1050.0, 10.0)) == {0, 2}
+    assert front((1, 1000.0, 10.0), (1, 1025.0, 10.04), (1, 1050.0, 10.08)) == {0, 2}
+
+
+def test_a_trial_dominated_by_one_that_is_dominated_itself_is_not_on_it():
+    assert front((21, 1000.0, 20.0), (64, 1020.0, 20.0), (20, 975.0, 20.0)) == {2}
+
+
+def test_of_equal_trials_the_confirmed_one_is_on_it():
+    trials = [record(0), confirmed(1)]
+    assert pareto_front(trials, tolerance=TOLERANCE) == (1,)
+
+
+def test_of_trials_that_dominate_each_other_in_a_circle_one_is_on_it():
+    # The first is a little slower than the second and has a better perplexity, the second than the
+    # third; the last has a perplexity that says nothing, and is faster than the first.
+    counting = records([(1, 1000.0, 9.0), (1, 1030.5, 9.1), (1, 1062.0, 9.2)])
+    other = record(3, memory=1, speed=1030.8, perplexity_source=OVER_RANDOM)
+    assert pareto_front([*counting, other], tolerance=TOLERANCE) == (0,)
 
 
 def test_of_equal_memory_the_one_that_is_faster_beyond_the_noise_stays():
@@ -159,16 +259,60 @@ def test_an_invalid_tolerance_is_rejected_by_name(name, share):
 
 
 @given(st.lists(OBJECTIVES, min_size=1))
-def test_a_feasible_trial_is_on_the_front_or_dominated_by_one_on_it(objectives):
-    on_front = front(*objectives)
-    others = [o for n, o in enumerate(objectives) if n not in on_front]
-    assert all(any(dominates(objectives[n], other) for n in on_front) for other in others)
-
-
-@given(st.lists(OBJECTIVES, min_size=1, unique_by=lambda objectives: objectives[0]))
-def test_of_different_memory_no_trial_on_the_front_dominates_another_on_it(objectives):
+def test_no_trial_at_all_dominates_one_on_the_front(objectives):
     on_front = [objectives[number] for number in front(*objectives)]
-    assert not any(dominates(one, other) for one in on_front for other in on_front)
+    assert on_front
+    assert not any(dominates(one, other) for one in objectives for other in on_front)
+
+
+@given(st.lists(OBJECTIVES, min_size=1))
+def test_a_trial_that_is_not_on_the_front_is_dominated_or_equal_to_one_on_it(objectives):
+    on_front = front(*objectives)
+    for number, other in enumerate(objectives):
+        if number not in on_front:
+            assert any(dominates(one, other) for one in objectives) or any(
+                is_equal(objectives[one], other) for one in on_front
+            )
+
+
+@given(st.lists(OBJECTIVES, min_size=1))
+def test_no_two_trials_on_the_front_are_equal(objectives):
+    on_front = sorted(front(*objectives))
+    assert not any(
+        is_equal(objectives[one], objectives[other])
+        for one in on_front
+        for other in on_front
+        if one != other
+    )
+
+
+@given(TRIALS)
+def test_whatever_dominates_a_trial_on_the_front_is_in_a_circle_with_it(trials):
+    """Noise, ties, perplexities that say nothing and confirmed speeds included."""
+    trials = numbered(trials)
+    on_front = pareto_front(trials, tolerance=TOLERANCE)
+    assert on_front
+    for number in on_front:
+        for above in all_above(trials[number], trials):
+            assert trials[number] in all_above(above, trials)
+
+
+@given(TRIALS, TRIAL, st.sampled_from(PREFERENCES))
+def test_a_further_trial_never_makes_the_pick_worse(trials, further, prefer):
+    before = picked(numbered(trials), prefer=prefer)
+    trials = numbered([*trials, further])
+    after = picked(trials, prefer=prefer)
+    assert not beats(before, after) or before in all_above(after, all_above(before, trials))
+
+
+@given(st.lists(OBJECTIVES, min_size=1), OBJECTIVES)
+def test_a_further_trial_slows_the_pick_down_by_noise_at_most(objectives, further):
+    # All perplexities are the same, and no trial dominates the further one.
+    before = [(memory, speed, 10.0) for memory, speed, _ in objectives]
+    further = (*further[:2], 10.0)
+    assume(not any(dominates(one, further) for one in before))
+    old, new = (picked(records(trials)) for trials in (before, [*before, further]))
+    assert new.tokens_per_second >= old.tokens_per_second * (1 - TOLERANCE.speed)
 
 
 @given(st.lists(OBJECTIVES, min_size=1))
@@ -179,7 +323,9 @@ def test_a_front_without_tolerances_is_the_pareto_front(objectives):
         for number, one in enumerate(objectives)
         if not any(dominates(o, one, exact) for o in objectives)
     }
-    assert front(*objectives, tolerance=exact) == undominated
+    on_front = front(*objectives, tolerance=exact)
+    assert on_front <= undominated
+    assert {objectives[one] for one in on_front} == {objectives[one] for one in undominated}
 
 
 @given(st.lists(OBJECTIVES, min_size=1), st.data())

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from autotune.analysis.confirmed_speed import on_one_scale
 from autotune.analysis.pick import savings
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
@@ -123,8 +124,13 @@ def _memory_change(peak_bytes: int, baseline: TrialRecord | None) -> str:
 
 
 def _speed_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    before = None if baseline is None else baseline.tokens_per_second
-    return _change(pick.tokens_per_second or 0.0, before, ",.0f")
+    if baseline is None:
+        return ""
+    compared, baseline = on_one_scale(pick, baseline)
+    change = _change(compared.tokens_per_second or 0.0, baseline.tokens_per_second, ",.0f")
+    if change and compared.confirmations < pick.confirmations:
+        return f"alone {compared.tokens_per_second:,.0f} {change}"
+    return change
 
 
 def _reuse_note(pick: TrialRecord) -> str:

@@ -5,7 +5,8 @@ A racing rule in the manner of Kim and Nelson (2006) and of optimal computing bu
 where the difference is certain or too small to matter. In this order:
 
 1. every member of the front once, and with each run of them the pick, until it has
-   PICK_CONFIRMATIONS: the time may end before step 2;
+   PICK_CONFIRMATIONS: the time may end before step 2. With the first run also a baseline over the
+   cap, which is no partner: a confirmed pick is compared with a confirmed baseline only;
 2. the pick, until it has PICK_CONFIRMATIONS, and likewise the trial that is announced, which is
    another one while a smaller trial is as fast within the noise;
 3. more seeds for classes in 16 bit with a trial that, within the noise, only its perplexity may
@@ -26,7 +27,11 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from autotune.analysis.confirmed_perplexity import classes_to_repeat, with_seed_perplexities
-from autotune.analysis.confirmed_speed import speed_noise, with_confirmed_speeds
+from autotune.analysis.confirmed_speed import (
+    on_one_scale,
+    speed_noise,
+    with_confirmed_speeds,
+)
 from autotune.analysis.counting_perplexity import best_perplexity, has_good_perplexity
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import (
@@ -105,6 +110,7 @@ def next_step(
     unconfirmed = [record for record in members if record.confirmations == 0]
     if unconfirmed and state.pick.confirmations < PICK_CONFIRMATIONS:
         unconfirmed.insert(0, state.pick)
+    unconfirmed[1:1] = state.baseline_over_cap()
     if step := state.in_turn(unconfirmed, "measured once so far"):
         return step
     for picked in (state.pick, state.announced):
@@ -228,6 +234,7 @@ class _State:
         preferences: Preferences,
     ) -> None:
         self.preferences = preferences
+        self._baseline = baseline
         self.noise = speed_noise(records, confirmations)
         self.records = with_seed_perplexities(
             with_confirmed_speeds(records, confirmations), confirmations
@@ -238,7 +245,7 @@ class _State:
         self._failures_with: Counter[TrainingConfig] = Counter(
             one.partner for one in confirmations if isinstance(one, PairedSpeed) and one.failure
         )
-        exact = [replace(record, speed_error=None) for record in self.records]
+        exact = [_exact(record) for record in self.records]
         self._whole_front = self._front_of(exact)
         self.partner = self._choose_partner(confirmations, baseline=baseline)
         self.front = [record for record in self._whole_front if self.can_be_measured(record)]
@@ -282,6 +289,18 @@ class _State:
             if record.feasible and self._failures_with[record.config] < MOST_FAILURES:
                 return record
         return None
+
+    def baseline_over_cap(self) -> list[TrialRecord]:
+        """Return the baseline where it trained over the cap and was not measured in turn yet."""
+        return [
+            record
+            for record in self.records
+            if record.config == self._baseline
+            and not record.feasible
+            and record.tokens_per_second is not None
+            and record.confirmations == 0
+            and self.can_be_measured(record)
+        ]
 
     def can_be_measured(self, record: TrialRecord) -> bool:
         return self._failures[record.config] < MOST_FAILURES
@@ -336,28 +355,29 @@ class _State:
                 continue
             if not has_good_perplexity(record, best=best, allowed=allowed):
                 continue
-            error = math.hypot(self._error(record), self._error(self.pick))
-            lead = self._lead_of_pick_over(record)
+            pick, other = on_one_scale(self.pick, record)
+            error = math.hypot(self._error(other), self._error(pick))
+            lead = self._lead(pick, other)
             may_matter = CERTAIN_DEVIATIONS * error - lead > self.preferences.tolerance.speed
             if may_matter and lead < CERTAIN_DEVIATIONS * error:
                 found.append((lead / error, record))
         return [record for _, record in sorted(found, key=lambda item: item[0])]
 
-    def _lead_of_pick_over(self, record: TrialRecord) -> float:
+    def _lead(self, pick: TrialRecord, other: TrialRecord) -> float:
         """Return the difference in log speed, or in log balance, by which the pick is better."""
-        assert self.pick is not None
-        lead = math.log(_speed(self.pick) / _speed(record))
+        lead = math.log(_speed(pick) / _speed(other))
         if self.preferences.prefer == "balanced":
-            lead += math.log(_memory(record) / _memory(self.pick))
+            lead += math.log(_memory(other) / _memory(pick))
         return lead
 
     def hopeful(self) -> list[TrialRecord]:
         """Return trials measured once that would be on the front if they had bad luck.
 
-        That is, with a speed higher by one standard deviation of a single measurement.
+        That is, with a speed higher by one standard deviation of a single measurement, where a
+        confirmed trial had no more luck than it turned out to have.
         """
         on_front = {record.number for record in self._whole_front}
-        exact_front = [replace(record, speed_error=None) for record in self._whole_front]
+        exact_front = [_without_luck(_exact(record)) for record in self._whole_front]
         found = []
         for record in self.records:
             is_unsure = record.feasible and record.confirmations == 0
@@ -383,6 +403,20 @@ class _State:
 
     def _error(self, record: TrialRecord) -> float:
         return self.noise.alone if record.speed_error is None else record.speed_error
+
+
+def _exact(record: TrialRecord) -> TrialRecord:
+    """Return the record without errors of its speeds."""
+    alone = None if record.alone is None else replace(record.alone, error=0.0)
+    return replace(record, speed_error=None, alone=alone)
+
+
+def _without_luck(record: TrialRecord) -> TrialRecord:
+    """Return the record of a confirmed trial that was no faster alone than it is in turn."""
+    if record.alone is None:
+        return record
+    speed = min(record.alone.tokens_per_second, _speed(record))
+    return replace(record, alone=replace(record.alone, tokens_per_second=speed))
 
 
 def _speed(record: TrialRecord) -> float:

@@ -117,6 +117,14 @@ def test_the_partner_is_the_smallest_of_the_front_where_the_baseline_is_over_the
     assert {run.partner.number for run in machine.runs} == {len(machine.records) - 1}
 
 
+def test_a_baseline_over_the_cap_is_measured_once_with_the_pick():
+    machine = typical()
+    machine.change(0, feasible=False, outcome="over_cap")
+    machine.confirm()
+    assert [subject.number for subject in machine.runs[0].subjects][1] == 0
+    assert confirmed(machine)[0] == 1
+
+
 def test_a_partner_is_kept_when_a_smaller_trial_comes():
     machine = typical(alone=0.001, in_turn=0.001)
     machine.change(0, feasible=False, outcome="over_cap")
