@@ -12,12 +12,17 @@ from dataclasses import replace
 from autotune.spec.result import TrialRecord
 
 
+def counts(record: TrialRecord, objective: str) -> bool:
+    """Return whether an objective of a trial counts: all do but perplexities that say nothing."""
+    return objective != "perplexity" or not record.perplexity_says_nothing
+
+
 def best_perplexity(records: Iterable[TrialRecord]) -> float | None:
     """Return the lowest perplexity that counts; None where there is none."""
     counting = (
         record.perplexity
         for record in records
-        if record.perplexity is not None and not record.perplexity_says_nothing
+        if record.perplexity is not None and counts(record, "perplexity")
     )
     return min(counting, default=None)
 
@@ -31,7 +36,7 @@ def has_good_perplexity(record: TrialRecord, *, best: float | None, allowed: flo
 
 
 def with_neutral_perplexities(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the records for a sampler, which ranks by numbers alone.
+    """Return the records for a sampler or a hypervolume, which know numbers alone.
 
     The best perplexity that counts stands for each that says nothing, and 1 where none counts.
     """

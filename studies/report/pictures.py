@@ -2,8 +2,8 @@
 
     python studies/report/pictures.py --storage sqlite:///tour.db --out pictures
 
-Needs autotune's extras `images` and `importance`,
-playwright, pdftoppm and a Chromium (`CHROMIUM` says where it is, else /usr/bin/chromium).
+Needs autotune's extra `images`, playwright, pdftoppm and a Chromium (`CHROMIUM` says where it is,
+else /usr/bin/chromium).
 """
 
 import argparse

@@ -238,7 +238,6 @@ main()
     ("package", "arguments", "extra"),
     [
         ("kaleido", ["by-hand", "--out", "figure.png"], "autotune[images]"),
-        ("sklearn", ["by-hand", "importance"], "autotune[importance]"),
     ],
 )
 def test_without_a_package_of_an_extra_there_is_one_sentence(

@@ -9,6 +9,8 @@ import optuna
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from autotune.analysis.confirmed_speed import measured_alone
+from autotune.analysis.counting_perplexity import counts, with_neutral_perplexities
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory_unit
@@ -50,7 +52,9 @@ class HistoryFigure:
 def compute(view: StudyView) -> HistoryFigure:
     """Compute the figure. Raises InvalidInput if no trial is feasible."""
     result = view.result
-    trials = sorted((r for r in result.trials if r.is_finished), key=lambda record: record.number)
+    # A search knows the speeds of its trials only, and what was confirmed is on another scale.
+    finished = (measured_alone(record) for record in result.trials if record.is_finished)
+    trials = sorted(finished, key=lambda record: record.number)
     feasible = [record for record in trials if record.feasible]
     if not feasible:
         raise nothing_to_show(view, "is feasible")
@@ -83,7 +87,7 @@ def compute(view: StudyView) -> HistoryFigure:
 def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
     best: float | None = None
     for record in trials:
-        value = axis.of(record) if record.feasible else None
+        value = axis.of(record) if record.feasible and counts(record, axis.name) else None
         if value is not None and (best is None or axis.is_better(value, best)):
             best = value
         yield best
@@ -94,7 +98,7 @@ def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
 
 def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
     """Return the cap, and `BEYOND` times the worst speed and perplexity of feasible trials."""
-    corners = [_corner(record) for record in feasible]
+    corners = [_corner(record) for record in with_neutral_perplexities(feasible)]
     return (
         float(cap_bytes),
         BEYOND * max(corner[1] for corner in corners),
@@ -119,7 +123,7 @@ def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[floa
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(directions=["minimize"] * 3)
-    for record in (record for record in trials if record.feasible):
+    for record in with_neutral_perplexities([record for record in trials if record.feasible]):
         shares = [value / most for value, most in zip(_corner(record), reference, strict=True)]
         study.add_trial(optuna.trial.create_trial(values=shares))
     with warnings.catch_warnings():
@@ -139,7 +143,8 @@ def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[T
         f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. "
         "Hypervolume: the share of the objective space that some feasible trial dominates, up to "
         f"{format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
-        f"{perplexity:.4g} (10 % beyond the slowest and the worst feasible trial)."
+        f"{perplexity:.4g} (10 % beyond the slowest and the worst feasible trial). Speeds are "
+        "those of the trials themselves, before any confirmation."
     )
 
 

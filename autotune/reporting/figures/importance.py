@@ -1,21 +1,30 @@
-"""Importance of each technique for each objective: fANOVA over the trials, by optuna.importance.
+"""Importance of each technique for each objective: an analysis of variance over the trials.
 
-A random forest learns the logarithm of each objective from the techniques. The importance of a
-technique is the share of the variance between trials that its values alone explain. This needs
-scikit-learn. Optuna's PED-ANOVA does not, but it was wrong on a real study of 46 trials: it gave
-checkpointing 18 % of perplexity, although checkpointing computes the same numbers whatever its
-value (fANOVA: 0 %, and 95 % to precision). PED-ANOVA says how the best trials differ from the
-others, and a sampler that repeats what went well makes them differ in everything.
+The logarithm of an objective is taken for a sum of one effect for each technique's value,
+
+    log(objective) = constant + sum over techniques of effect(technique, value) + rest,
+
+whose effects are those of least squares. So they are exact where effects add up, also if the trials
+are a small part of all combinations, and each technique was changed together with others. The
+importance of a technique is the variance of its effects over the values that were tried, and what
+is left is the variance of the rest: of interactions of techniques, and of noise. As the rest makes
+effects differ by chance, the variance expected of that is subtracted (it is the covariance of least
+squares, the variance of the rest times the inverse of X'X).
+
+A random forest (fANOVA of optuna.importance) showed interactions of 9 % where there were none,
+since its trees learn a sum only in part. Optuna's PED-ANOVA says how the best trials differ from
+the others, and a sampler that repeats what went well makes them differ in everything.
 """
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import optuna
+import numpy
 import plotly.graph_objects as go
 
+from autotune.analysis.confirmed_speed import measured_alone
+from autotune.analysis.counting_perplexity import counts
 from autotune.errors import InvalidInput
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
@@ -24,14 +33,8 @@ from autotune.reporting.study_view import StudyView
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import TrialRecord
 
-EVALUATOR = "fANOVA"
 OBJECTIVES: tuple[AxisName, ...] = ("memory", "speed", "perplexity")
 FEWEST_TRIALS = 20
-TREES, DEPTH = 16, 8
-"""Twice as many trees take more than twice as long and change no share by more than a few
-hundredths. Trees deeper than 8 take minutes for hundreds of trials and learn their noise."""
-MOST_TRIALS = 200
-"""Of more trials, evenly spaced ones are used: the time grows faster than their number."""
 SAME = 1e-6
 """Relative differences below this are rounding errors."""
 
@@ -40,7 +43,7 @@ SAME = 1e-6
 class Importance:
     """Share of each technique in one objective; empty if all trials have the same value.
 
-    The shares add up to less than 1: the rest is the interaction of techniques.
+    The shares add up to 1 at most: the rest is the interaction of techniques, and noise.
     """
 
     objective: AxisName
@@ -61,7 +64,7 @@ class ImportanceFigure:
 def compute(view: StudyView) -> ImportanceFigure:
     """Compute the figure.
 
-    Raises InvalidInput for too few trials, if the trials do not differ, and without scikit-learn.
+    Raises InvalidInput for too few trials, and if the trials do not differ.
     """
     result = view.result
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
@@ -87,59 +90,70 @@ def compute(view: StudyView) -> ImportanceFigure:
 
 def _importance(view: StudyView, axis: Axis) -> Importance:
     measured = [
-        (record, value) for record in view.result.trials if (value := axis.of(record)) is not None
+        (record, value)
+        for record in map(measured_alone, view.result.trials)
+        if counts(record, axis.name) and (value := axis.of(record)) is not None
     ]
+    study = view.result.study
+    hint = f"continue with autotune search --name {study} --trials "
     if len(measured) < FEWEST_TRIALS:
-        study = view.result.study
         raise InvalidInput(
             f"importance needs at least {FEWEST_TRIALS} trials with a measured {axis.name}, "
             f"study {study!r} has {len(measured)}",
-            hint=f"continue with autotune search --name {study} --trials {2 * FEWEST_TRIALS}",
+            hint=hint + str(2 * FEWEST_TRIALS),
         )
-    every = math.ceil(len(measured) / MOST_TRIALS)
-    used = [(record, math.log(value)) for record, value in measured[::every]]
-    logarithms = [logarithm for _, logarithm in used]
-    differ = max(logarithms) - min(logarithms) > SAME
-    return Importance(objective=axis.name, trials=len(used), shares=_shares(used) if differ else {})
+    losses = [(record, math.log(value)) for record, value in measured]
+    logarithms = [logarithm for _, logarithm in losses]
+    if max(logarithms) - min(logarithms) <= SAME:
+        return Importance(objective=axis.name, trials=len(losses), shares={})
+    tried = _tried(losses)
+    effects = 1 + sum(len(values) - 1 for values in tried.values())
+    if len(losses) <= effects:
+        raise InvalidInput(
+            f"importance needs more trials with a measured {axis.name} than the {effects} effects "
+            f"of the values that were tried, study {study!r} has {len(losses)}",
+            hint=hint + str(2 * effects),
+        )
+    return Importance(objective=axis.name, trials=len(losses), shares=_shares(losses))
 
 
-def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
-    """Return the importance of each technique of which at least two values were tried."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+def _tried(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, tuple[object, ...]]:
+    """Return the values of each technique of which at least two were tried."""
     tried = {
         field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses))
         for field in FIELD_ORDER
     }
-    distributions: dict[str, optuna.distributions.BaseDistribution] = {
-        field: optuna.distributions.CategoricalDistribution(values)
-        for field, values in tried.items()
-        if len(values) > 1
-    }
-    if not distributions:
+    return {field: values for field, values in tried.items() if len(values) > 1}
+
+
+def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
+    """Return the importance of each technique of which at least two values were tried."""
+    tried = _tried(losses)
+    columns = [(field, value) for field, values in tried.items() for value in values]
+    if not columns:
         return {}
-    study = optuna.create_study(direction="minimize")
-    for record, loss in losses:
-        parameters = {field: getattr(record.config, field) for field in distributions}
-        study.add_trial(
-            optuna.trial.create_trial(params=parameters, distributions=distributions, value=loss)
-        )
-    return {field: float(share) for field, share in _evaluated(study).items()}
-
-
-def _evaluated(study: optuna.Study) -> Mapping[str, float]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about values that few trials have
-        try:
-            evaluator = optuna.importance.FanovaImportanceEvaluator(
-                n_trees=TREES, max_depth=DEPTH, seed=0
-            )
-        except ImportError:
-            raise InvalidInput(
-                "importance needs the package scikit-learn",
-                hint="pip install 'autotune[importance]'",
-            ) from None
-        # Normalized shares would add up to 1 even if only an interaction of techniques mattered.
-        return optuna.importance.get_param_importances(study, evaluator=evaluator, normalize=False)
+    # One column for each value, and the constant. Effects are known but for a constant for each
+    # technique, and `lstsq` returns the smallest ones.
+    chosen = numpy.array(
+        [
+            [1.0, *(float(getattr(record.config, field) == value) for field, value in columns)]
+            for record, _ in losses
+        ]
+    )
+    logarithms = numpy.array([loss for _, loss in losses])
+    effects, _, rank, _ = numpy.linalg.lstsq(chosen, logarithms, rcond=None)
+    left = logarithms - chosen @ effects
+    rest = float(left @ left) / max(1, len(losses) - int(rank))
+    covariance = rest * numpy.linalg.pinv(chosen.T @ chosen)
+    variances = {}
+    for field, values in tried.items():
+        first = 1 + columns.index((field, values[0]))
+        own = slice(first, first + len(values))
+        centered = numpy.eye(len(values)) - 1 / len(values)
+        by_chance = float(numpy.trace(centered @ covariance[own, own])) / len(values)
+        variances[field] = max(0.0, float(numpy.var(effects[own])) - by_chance)
+    whole = sum(variances.values()) + rest
+    return {field: variance / whole for field, variance in variances.items()}
 
 
 def _note(objectives: Sequence[Importance]) -> str:
@@ -147,9 +161,9 @@ def _note(objectives: Sequence[Importance]) -> str:
         f"{importance.trials} for {importance.objective}" for importance in objectives
     )
     sentences = [
-        "Share of the variance between trials that each technique explains alone "
-        f"({EVALUATOR} on logarithms; trials: {numbers}). The rest up to 100 % is the interaction "
-        "of techniques. A share says how much a technique matters, not in which direction."
+        "Share of the variance that each technique explains alone (analysis of variance on "
+        f"logarithms; trials: {numbers}). The rest up to 100 % is the interaction of techniques, "
+        "and noise. A share says how much a technique matters, not in which direction."
     ]
     same = [importance.objective for importance in objectives if not importance.shares]
     return " ".join(sentences + [f"All trials have the same {name}." for name in same])

@@ -1,10 +1,13 @@
 """Progress of a search: best so far, and hypervolumes that can be computed by hand."""
 
+import dataclasses
+
 import pytest
 
 from autotune.errors import InvalidInput
 from autotune.reporting.figures.history import compute, draw, hypervolumes
-from tests.building.results import MIB, out_of_memory, record, study_result
+from autotune.spec.result import SpeedAlone
+from tests.building.results import MIB, OVER_RANDOM, out_of_memory, record, study_result
 from tests.building.views import failures_only, ladder_view, study_view
 
 REFERENCE = (200.0 * MIB, 1 / 100, 20.0)
@@ -47,6 +50,24 @@ def test_a_dominated_trial_and_one_that_is_not_feasible_add_nothing():
     over = record(2, memory=1, speed=1e9, perplexity=1.0, outcome="over_cap")
     trials = [first, at(1, memory=0.6, slowness=0.6, perplexity=0.6), over]
     assert hypervolumes(trials, REFERENCE) == pytest.approx((0.125,) * 3)
+
+
+@pytest.mark.parametrize("perplexity", [1.0, 15.0, 900.0])
+def test_a_perplexity_that_says_nothing_changes_no_course(perplexity):
+    trials = [
+        record(0, memory=100 * MIB, speed=1000.0, perplexity=20.0, seconds=1.0),
+        record(1, memory=50 * MIB, perplexity_source=OVER_RANDOM, perplexity=20.0, seconds=1.0),
+    ]
+    other = [trials[0], dataclasses.replace(trials[1], perplexity=perplexity)]
+    figures = [compute(study_view(study_result(records))) for records in (trials, other)]
+    assert figures[0] == figures[1]
+
+
+def test_a_course_has_the_speeds_of_the_trials_themselves():
+    alone = SpeedAlone(tokens_per_second=3000.0, spread=None, error=0.1)
+    confirmed = record(0, speed=200.0, confirmations=3, alone=alone)
+    figure = compute(study_view(study_result([confirmed, record(1, speed=1000.0)])))
+    assert figure.courses[1].values == (3000.0, 3000.0)
 
 
 def test_before_the_first_feasible_trial_there_is_no_best_and_no_volume():
