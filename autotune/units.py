@@ -67,6 +67,14 @@ def format_size(size_bytes: float) -> str:
     return f"{size:.2f} TiB"
 
 
+def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
+    """Return both sizes in words that differ if they do: in bytes where rounding hides it."""
+    words = format_size(size_bytes), format_size(other_bytes)
+    if words[0] == words[1] and size_bytes != other_bytes:
+        return f"{size_bytes:,} B", f"{other_bytes:,} B"
+    return words
+
+
 def exact_size(size_bytes: int) -> str:
     """Return a size in the largest unit that represents it exactly: `48MiB`."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):

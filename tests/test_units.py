@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import InvalidSize
 from autotune.units import (
+    different_sizes,
     format_amount,
     format_duration,
     format_percent,
@@ -129,6 +130,18 @@ def test_a_formatted_size_is_read_back_within_what_it_shows(size_bytes):
 @given(st.integers(1, 1023 * GIB))
 def test_a_formatted_size_has_one_to_four_digits_before_the_point(size_bytes):
     assert re.fullmatch(r"\d{1,4}(\.\d{1,2})? (B|KiB|MiB|GiB)", format_size(size_bytes))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "other_bytes", "words"),
+    [
+        (4 * MIB, 3 * MIB, ("4.00 MiB", "3.00 MiB")),
+        (4 * MIB, 4 * MIB, ("4.00 MiB", "4.00 MiB")),
+        (4_409_524, 4_409_300, ("4,409,524 B", "4,409,300 B")),
+    ],
+)
+def test_sizes_that_differ_have_different_words(size_bytes, other_bytes, words):
+    assert different_sizes(size_bytes, other_bytes) == words
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,12 @@ def choose(
     criterion = f"{descriptions[preferences.prefer]} on the front"
     if best is not None:
         criterion += f" whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
-    warnings = [
+    doubts = [
         _parity_warning(picked),
-        _says_nothing_warning(candidates),
         _no_better_warning(picked, workload=workload, initial_perplexity=initial_perplexity),
         _noise_warning(picked, baseline),
     ]
+    warnings = [_says_nothing_warning(candidates)]
     if preferences.prefer != "smallest":
         numbers = contenders(picked, candidates, preferences=preferences)
         warnings.append(rounding_warning(records, contenders=numbers))
@@ -136,6 +136,7 @@ def choose(
         learning_rates=_learning_rates(records, workload=workload),
         comparison=savings(picked, baseline),
         warning="; ".join(filter(None, warnings)),
+        doubt="; ".join(filter(None, doubts)),
     )
 
 

@@ -356,7 +356,9 @@ def print_pick(result: StudyResult, console: Console) -> None:
         _print_no_pick(result, console)
         return
     picked = result.trial(result.pick.number)
-    console.print(Text.assemble(("Pick: ", "bold green"), f"#{picked.number} ", describe(picked)))
+    colour = "bold yellow" if result.pick.doubt else "bold green"
+    heading = (f"{result.pick.heading}: ", colour)
+    console.print(Text.assemble(heading, f"#{picked.number} ", describe(picked)))
     console.print(indented(f"{result.pick.reason}."))
     if picked.peak_memory_bytes_by_rank:
         console.print(indented(f"Peak memory {peaks_text(picked.peak_memory_bytes_by_rank)}."))

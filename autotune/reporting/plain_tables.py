@@ -143,7 +143,10 @@ def _answer(result: StudyResult) -> str:
     if result.pick is None:
         return no_pick_reason(result)
     picked = result.trial(result.pick.number)
-    return f"Pick: trial {picked.number}, {_description(picked)}: {_plain(result.pick.reason)}."
+    heading = result.pick.heading
+    return (
+        f"{heading}: trial {picked.number}, {_description(picked)}: {_plain(result.pick.reason)}."
+    )
 
 
 def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:

@@ -15,7 +15,13 @@ from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
-from autotune.units import format_duration, format_percent, format_rate, format_size
+from autotune.units import (
+    different_sizes,
+    format_duration,
+    format_percent,
+    format_rate,
+    format_size,
+)
 
 
 def trial_label(record: TrialRecord) -> str:
@@ -211,7 +217,7 @@ def advice_without_pick(result: StudyResult) -> list[str]:
     sentences = []
     closest = closest_miss(result.trials)
     if closest is not None:
-        needed = format_size(least_needed_bytes(closest))
+        needed, _ = different_sizes(least_needed_bytes(closest), result.cap_bytes)
         outcome = outcome_label(closest)
         sentences.append(
             f"The closest miss needs {needed}, {outcome}: #{closest.number} {trial_label(closest)}."
@@ -260,7 +266,8 @@ def answer_of(result: StudyResult) -> str:
     if result.pick is None:
         return no_pick_reason(result)
     picked = result.trial(result.pick.number)
-    return f"Pick: #{picked.number} {trial_label(picked)} - {result.pick.reason}."
+    heading = result.pick.heading
+    return f"{heading}: #{picked.number} {trial_label(picked)} - {result.pick.reason}."
 
 
 def about(result: StudyResult) -> str:

@@ -352,13 +352,20 @@ class Pick(Schema):
     comparison: str = ""
     """With the baseline; empty if that is unknown."""
     warning: str = ""
-    """Why its measurements may be wrong; empty if nothing speaks against them."""
+    """What its measurements leave open; empty if nothing does."""
+    doubt: str = ""
+    """Why it is not to be trusted; empty if nothing speaks against it."""
 
     @property
     def reason(self) -> str:
-        """Return all of it in one sentence, without a full stop."""
-        parts = (self.criterion, self.learning_rates, self.comparison, self.warning)
+        """Return all of it in one sentence, without a full stop, what speaks against it first."""
+        parts = (self.doubt, self.criterion, self.learning_rates, self.comparison, self.warning)
         return "; ".join(filter(None, parts))
+
+    @property
+    def heading(self) -> str:
+        """Return what stands before the trial."""
+        return "Pick, not to be trusted" if self.doubt else "Pick"
 
 
 @dataclass(frozen=True, kw_only=True)

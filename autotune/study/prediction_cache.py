@@ -10,7 +10,7 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
-from autotune.units import format_size
+from autotune.units import different_sizes
 
 
 class PredictionCache:
@@ -101,10 +101,10 @@ class PredictionCache:
         forecast = self.of(config)
         if forecast is None or forecast.prediction is None or not _is_over(forecast, limit_bytes):
             return None
-        needed = format_size(forecast.prediction.peak_memory_bytes)
+        needed, limit = different_sizes(forecast.prediction.peak_memory_bytes, limit_bytes)
         return Measurement(
             outcome="predicted_over_cap",
-            message=f"predicted to need {needed} of {format_size(limit_bytes)}",
+            message=f"predicted to need {needed} of {limit}",
             peak_phase=forecast.prediction.phase,
             devices=forecast.prediction.devices,
         )

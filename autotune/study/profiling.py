@@ -40,7 +40,7 @@ from autotune.study.request import SearchRequest
 from autotune.study.resume import check_same_device, check_same_model, prepare_again
 from autotune.study.search import result_of
 from autotune.study.trusted_code import check_trusted
-from autotune.units import format_size, parse_size
+from autotune.units import different_sizes, format_size, parse_size
 
 DEFAULT_QUOTA = "4GiB"
 NEEDED_BYTES = 256 * 1024**2
@@ -234,9 +234,9 @@ def _check_room(folder: Path) -> None:
     except OSError:
         return
     if free_bytes < NEEDED_BYTES:
+        needed, free = different_sizes(NEEDED_BYTES, free_bytes)
         raise StorageUnavailable(
-            f"a profile needs {format_size(NEEDED_BYTES)} of disk space, and {there} has "
-            f"{format_size(free_bytes)} left",
+            f"a profile needs {needed} of disk space, and {there} has {free} left",
             hint="make room there, or name another folder with --out",
         )
 

@@ -22,7 +22,7 @@ from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.request import SearchRequest
-from autotune.units import format_size
+from autotune.units import different_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,8 @@ def _measured(
         return None  # the baseline is trained to its end if the device can hold it
     if new.device.type == "cuda" and not _cannot_fit(record, earlier=earlier, new=new):
         return None  # with the allocator limited to the cap, it may fit
-    needs = f"needs {format_size(record.device_bytes)} of {format_size(new.cap_bytes)}"
-    return replace(record, outcome="over_cap", message=needs)
+    needed, cap = different_sizes(record.device_bytes, new.cap_bytes)
+    return replace(record, outcome="over_cap", message=f"needs {needed} of {cap}")
 
 
 def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> bool:

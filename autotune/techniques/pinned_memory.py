@@ -19,7 +19,7 @@ from autotune.spec.config import Optimizer, TrainingConfig
 from autotune.spec.result import PINNED_ON_HOST, STATE_ON_HOST
 from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.offload import SMALLEST_ELEMENTS
-from autotune.units import format_size
+from autotune.units import different_sizes, format_size
 
 KEPT_FREE_SHARE = 0.1
 """The share of the memory available at the start of a trial that stays free for everything else."""
@@ -38,9 +38,10 @@ def check_host_memory(config: TrainingConfig, parameters: Iterable[Tensor]) -> N
     needed = bytes_to_host(config, parameters)
     limit = int((1 - KEPT_FREE_SHARE) * available)
     if needed > limit:
+        size, allowed = different_sizes(needed, limit)
         raise HostMemoryExceeded(
-            f"out of host memory: offload {config.offload} takes {format_size(needed)}, and of the "
-            f"{format_size(available)} {when_it_was_left()} {format_size(limit)} may be taken; "
+            f"out of host memory: offload {config.offload} takes {size}, and of the "
+            f"{format_size(available)} {when_it_was_left()} {allowed} may be taken; "
             "use offload none, an optimizer with less state, "
             "or a host or container with more memory"
         )

@@ -64,7 +64,7 @@ from autotune.training.parity import ParityWatch
 from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.training.step import Diverged, TrainingStep, check_finite
 from autotune.training.turns import Turns
-from autotune.units import format_size
+from autotune.units import different_sizes
 
 _BYTES_FOR_PROFILER = 1 << 30
 """What every device must have free for the profiler of CUDA, which takes far less."""
@@ -485,8 +485,8 @@ class Trainer:
         outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
         message = ""
         if outcome == "over_cap":
-            needed = format_size(memory.device_bytes)
-            message = f"needs {needed} of {format_size(self._request.cap_bytes)}"
+            needed, cap = different_sizes(memory.device_bytes, self._request.cap_bytes)
+            message = f"needs {needed} of {cap}"
         elif dominating is not None:
             outcome = "dominated"
             message = f"trial {dominating.number} trains the same faster in no more memory"

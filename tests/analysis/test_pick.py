@@ -154,12 +154,16 @@ def reasons(*trials, initial_perplexity=None):
 @pytest.mark.parametrize("initial", [10.0, 9.0])
 def test_a_pick_that_training_did_not_improve_comes_with_its_learning_rate(initial):
     words = f"a learning rate of 2e-05 (adamw) made it worse: its perplexity was {initial:g} before"
-    assert words in reasons(SMALL, initial_perplexity=initial).warning
+    picked = reasons(SMALL, initial_perplexity=initial)
+    assert words in picked.doubt
+    assert picked.reason.startswith(picked.doubt)
+    assert picked.heading == "Pick, not to be trusted"
 
 
 @pytest.mark.parametrize("initial", [10.1, None])
 def test_a_pick_that_training_improved_comes_without_a_warning(initial):
-    assert reasons(SMALL, initial_perplexity=initial).warning == ""
+    picked = reasons(SMALL, initial_perplexity=initial)
+    assert (picked.warning, picked.doubt, picked.heading) == ("", "", "Pick")
 
 
 def test_a_pick_across_kinds_of_training_names_the_learning_rates_of_each():
@@ -217,7 +221,7 @@ def test_a_noisy_baseline_is_warned_of():
     picked = choose(
         [noisy, record(1, speed=3000.0)], [1], baseline=noisy, preferences=Preferences()
     )
-    assert "the baseline's speed varied by ±39 %" in picked.warning
+    assert "the baseline's speed varied by ±39 %" in picked.doubt
 
 
 def test_a_noisy_pick_and_a_noisy_baseline_are_both_warned_of():
@@ -225,7 +229,7 @@ def test_a_noisy_pick_and_a_noisy_baseline_are_both_warned_of():
         record(number, speed=1000.0, tokens_per_second_spread=spread, memory=memory * MIB)
         for number, spread, memory in ((0, 390.0, 200), (1, 250.0, 100))
     )
-    warning = choose([noisy, picked], [1], baseline=noisy, preferences=Preferences()).warning
+    warning = choose([noisy, picked], [1], baseline=noisy, preferences=Preferences()).doubt
     assert "its speed varied by ±25 % and the baseline's speed varied by ±39 %, so" in warning
 
 

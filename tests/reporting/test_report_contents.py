@@ -71,6 +71,14 @@ def test_the_reason_does_not_say_the_savings_again():
     assert answer_of(plain_view(pick=pick)).reason == "It is the fastest; its speed varied."
 
 
+def test_the_headline_of_a_pick_that_is_not_to_be_trusted_says_so_first():
+    pick = Pick(number=2, criterion="the fastest", doubt="its speed varied by ±40 %")
+    answer = answer_of(plain_view(pick=pick))
+    assert answer.headline.startswith("Not to be trusted: train with #2")
+    assert answer.sentence.startswith("Its speed varied by ±40 %. Against the baseline")
+    assert answer.reason == "It is the fastest."
+
+
 @pytest.mark.parametrize(
     ("label", "value", "change"),
     [

@@ -15,7 +15,7 @@ import ray
 
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.remote_worker import RemoteWorker
-from autotune.units import format_size
+from autotune.units import different_sizes, format_size
 
 _CHUNK_BYTES = 64 * 1024**2
 _SECONDS_TO_ANSWER = 60.0
@@ -82,9 +82,10 @@ class Shipment:
         found = worker.ask("describe", seconds=_SECONDS_TO_ANSWER, should_stop=should_stop)
         needed = sum(file.stat().st_size for file in files) + _SPARE_BYTES
         if found["free_bytes"] < needed:
+            size, free = different_sizes(needed, found["free_bytes"])
             raise TrialLost(
-                f"{worker.place} has no room: the search needs {format_size(needed)} in "
-                f"{found['folder']}, of which {format_size(found['free_bytes'])} are free",
+                f"{worker.place} has no room: the search needs {size} in {found['folder']}, of "
+                f"which {free} are free",
                 hint="free space there, or let XDG_CACHE_HOME of Ray's processes name another disk",
             )
 

@@ -271,6 +271,7 @@ def draw(figure: AblationFigure) -> go.Figure:
         drawing.update_xaxes(
             title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2
         )
+    drawing.update_xaxes(autorange="reversed", row=1, col=3)  # what is better is on the right
     rows = len(figure.rows)
     names = [style.wrapped(row.words, width=_LABEL_WIDTH, lines=2) for row in figure.rows]
     drawing.update_yaxes(

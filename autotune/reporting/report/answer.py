@@ -55,11 +55,15 @@ def _picked(view: StudyView, pick: TrialRecord) -> Answer:
         sentence = f"{comparison[0].upper()}{comparison[1:]}."
     else:
         sentence = "There is no baseline to compare with: it was neither measured nor predicted."
-    # The comparison has a sentence of its own.
-    reason = replace(view.result.pick, comparison="").reason
+    headline = f"Train with #{pick.number}, {trial_label(pick)}."
+    if doubt := view.result.pick.doubt:
+        headline = f"Not to be trusted: train with #{pick.number}, {trial_label(pick)}."
+        sentence = f"{doubt[0].upper()}{doubt[1:]}. {sentence}"
+    # Comparison and doubt have a sentence of their own.
+    reason = replace(view.result.pick, comparison="", doubt="").reason
     return Answer(
         found=True,
-        headline=f"Train with #{pick.number}, {trial_label(pick)}.",
+        headline=headline,
         sentence=sentence,
         reason=f"It is {reason}.",
         tiles=tuple(_tiles(view, pick)),

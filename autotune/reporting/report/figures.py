@@ -93,7 +93,7 @@ def _ablation(view: StudyView) -> ReportFigure:
         id="ladder",
         title="What each technique gains",
         short_title="Techniques",
-        lead="Bars to the right of zero: less memory, higher speed, higher perplexity.",
+        lead="Bars to the right of zero are better: less memory, higher speed, lower perplexity.",
         alternative=f"Bars for {len(figure.rows)} values of techniques: how each changes memory, "
         "speed and perplexity, alone, on top of the others, and over all pairs of trials. The "
         "table after it has the same numbers.",

@@ -371,7 +371,7 @@ FIGURE_CARDS = (
     FigureCard(
         kind="ladder",
         title="What each technique gains",
-        lead="Bars to the right of zero: less memory, higher speed, higher perplexity.",
+        lead="Bars to the right of zero are better: less memory, higher speed, lower perplexity.",
         alternative="Bars for each value of a technique: how it changes memory, speed and "
         "perplexity. “The same as a table” below it has the numbers.",
         height=560,

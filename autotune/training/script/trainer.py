@@ -60,7 +60,7 @@ from autotune.training.script.run import (
 from autotune.training.script.timed_run import Step, TimedRun
 from autotune.training.speed import measured_speed
 from autotune.training.step import Diverged
-from autotune.units import format_size
+from autotune.units import different_sizes
 
 
 def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
@@ -304,7 +304,8 @@ class _ScriptTrial(TimedRun):
         message = ""
         if memory.device_bytes > cap_bytes:
             outcome = "over_cap"
-            message = f"needs {format_size(memory.device_bytes)} of {format_size(cap_bytes)}"
+            needed, cap = different_sizes(memory.device_bytes, cap_bytes)
+            message = f"needs {needed} of {cap}"
         elif self._dominating is not None:
             outcome = "dominated"
             message = f"trial {self._dominating.number} trains the same faster in no more memory"

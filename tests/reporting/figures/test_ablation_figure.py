@@ -106,6 +106,12 @@ def test_the_range_over_pairs_is_an_error_bar():
     assert (pairs.error_x.array[1], pairs.error_x.arrayminus[1]) == pytest.approx((5.0, 5.0))
 
 
+def test_what_is_better_is_on_the_right_of_every_panel():
+    layout = draw(compute(ladder_view())).layout
+    directions = (layout.xaxis.autorange, layout.xaxis2.autorange, layout.xaxis3.autorange)
+    assert directions == (None, None, "reversed")
+
+
 def test_predicted_bars_are_hatched():
     trials = [dataclasses.replace(trial, peak_memory_bytes=None) for trial in four_trials()]
     for number, trial in enumerate(four_trials()):
