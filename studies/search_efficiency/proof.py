@@ -190,10 +190,17 @@ def _goals(said: Row, groups: Groups) -> Iterator[str]:
             f"- {100 * share:.0f} %, median over caps and draws: {_median_and_tenths(ours)} % of "
             f"the cost (goal {goal:.0f} %); plain Optuna {_median_and_tenths(others)} %"
         )
+        medians = {
+            kind: [ranked(_costs(said, groups[kind, cap], share), 0.5) for cap in CAPS]
+            for kind in of_kind
+        }
+        by_cap = {kind: number(statistics.median(values)) for kind, values in medians.items()}
+        yield (
+            f"- {100 * share:.0f} %, median over caps of the median of each: {by_cap['search']} %; "
+            f"plain Optuna {by_cap['plain']} %"
+        )
         ratios = []
-        for cap in CAPS:
-            own = ranked(_costs(said, groups["search", cap], share), 0.5)
-            other = ranked(_costs(said, groups["plain", cap], share), 0.5)
+        for own, other in zip(medians["search"], medians["plain"], strict=True):
             ratios.append("0" if other == float("inf") else f"{own / other:.2f}")
         yield f"- {100 * share:.0f} %, cost beside plain Optuna's, by cap: {', '.join(ratios)}"
     worst = {cap: ranked(_costs(said, groups["search", cap], 0.99), 0.5) for cap in CAPS}
