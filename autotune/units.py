@@ -75,6 +75,11 @@ def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
     return words
 
 
+def format_decimal(number: float, *, digits: int = 2) -> str:
+    """Return a number with decimals; three significant digits and an exponent from a million on."""
+    return f"{number:,.{digits}f}" if abs(number) < 1e6 else f"{number:.3g}"
+
+
 def exact_size(size_bytes: int) -> str:
     """Return a size in the largest unit that represents it exactly: `48MiB`."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):

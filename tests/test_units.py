@@ -9,6 +9,7 @@ from autotune.errors import InvalidSize
 from autotune.units import (
     different_sizes,
     format_amount,
+    format_decimal,
     format_duration,
     format_percent,
     format_size,
@@ -274,3 +275,10 @@ def test_a_small_share_is_not_shown_as_none(share, digits, sign, text):
 )
 def test_an_amount_has_a_decimal_prefix_and_three_digits(amount, text):
     assert format_amount(amount, "B") == text
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(23.914, "23.91"), (1234.5, "1,234.50"), (2.34e67, "2.34e+67")]
+)
+def test_a_large_number_has_an_exponent_and_no_seventy_digits(number, words):
+    assert format_decimal(number) == words

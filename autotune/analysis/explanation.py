@@ -18,7 +18,7 @@ from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
-from autotune.units import format_size
+from autotune.units import format_decimal, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class PairSaving:
 SIZES_NOTE = "All sizes are predicted, except where a line says measured."
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Explanation:
     """The whole explanation; all numbers are predicted unless marked as measured."""
 
@@ -109,9 +109,9 @@ class Explanation:
         lines += ["", SIZES_NOTE, *(f"Note: {note}." for note in self.prediction.notes)]
         return printable("\n".join(lines), keep_lines=True)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text where IPython would show the fields."""
-        printer.text(str(self))
+    def __repr__(self) -> str:
+        """Return the text, which Python and notebooks show, instead of the fields."""
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -247,7 +247,7 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
 def _difference_of_perplexity(perplexity: float, trial: TrialRecord | None) -> str:
     """Return the difference to that of `trial`, or the perplexity itself where it has none."""
     if trial is None or not trial.perplexity or trial.perplexity_says_nothing:
-        return f"perplexity {perplexity:.2f}"
+        return f"perplexity {format_decimal(perplexity)}"
     change = perplexity / trial.perplexity - 1
     if abs(change) <= DEFAULT_PERPLEXITY_TOLERANCE:
         return "the same perplexity"

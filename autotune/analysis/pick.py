@@ -1,5 +1,6 @@
 """Picks the configuration to recommend, and gives reasons that a person can check."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -23,6 +24,8 @@ from autotune.units import format_percent, format_size
 Preference = Literal["fastest", "smallest", "balanced"]
 PREFERENCES = get_args(Preference)
 
+LARGEST_PERPLEXITY = 1e6
+"""That of guessing among a million tokens, more than vocabularies have."""
 NOISY_SPREAD = 0.2
 """Relative spread of a trial's speed beyond which the pick comes with a warning."""
 
@@ -125,6 +128,7 @@ def choose(
         _parity_warning(picked),
         _no_better_warning(picked, workload=workload, initial_perplexity=initial_perplexity),
         _noise_warning(picked, baseline),
+        _loss_warning(picked),
     ]
     warnings = [_says_nothing_warning(candidates)]
     if preferences.prefer != "smallest":
@@ -214,6 +218,17 @@ def _parity_warning(picked: TrialRecord) -> str:
     if picked.parity == "same at two blocks":
         return f"compared with plain training {picked.parity_message}"
     return ""
+
+
+def _loss_warning(picked: TrialRecord) -> str:
+    """Return a warning if the loss is larger than that of a mean over tokens can be."""
+    if (picked.perplexity or 0.0) <= LARGEST_PERPLEXITY or picked.perplexity_says_nothing:
+        return ""
+    assert picked.perplexity is not None
+    return (
+        f"its loss of {math.log(picked.perplexity):.4g} nats a token is more than that of guessing "
+        "among a million tokens: is it a sum? A perplexity needs the mean over the tokens"
+    )
 
 
 def _says_nothing_warning(candidates: Sequence[TrialRecord]) -> str:

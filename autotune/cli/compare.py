@@ -24,7 +24,7 @@ from autotune.reporting.trial_text import (
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.units import format_percent, format_size
+from autotune.units import format_decimal, format_percent, format_size
 
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
@@ -276,7 +276,7 @@ def _relative_speed(match: "Match") -> str:
 
 
 def _objectives(record: TrialRecord) -> list[str]:
-    return [format_size(record.peak_memory_bytes or 0), f"{record.perplexity or 0.0:,.2f}"]
+    return [format_size(record.peak_memory_bytes or 0), format_decimal(record.perplexity or 0.0)]
 
 
 def _peak(side: "Side") -> str:

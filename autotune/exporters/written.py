@@ -22,7 +22,7 @@ from autotune.spec.user_paths import expanded, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class WrittenExport:
     """The files that were written, and what the trainer cannot express."""
 
@@ -80,9 +80,9 @@ class WrittenExport:
             lines += ["", title, *(f"  {line}" for line in of_section)]
         return printable("\n".join(lines), keep_lines=True)
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text where IPython would show the fields."""
-        printer.text(str(self))
+    def __repr__(self) -> str:
+        """Return the text, which Python and notebooks show, instead of the fields."""
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object that `autotune export --json` prints."""

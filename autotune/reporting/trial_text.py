@@ -17,6 +17,7 @@ from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.units import (
     different_sizes,
+    format_decimal,
     format_duration,
     format_percent,
     format_rate,
@@ -87,8 +88,10 @@ def format_perplexity(record: TrialRecord) -> str:
     if record.perplexity is None:
         return ""
     mark = SHARED_MARK if record.shares_perplexity else ""
-    spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.2f}"
-    text = f"{mark}{record.perplexity:,.2f}{spread}"
+    spread = ""
+    if record.perplexity_spread is not None:
+        spread = f" ±{format_decimal(record.perplexity_spread)}"
+    text = f"{mark}{format_decimal(record.perplexity)}{spread}"
     return f"({text})" if record.perplexity_says_nothing else text
 
 
@@ -140,7 +143,8 @@ def before_training(result: StudyResult) -> BeforeTraining | None:
     """Return the first row of a table of trials; None for a study without pretrained weights."""
     if result.initial_perplexity is not None:
         return BeforeTraining(
-            perplexity=f"{result.initial_perplexity:,.2f}", remark=result.initial_perplexity_remark
+            perplexity=format_decimal(result.initial_perplexity),
+            remark=result.initial_perplexity_remark,
         )
     if result.initial_perplexity_remark:
         remark = f"not measured: {result.initial_perplexity_remark}"
@@ -437,8 +441,10 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(style.wrapped(f"in collectives: {communication}", width=_LINE))
     if record.perplexity is not None:
         source = record.perplexity_source
-        spread = "" if record.perplexity_spread is None else f" ±{record.perplexity_spread:.3f}"
-        line = f"perplexity: {record.perplexity:,.3f}{spread}"
+        spread = ""
+        if record.perplexity_spread is not None:
+            spread = f" ±{format_decimal(record.perplexity_spread, digits=3)}"
+        line = f"perplexity: {format_decimal(record.perplexity, digits=3)}{spread}"
         lines.append(f"{line} ({style.escaped(str(source))})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")

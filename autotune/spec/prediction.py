@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from autotune.errors import InvalidInput
+from autotune.printable import printable
 from autotune.spec.config import TrainingConfig
 from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, Share, SizeBytes, Work
 from autotune.spec.schema import Schema
+from autotune.units import format_size
 
 Category = Literal[
     "parameters",
@@ -78,7 +80,7 @@ class Timeline(Schema):
     peak_event: EventNumber
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction(Schema):
     """The predicted peak memory of one configuration; all sizes are in bytes."""
 
@@ -134,6 +136,15 @@ class Prediction(Schema):
     whole depth."""
     seconds: Seconds = 0.0
     """Time that the prediction took."""
+
+    def __repr__(self) -> str:
+        """Return the peak with its bounds, and where it is."""
+        peak, least, most = map(
+            format_size, (self.peak_memory_bytes, self.lower_bound_bytes, self.upper_bound_bytes)
+        )
+        where = " at ".join(filter(None, (self.module, self.operator)))
+        text = f"peak of {peak} ({least} to {most}) in {self.phase}{where and f', in {where}'}"
+        return printable(f"<prediction for {self.device}: {text}>")
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dictionary ready for JSON."""

@@ -28,7 +28,7 @@ from autotune.study.events import (
     WaitingForStorage,
 )
 from autotune.study.progress import Progress, waiting_text
-from autotune.units import format_duration, format_percent, format_size
+from autotune.units import format_decimal, format_duration, format_percent, format_size
 
 _STUDIES_SHOWN = 3
 
@@ -247,7 +247,7 @@ def _one_line(record: TrialRecord) -> str:
         words.append(f"{speed} tokens/s")
     if record.perplexity is not None:
         source = perplexity_source_text(record)
-        words.append(f"perplexity {record.perplexity:.2f}")
+        words.append(f"perplexity {format_decimal(record.perplexity)}")
         if source:
             words.append(f"({source})")
     if record.outcome != "ok":

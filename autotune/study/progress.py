@@ -33,7 +33,7 @@ from autotune.study.events import (
     WaitingForOthers,
     WaitingForStorage,
 )
-from autotune.units import format_duration, format_size
+from autotune.units import format_decimal, format_duration, format_size
 
 
 @dataclass(kw_only=True)
@@ -308,7 +308,7 @@ class Progress:
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         return (
             f"best so far #{record.number}: {size}, {speed} tokens/s, "
-            f"perplexity {record.perplexity:.2f}"
+            f"perplexity {format_decimal(record.perplexity or 0.0)}"
         )
 
     def counts(self) -> str:

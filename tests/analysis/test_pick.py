@@ -303,6 +303,14 @@ def test_a_pick_whose_speed_varied_much_comes_with_a_warning(spread, warned):
     assert ("do not trust speeds" in reason) == warned
 
 
+def test_a_perplexity_beyond_any_vocabulary_asks_whether_the_loss_is_a_sum():
+    summed = choose([record(0, perplexity=1e68)], [0], baseline=None, preferences=Preferences())
+    assert summed.doubt.startswith("its loss of 156.6 nats a token")
+    assert "is it a sum?" in summed.doubt
+    mean = choose([record(0, perplexity=9e5)], [0], baseline=None, preferences=Preferences())
+    assert mean.doubt == ""
+
+
 def test_a_pick_in_16_bit_from_one_training_says_that_rounding_may_decide():
     full = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
     in_16_bit = TrainingConfig(precision="bf16-mixed")

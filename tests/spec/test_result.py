@@ -4,7 +4,8 @@ import pytest
 
 from autotune.errors import InvalidInput
 from autotune.spec.result import Outcome
-from tests.building.results import record, study_result
+from tests.building.results import MIB, record, study_result
+from tests.building.views import predicted
 
 
 @pytest.mark.parametrize("outcome", get_args(Outcome))
@@ -35,3 +36,11 @@ def test_what_failed_or_has_not_finished_was_not_trained(outcome):
 def test_a_number_of_a_trial_that_is_none_is_rejected_as_such():
     with pytest.raises(InvalidInput, match="a whole number, not '0'"):
         study_result([record(0)]).trial("0")
+
+
+def test_python_shows_a_prediction_in_one_line():
+    shown = repr(predicted(peak=100 * MIB, within=0.1))
+    assert shown == (
+        "<prediction for cpu: peak of 100.0 MiB (90.00 MiB to 110.0 MiB) in backward, in blocks.0 "
+        "at aten.mm>"
+    )

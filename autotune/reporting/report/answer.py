@@ -14,7 +14,7 @@ from autotune.reporting.trial_text import (
     utilization_sentence,
 )
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_percent, format_size
+from autotune.units import format_decimal, format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
         ),
         Tile(
             label="perplexity",
-            value=f"{pick.perplexity:.2f}",
+            value=format_decimal(pick.perplexity),
             change=_joined(_perplexity_change(pick, baseline), _perplexity_source(pick)),
         ),
     ]
@@ -131,7 +131,8 @@ def _speed_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
     if baseline is None:
         return ""
     compared, baseline = on_one_scale(pick, baseline)
-    change = _change(compared.tokens_per_second or 0.0, baseline.tokens_per_second, ",.0f")
+    before = baseline.tokens_per_second or 0.0
+    change = _change(compared.tokens_per_second or 0.0, before, words=f"{before:,.0f}")
     if change and compared.confirmations < pick.confirmations:
         return f"alone {compared.tokens_per_second:,.0f} {change}"
     return change
@@ -143,10 +144,10 @@ def _reuse_note(pick: TrialRecord) -> str:
 
 
 def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
-    before = None if baseline is None else baseline.perplexity
-    if pick.perplexity_says_nothing:
+    if pick.perplexity_says_nothing or baseline is None:
         return ""
-    return _change(pick.perplexity or 0.0, before, ".2f")
+    before = baseline.perplexity or 0.0
+    return _change(pick.perplexity or 0.0, before, words=format_decimal(before))
 
 
 def _perplexity_source(pick: TrialRecord) -> str:
@@ -157,8 +158,8 @@ def _perplexity_source(pick: TrialRecord) -> str:
     return str(source)
 
 
-def _change(value: float, before: float | None, form: str) -> str:
-    return f"for {before:{form}}, {_percent(value, before)}" if before else ""
+def _change(value: float, before: float, *, words: str) -> str:
+    return f"for {words}, {_percent(value, before)}" if before else ""
 
 
 def _percent(value: float, before: float) -> str:

@@ -77,7 +77,7 @@ class Confirmation:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FitResult:
     """All rows of a request."""
 
@@ -130,9 +130,9 @@ class FitResult:
         beyond = "fewer" if self.varying.wants_fewest else "one more"
         return f"{row.technique}: {fits}; {beyond}: {row.message}"
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text where IPython would show the fields."""
-        printer.text(str(self))
+    def __repr__(self) -> str:
+        """Return the text, which Python and notebooks show, instead of the fields."""
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         return {
