@@ -428,6 +428,18 @@ def test_a_nan_loss_is_reported_as_diverged(script, trial_of):
     assert trial_of(file)["outcome"] == "diverged"
 
 
+def test_a_loss_that_is_too_large_for_a_mean_over_tokens_is_asked_whether_it_is_a_sum(
+    script, trial_of
+):
+    file = script()
+    file.write_text(file.read_text().replace("loss=loss", "loss=888.0"))
+    found = trial_of(file)
+    assert (found["outcome"], found["message"]) == (
+        "diverged",
+        "the loss is 888.0 after 12 steps; is it a sum? report the mean over the tokens",
+    )
+
+
 def test_a_loss_so_far_below_zero_that_its_exponential_is_zero_is_reported_as_diverged(
     script, trial_of
 ):

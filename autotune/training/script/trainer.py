@@ -379,5 +379,6 @@ class _ScriptTrial(TimedRun):
                 unused_evaluation="unseen" if has_evaluation else None,
             )
         if not -LARGEST_LOSS < loss < LARGEST_LOSS:
-            raise Diverged(f"the loss is {loss} after {self.workload.steps} steps")
+            is_sum = "; is it a sum? report the mean over the tokens" if loss > 0 else ""
+            raise Diverged(f"the loss is {loss} after {self.workload.steps} steps{is_sum}")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}
