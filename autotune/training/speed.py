@@ -99,13 +99,18 @@ def make_clock(device: torch.device) -> StepClock:
     return HostClock()
 
 
+class NothingCompiled(RuntimeError):
+    """A trial that compiles has compiled nothing: its speed would be under a wrong name."""
+
+
 def measured_speed(
     warmup: Sequence[TimedStep], timed: Sequence[TimedStep], *, compiled: bool
 ) -> dict[str, Any]:
     """Returns the fields of a measurement for speed and compilation, empty if nothing was timed.
 
     Speed is the median tokens per second of the timed steps, its spread half their interquartile
-    range. Compilation is the time of the warm-up steps beyond that of a steady step.
+    range. Compilation is the time of the warm-up steps beyond that of a steady step. Raises
+    NothingCompiled.
     """
     if not timed:
         return {}
@@ -119,6 +124,11 @@ def measured_speed(
         "compile_cache": None,
     }
     if compiled:
+        if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+            raise NothingCompiled(
+                "torch.compile has compiled no graph of this training, which runs as eager code: "
+                "please report it with the model"
+            )
         fields["compile_seconds"] = sum(max(0.0, step.seconds - steady_seconds) for step in warmup)
         fields["compile_cache"] = _compile_cache_use()
     return fields

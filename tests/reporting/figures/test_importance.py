@@ -73,7 +73,7 @@ def test_what_only_two_techniques_together_decide_is_the_share_of_neither():
 @pytest.mark.parametrize("seed", [None, *range(8)])
 def test_effects_that_add_up_have_their_exact_shares_however_few_trials_there_are(seed):
     memory, *_ = compute(ladder_view(trials_of_effects(seed=seed, count=24))).objectives
-    variances = {field: statistics.pvariance(of.values()) for field, of in EFFECTS.items()}
+    variances = {field: statistics.pvariance(list(of.values())) for field, of in EFFECTS.items()}
     whole = sum(variances.values())
     right = {field: variance / whole for field, variance in variances.items()}
     assert memory.shares == pytest.approx(right, abs=1e-9)
