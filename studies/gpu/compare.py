@@ -63,7 +63,7 @@ def _pairs(name: str, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _predicted(*options: str) -> dict[str, int]:
+def _predicted(*options: str) -> dict[str, int | None]:
     command = [sys.executable, "-m", "autotune", "predict", *options, "--json", "--quiet"]
     with tempfile.TemporaryDirectory() as folder:
         ended = subprocess.run(
@@ -71,7 +71,7 @@ def _predicted(*options: str) -> dict[str, int]:
         )
     predictions = json.loads(ended.stdout)["predictions"]
     # A search also tries the space's first configuration as its baseline.
-    return {one["name"]: one["peak_memory_bytes"] for one in predictions}
+    return {one["name"]: one.get("peak_memory_bytes") for one in predictions}
 
 
 if __name__ == "__main__":
