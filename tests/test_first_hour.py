@@ -88,10 +88,10 @@ def test_an_unknown_part_is_rejected_with_the_names_of_all():
 def test_the_space_has_every_value_of_every_technique():
     import tomllib
 
-    from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, TrainingConfig
+    from autotune.spec.config import OF_SEVERAL_DEVICES, SEARCHED, TrainingConfig
 
     content = tomllib.loads((STUDY / "spaces" / "every_technique.toml").read_text())
-    for technique, values in CHOICES.items():
+    for technique, values in SEARCHED.items():
         if technique in (*OF_SEVERAL_DEVICES, "engine"):
             continue  # the study is of one device
         default = getattr(TrainingConfig(), technique)

@@ -18,7 +18,7 @@ from autotune.execution.cluster.address import AUTO, LOCAL, check_address
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
 from autotune.execution.device_slots import describe_slot_scope
 from autotune.execution.local import LocalExecutor
-from autotune.spec.config import CHOICES
+from autotune.spec.config import SEARCHED
 from autotune.spec.study import check_device
 from autotune.units import format_size
 
@@ -83,7 +83,7 @@ def doctor(
             names = [device]
         for name in names:
             try:
-                info, unavailable = executor.probe(name, CHOICES, anew=True)
+                info, unavailable = executor.probe(name, SEARCHED, anew=True)
             except (InvalidInput, TrialLost) as error:
                 if device is not None:
                     raise
@@ -103,7 +103,7 @@ def doctor(
             for sentence in info.notes:
                 say(f"  note: {sentence}")
             say(f"  device slots shared with: {describe_slot_scope(info)}")
-            for technique, values in CHOICES.items():
+            for technique, values in SEARCHED.items():
                 works = [value for value in values if value not in unavailable.get(technique, {})]
                 say(f"  {technique}: {', '.join(works)}")
             for technique, reasons in unavailable.items():

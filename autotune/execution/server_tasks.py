@@ -367,7 +367,9 @@ class ServerTasks:
                 packages=found["packages"],
             )
         if found.get("own_precision") is not None:
-            workload = replace(workload, own_precision=found["own_precision"])
+            workload = replace(
+                workload, own_precision=found["own_precision"], own_fusion=found["own_fusion"]
+            )
         return workload, found["unavailable"]
 
     def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:

@@ -14,7 +14,7 @@ from autotune.exporters.adapters import trained_dtype
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe, recipe_of
 from autotune.printable import printable
-from autotune.spec.config import PRECISIONS_OF_SCRIPTS
+from autotune.spec.config import OF_SCRIPTS
 from autotune.spec.result import JSON_SCHEMA, StudyResult, TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.spec.user_code import is_function_reference, read_reference, script_sha256
@@ -170,7 +170,7 @@ def composed_export(
     Raises InvalidInput, and with `strict` IllegalConfiguration.
     """
     version = version_of(target, target_version)
-    _check_precision(record, target)
+    _check_that_no_script_is_needed(record, target)
     recipe = recipe_of(result, record)
     folder_of_files = folder or RESULTS_FOLDER / f"{result.study}-{target}-{record.number}"
     search_folder = _search_folder(recipe.workload)
@@ -206,15 +206,16 @@ def _marks_answers(workload: Workload) -> bool | None:
     return None if template is None else template.marks_answers
 
 
-def _check_precision(record: TrialRecord, target: str) -> None:
-    """Raise InvalidInput for number formats that only the script of the trial can bring."""
-    precision = record.config.precision
-    if precision in PRECISIONS_OF_SCRIPTS and target != "pytorch":
-        raise InvalidInput(
-            f"#{record.number} has precision {precision}, the number formats that its script "
-            f"brings: no file for {target} can ask for them",
-            hint="use --to pytorch: the script itself then trains with the configuration",
-        )
+def _check_that_no_script_is_needed(record: TrialRecord, target: str) -> None:
+    """Raise InvalidInput for what only the script of the trial can bring."""
+    for technique, values in OF_SCRIPTS.items():
+        value = getattr(record.config, technique)
+        if value in values and target != "pytorch":
+            raise InvalidInput(
+                f"#{record.number} has {technique} {value}, that which its script brings: no file "
+                f"for {target} can ask for it",
+                hint="use --to pytorch: the script itself then trains with the configuration",
+            )
 
 
 _TAKES_THE_SCRIPTS_MODEL = ("accelerate", "deepspeed", "lightning")

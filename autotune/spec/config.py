@@ -40,7 +40,7 @@ Optimizer = Literal[
     "paged-adamw",
     "paged-adamw-8bit",
 ]
-OptimizerFusion = Literal["none", "foreach", "kernel", "backward"]
+OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
 Allocator = Literal["default", "expandable"]
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
 Loss = Literal["full", "chunked"]
@@ -86,7 +86,8 @@ class TrainingConfig(Built):
 
     optimizer_fusion: OptimizerFusion = "none"
     """How the update runs: a loop over the parameters, batched (`foreach`), one kernel
-    (`fused=True`), or inside the backward pass."""
+    (`fused=True`), or inside the backward pass. Only scripts have `as-is`, where their optimizers
+    update in several ways: nothing is changed then."""
 
     micro_batch_size: int = 1
     """Sequences per forward pass; the global batch divided by it is the number of accumulation
@@ -274,6 +275,21 @@ FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
 PRECISIONS_OF_SCRIPTS: tuple[Precision, ...] = ("fp64", "fp16-true", "as-is")
 """Precisions that only a script has, by bringing them: no search chooses them."""
 
+OF_SCRIPTS: Mapping[str, tuple[str, ...]] = {
+    "precision": PRECISIONS_OF_SCRIPTS,
+    "optimizer_fusion": ("as-is",),
+}
+"""{technique: values that only a script has} for the techniques of which it brings its own."""
+
+SEARCHED: Mapping[str, tuple[Any, ...]] = {
+    technique: tuple(value for value in values if value not in OF_SCRIPTS.get(technique, ()))
+    for technique, values in CHOICES.items()
+}
+"""`CHOICES` without those values: what a search can choose."""
+
+AS_IS: Mapping[str, str] = dict.fromkeys(OF_SCRIPTS, "as-is")
+"""{technique: the value with which what a script brings is not changed}."""
+
 FIELD_ORDER = (
     "precision",
     "optimizer",
@@ -373,16 +389,19 @@ class LegalityContext:
     """Devices of one trial."""
     own_precision: Precision = "fp32"
     """That of the training without any technique; of a script, what it brings."""
+    own_fusion: OptimizerFusion = "none"
+    """The same of how the optimizer updates."""
 
     @classmethod
     def of_script(
         cls, config: "TrainingConfig", *, global_batch: int, clips_gradients: bool = False
     ) -> "LegalityContext":
-        """Return that of a script which trains with `config`, and whose weights are not known."""
+        """Return that of a script which trains with `config`; what it brings is not known."""
         return cls(
             global_batch=global_batch,
             clips_gradients=clips_gradients,
             own_precision=config.precision,
+            own_fusion=config.optimizer_fusion,
         )
 
     def default_of(self, field: str) -> Any:
@@ -396,6 +415,8 @@ class LegalityContext:
             return "ddp"
         if field == "precision":
             return self.own_precision
+        if field == "optimizer_fusion":
+            return self.own_fusion
         return getattr(_DEFAULT_CONFIG, field)
 
 
@@ -410,9 +431,8 @@ def configuration_of(
         check_value(field, value)
     defaults = {}
     if at is not None:
-        defaults = {
-            field: at.default_of(field) for field in ("precision", "micro_batch_size", "sharding")
-        }
+        decided = ("precision", "optimizer_fusion", "micro_batch_size", "sharding")
+        defaults = {field: at.default_of(field) for field in decided}
         split = {"tensor_parallel": choices.get("tensor_parallel", 1)}
         # Devices that split matrices train the same rows.
         defaults["micro_batch_size"] = max(1, at.global_batch // replicas(split, at))
@@ -461,6 +481,15 @@ def replicas(chosen: Mapping[str, Any], at: LegalityContext) -> int:
     return max(1, size)
 
 
+def _chosen_fusion(chosen: Mapping[str, Any], at: LegalityContext) -> Any:
+    """Return the fusion, but `none` where a script brings it.
+
+    Its optimizer has that fusion, whatever the configuration calls the optimizer.
+    """
+    fusion = chosen["optimizer_fusion"]
+    return "none" if fusion == at.own_fusion else fusion
+
+
 RULES = (
     Rule(
         ("precision",),
@@ -470,6 +499,13 @@ RULES = (
         "precision {precision} is that of a script that brings such weights, and this training is "
         "in {own_precision}",
         "use precision fp32 or bf16-true",
+    ),
+    Rule(
+        ("optimizer_fusion",),
+        lambda c, at: c["optimizer_fusion"] == "as-is" and at.own_fusion != "as-is",
+        "optimizer_fusion as-is is that of a script whose optimizers update in several ways, and "
+        "here it is {own_fusion}",
+        "use optimizer_fusion {own_fusion}",
     ),
     Rule(
         ("micro_batch_size",),
@@ -492,14 +528,14 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: c["optimizer_fusion"] == "kernel" and c["optimizer"] == "adafactor",
+        lambda c, at: _chosen_fusion(c, at) == "kernel" and c["optimizer"] == "adafactor",
         "torch's Adafactor has no fused kernel",
         "use optimizer_fusion foreach, or another optimizer",
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: (
-            c["optimizer_fusion"] in ("foreach", "kernel")
+        lambda c, at: (
+            _chosen_fusion(c, at) in ("foreach", "kernel")
             and c["optimizer"] == "adafactor-fixed-rate"
         ),
         "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion "
@@ -532,8 +568,8 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: (
-            c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
+        lambda c, at: (
+            _chosen_fusion(c, at) in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
         ),
         "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion "
         "{optimizer_fusion}",
@@ -576,8 +612,8 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, _: (
-            c["optimizer_fusion"] in ("foreach", "kernel") and c["optimizer"].startswith("paged")
+        lambda c, at: (
+            _chosen_fusion(c, at) in ("foreach", "kernel") and c["optimizer"].startswith("paged")
         ),
         "{optimizer} has a kernel of its own for each parameter and no optimizer_fusion "
         "{optimizer_fusion}",
@@ -930,11 +966,12 @@ def check_legal(config: TrainingConfig, at: LegalityContext) -> None:
 def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
     """Return what savings are relative to: no technique, the global batch in one pass.
 
-    A script's is in the precision that it brings, any other in fp32. On several devices it is
-    data-parallel training.
+    A script's has the precision and the update that it brings, any other is in fp32 without fusion.
+    On several devices it is data-parallel training.
     """
     return TrainingConfig(
         precision=at.own_precision,
+        optimizer_fusion=at.own_fusion,
         optimizer=optimizer,
         micro_batch_size=at.default_of("micro_batch_size"),
         sharding=at.default_of("sharding"),

@@ -16,6 +16,7 @@ from typing import Any
 
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
 from autotune.spec.config import (
+    AS_IS,
     CHOICES,
     DEPENDENT_FIELDS,
     FIELD_ORDER,
@@ -349,8 +350,9 @@ def _available_values(
         listed = space.techniques.get(field, (default,))
         if listed == DIVISORS:
             listed = _divisors(at.global_batch)
-        if field == "precision" and "fp32" in listed and at.own_precision not in listed:
-            listed = (at.own_precision, *listed)  # what a script brings in place of fp32
+        own = at.default_of(field)
+        if field in AS_IS and getattr(TrainingConfig(), field) in listed and own not in listed:
+            listed = (own, *listed)  # what a script brings in place of the default
         available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))

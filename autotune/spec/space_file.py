@@ -71,6 +71,7 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "packages",
     "one_rank",
     "own_precision",
+    "own_fusion",
 }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import LegalityContext, Precision
+from autotune.spec.config import LegalityContext, OptimizerFusion, Precision
 from autotune.spec.learning_rates import FROM_SCRATCH, default_learning_rates, learning_rate_of
 from autotune.spec.model_choice import (
     HOW_TO_NAME,
@@ -97,6 +97,8 @@ class Workload(Built):
     """Whether the script gets the environment variables of torchrun with one process."""
     own_precision: Precision = "fp32"
     """The precision of the training without any technique, which a script's weights decide."""
+    own_fusion: OptimizerFusion = "none"
+    """How the optimizer of that training updates, which a script's optimizers decide."""
     layers: int | None
     width: int | None
     heads: int | None
@@ -342,6 +344,7 @@ class Workload(Built):
             sequence_length=self.sequence_length if self.script is None else None,
             devices=self.devices_per_trial,
             own_precision=self.own_precision,
+            own_fusion=self.own_fusion,
         )
 
     @property
@@ -411,6 +414,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "packages": None,
     "one_rank": False,
     "own_precision": "fp32",
+    "own_fusion": "none",
 }
 """Settings that the first studies did not have, with their defaults."""
 

@@ -44,6 +44,7 @@ _CHOICES = {
     "packing": get_args(Packing),
     "streaming": (False, True),
     "own_precision": CHOICES["precision"],
+    "own_fusion": CHOICES["optimizer_fusion"],
 }
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.shipped.step_in_backward import step_in_backward
@@ -84,9 +85,12 @@ def set_fusion(
 ) -> None:
     """Lets the optimizers update in the requested way, from their next step on.
 
+    With `as-is` nothing is changed.
     Of several, `foreach` and `kernel` are set where an optimizer has them. `sparse` are parameters
     whose gradients are sparse. Raises IllegalConfiguration as `check_fusion`, before any change.
     """
+    if fusion == "as-is":
+        return
     check_fusion(optimizers, fusion, sparse=sparse)
     for optimizer in optimizers:
         # A wrapper, too: some copy their settings to the optimizer that they hold.
@@ -154,7 +158,7 @@ def check_fusion(
         _check_that_no_parameter_is_shared(optimizers)
         for optimizer in optimizers:
             _check_step_in_backward(optimizer, sparse=sparse)
-    elif fusion != "none":
+    elif fusion in _FLAGS:
         _check_flag(optimizers, fusion, sparse=sparse)
 
 
@@ -187,6 +191,58 @@ def _check_flag(
                 scales=(1.0,),
                 otherwise=f"{type(part).__name__} cannot update with {flag}=True",
             )
+
+
+def own_fusion(
+    optimizers: Sequence[Optimizer], *, sparse: Collection[Tensor] = frozenset()
+) -> OptimizerFusion:
+    """Returns the fusion with which the optimizers update as they do without any technique.
+
+    It is found by what a step runs, because torch's default depends on the device, the class and
+    its settings. `as-is` if there is none, as of two optimizers whose flags differ. One without
+    flags updates in its own way with each.
+    """
+    parts = [part for optimizer in optimizers for part in _parts(optimizer)]
+    with_flags = [
+        part
+        for part in parts
+        if any(flag in group for flag in _FLAGS.values() for group in part.param_groups)
+    ]
+    brought = [_operations(part, fusion="as-is", sparse=sparse) for part in with_flags]
+    candidates: tuple[OptimizerFusion, ...] = ("none", "foreach", "kernel")
+    if None not in brought:
+        for fusion in candidates:
+            if brought == [_operations(part, fusion=fusion, sparse=sparse) for part in with_flags]:
+                return fusion
+    return "as-is"
+
+
+def _operations(
+    optimizer: Optimizer, *, fusion: OptimizerFusion, sparse: Collection[Tensor]
+) -> list[str] | None:
+    """Returns the operations of a step with this fusion, in order; None if the step fails."""
+    with _without_side_effects(optimizer):
+        double = _Double(optimizer, fusion=fusion, sparse=sparse)
+        try:
+            with _Operations() as operations:
+                double.step(scales=(1.0,), otherwise="")
+        except IllegalConfiguration:
+            return None
+    return operations.names
+
+
+class _Operations(TorchDispatchMode):
+    """Notes the names of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 _LEARNING_RATE = 0.01
@@ -312,7 +368,8 @@ class _Double:
                 settings["lr"] = _LEARNING_RATE  # theirs may be 0 in a warm-up
             groups.append({**settings, "params": small_ones})
         vars(self.optimizer).update(attributes, param_groups=groups, state=state)
-        _set_flags(self.optimizer, fusion)
+        if fusion != "as-is":
+            _set_flags(self.optimizer, fusion)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for group in self.optimizer.param_groups:

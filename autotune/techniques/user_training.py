@@ -61,7 +61,7 @@ def apply_to_user_training(
     apply_to_user_model(config, model)
     for optimizer in several:
         cast_state(optimizer, formats_before)
-    set_fusion(several, config.optimizer_fusion, sparse=_with_sparse_gradients(model))
+    set_fusion(several, config.optimizer_fusion, sparse=with_sparse_gradients(model))
     return model, optimizers
 
 
@@ -124,7 +124,7 @@ _applied: weakref.WeakKeyDictionary[nn.Module, TrainingConfig] = weakref.WeakKey
 """The configurations that models of this process have."""
 
 
-def _with_sparse_gradients(model: nn.Module) -> set[Tensor]:
+def with_sparse_gradients(model: nn.Module) -> set[Tensor]:
     """Returns the weights of the model's embeddings whose gradients are sparse."""
     found = set()
     for module in model.modules():
@@ -165,7 +165,7 @@ def missing_in_user_model(
     # First: what is tried next casts the model.
     for fusion in choices.get("optimizer_fusion", ()):
         try:
-            check_fusion(several, fusion, sparse=_with_sparse_gradients(model))
+            check_fusion(several, fusion, sparse=with_sparse_gradients(model))
         except IllegalConfiguration as error:
             unsupported.append(("optimizer_fusion", fusion, error.message))
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}

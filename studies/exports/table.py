@@ -13,14 +13,12 @@ from typing import Any
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Unsupported
 from autotune.exporters.recipe import Recipe
-from autotune.spec.config import CHOICES, PRECISIONS_OF_SCRIPTS, TrainingConfig
+from autotune.spec.config import SEARCHED, TrainingConfig
 from autotune.spec.workload import make_workload
 
 WORKLOAD = make_workload("cuda", {})
 VALUES: Mapping[str, tuple[Any, ...]] = {
-    **CHOICES,
-    # The others are those of scripts, which only pytorch takes.
-    "precision": tuple(one for one in CHOICES["precision"] if one not in PRECISIONS_OF_SCRIPTS),
+    **SEARCHED,  # the others are those of scripts, which only pytorch takes
     "memory_budget": (1.0, 0.5, 0.0),
     "micro_batch_size": (WORKLOAD.global_batch, 1),
 }

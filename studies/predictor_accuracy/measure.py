@@ -31,7 +31,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
-from autotune.spec.config import CHOICES, QUANTIZED_WEIGHTS, LegalityContext, TrainingConfig
+from autotune.spec.config import QUANTIZED_WEIGHTS, SEARCHED, LegalityContext, TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
 from autotune.spec.study import StudyDefinition
@@ -167,13 +167,13 @@ TIMES = "prediction times"
 SPACE = SearchSpace(
     name="every technique",
     techniques={
-        "precision": CHOICES["precision"],
-        "optimizer": CHOICES["optimizer"],
+        "precision": SEARCHED["precision"],
+        "optimizer": SEARCHED["optimizer"],
         "micro_batch_size": DIVISORS,
-        "checkpointing": CHOICES["checkpointing"],
-        "compile": CHOICES["compile"],
+        "checkpointing": SEARCHED["checkpointing"],
+        "compile": SEARCHED["compile"],
         "memory_budget": (1.0, 0.4, 0.1),
-        "optimizer_fusion": CHOICES["optimizer_fusion"],
+        "optimizer_fusion": SEARCHED["optimizer_fusion"],
     },
 )
 SAMPLED = {

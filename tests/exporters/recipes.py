@@ -4,8 +4,7 @@ from typing import Any
 
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import (
-    CHOICES,
-    PRECISIONS_OF_SCRIPTS,
+    SEARCHED,
     LegalityContext,
     TrainingConfig,
     rule_violations,
@@ -98,7 +97,7 @@ def recipe(config=None, *, device_type="cuda", **workload):
 def configurations(global_batch=8):
     """Return {`technique=value`: a legal configuration that has it, otherwise with defaults}."""
     values = {
-        **CHOICES,
+        **SEARCHED,
         "memory_budget": (1.0, 0.5, 0.0),
         "micro_batch_size": (global_batch, global_batch // 2, 1),
         "adapter_rank": (8, 64),
@@ -108,8 +107,6 @@ def configurations(global_batch=8):
         if technique in _OF_SEVERAL_DEVICES:
             continue
         for value in options:
-            if value in PRECISIONS_OF_SCRIPTS:  # refused but to pytorch
-                continue
             settings = {
                 "micro_batch_size": global_batch,
                 **NEEDED.get(technique, {}),

@@ -10,7 +10,7 @@ from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.script_lines import loss_line
 from autotune.exporters.written import WrittenExport, write_export
-from autotune.spec.config import PRECISIONS_OF_SCRIPTS, TrainingConfig
+from autotune.spec.config import OF_SCRIPTS, TrainingConfig
 from autotune.spec.user_code import script_sha256
 from autotune.training.script.interface import load_config
 from tests.building.results import record, study_result
@@ -124,17 +124,24 @@ def of_a_script(script, *, precision, own_precision):
     return dataclasses.replace(study_result([record(0, config=config)]), workload=workload)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS_OF_SCRIPTS)
+@pytest.mark.parametrize(
+    ("technique", "value"),
+    [(technique, value) for technique, values in OF_SCRIPTS.items() for value in values],
+)
 @pytest.mark.parametrize("target", sorted(TARGETS))
-def test_formats_that_only_the_script_brings_are_exported_to_the_script_alone(
-    target, precision, script, tmp_path
+def test_what_only_the_script_brings_is_exported_to_the_script_alone(
+    target, technique, value, script, tmp_path
 ):
-    result = of_a_script(script, precision=precision, own_precision=precision)
+    config = TrainingConfig(**{technique: value, "micro_batch_size": 4})
+    own = {"own_precision": config.precision, "own_fusion": config.optimizer_fusion}
+    result = dataclasses.replace(
+        study_result([record(0, config=config)]), workload=recipe(**script, **own).workload
+    )
     if target == "pytorch":
         written = write_export(result, result.trial(0), target, folder=tmp_path / "out")
-        assert load_config(written.files[0]).precision == precision
+        assert getattr(load_config(written.files[0]), technique) == value
         return
-    with pytest.raises(InvalidInput, match=f"has precision {precision}, .* that its script brings"):
+    with pytest.raises(InvalidInput, match=f"has {technique} {value}, .* which its script brings"):
         write_export(result, result.trial(0), target, folder=tmp_path / "out")
 
 

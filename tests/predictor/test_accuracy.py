@@ -6,7 +6,7 @@ import pytest
 import torch._dynamo
 
 from autotune.predictor.predict import PredictionRequest, predict
-from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.training.trainer import Trainer, train
@@ -27,7 +27,7 @@ EAGER = [
         if value not in ("adamw", "adamw-8bit")
     ),
     pytest.param({"optimizer": "adamw-8bit"}, marks=pytest.mark.slow),  # torchao compiles its step
-    *({"optimizer_fusion": value} for value in CHOICES["optimizer_fusion"] if value != "none"),
+    *({"optimizer_fusion": value} for value in SEARCHED["optimizer_fusion"] if value != "none"),
     pytest.param({"checkpointing": "block", "optimizer_fusion": "foreach"}, marks=pytest.mark.slow),
     {"checkpointing": "block", "optimizer_fusion": "backward"},
     pytest.param(

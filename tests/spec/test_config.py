@@ -26,6 +26,7 @@ PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
 # For each rule, in their order, a configuration that breaks this one and no other.
 BREAKING = (
     {"precision": "fp64"},
+    {"optimizer_fusion": "as-is"},
     {"micro_batch_size": 3},
     {"memory_budget": 0.5},
     {"memory_budget": 0.25, "checkpointing": "block", "compile": "block"},

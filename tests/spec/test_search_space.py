@@ -842,6 +842,33 @@ def test_what_a_script_brings_is_the_baseline_and_a_value_of_a_space_that_has_fp
     assert chosen.values["precision"] == ("bf16-mixed",)
 
 
+@pytest.mark.parametrize("own", ["none", "foreach", "kernel", "as-is"])
+def test_the_update_that_a_script_brings_is_the_baselines_and_that_of_what_names_none(own):
+    at = LegalityContext(global_batch=8, own_fusion=own)
+    space = SearchSpace(
+        name="any",
+        techniques={"optimizer_fusion": ("none", "backward")},
+        configurations=({"name": "plain"}, {"name": "batched", "optimizer_fusion": "foreach"}),
+    )
+    legal = bind_space(space, at, unavailable={})
+    assert space.baseline_config(at) in legal
+    plain = legal.named["plain"]
+    assert space.baseline_config(at).optimizer_fusion == plain.optimizer_fusion == own
+    assert legal.named["batched"].optimizer_fusion == "foreach"
+    assert set(legal.values["optimizer_fusion"]) == {own, "none", "backward"}
+    others = dataclasses.replace(space, techniques={"optimizer_fusion": ("backward",)})
+    assert bind_space(others, at, unavailable={}).values["optimizer_fusion"] == ("backward",)
+    unnamed = dataclasses.replace(space, techniques={"compile": ("none", "block")})
+    assert bind_space(unnamed, at, unavailable={}).values["optimizer_fusion"] == (own,)
+
+
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_the_update_that_a_script_brings_is_legal_whatever_the_space_calls_its_optimizer(optimizer):
+    at = LegalityContext(global_batch=8, own_fusion="foreach")
+    space = SearchSpace(name="any", techniques={"optimizer": (optimizer,)})
+    assert space.baseline_config(at) in bind_space(space, at, unavailable={})
+
+
 def test_where_precision_cannot_be_cast_every_trial_is_as_the_script_brings_it():
     at = LegalityContext(global_batch=8, own_precision="as-is")
     unavailable = {"precision": dict.fromkeys(("fp32", "bf16-mixed"), "of several formats")}

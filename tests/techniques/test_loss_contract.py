@@ -9,7 +9,7 @@ import pytest
 
 from autotune.spec.config import (
     CHOICES,
-    PRECISIONS_OF_SCRIPTS,
+    SEARCHED,
     LegalityContext,
     rule_violations,
 )
@@ -44,7 +44,7 @@ def test_checkpointing_leaves_every_loss_bit_equal(value, losses_of, reference):
     assert losses_of(steps=STEPS, checkpointing=value) == reference
 
 
-@pytest.mark.parametrize("value", CHOICES["optimizer_fusion"])
+@pytest.mark.parametrize("value", SEARCHED["optimizer_fusion"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_way_to_update_gives_the_same_losses(value, optimizer, losses_of):
     if reasons := rule_violations(
@@ -64,9 +64,7 @@ def test_accumulation_gives_the_losses_of_the_global_batch(value, losses_of, ref
     )
 
 
-@pytest.mark.parametrize(
-    "value", [one for one in CHOICES["precision"] if one not in PRECISIONS_OF_SCRIPTS]
-)
+@pytest.mark.parametrize("value", SEARCHED["precision"])
 def test_precision_stays_within_its_documented_tolerance(value, losses_of, reference):
     assert losses_of(steps=STEPS, precision=value) == pytest.approx(
         reference, rel=TOLERANCE_BY_PRECISION[value]

@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
-from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
 from autotune.techniques.user_optimizer import check_fusion, held_optimizers, set_fusion
 from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 
@@ -168,7 +168,7 @@ def make(request):
     return request.param
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", SEARCHED["optimizer_fusion"])
 def test_the_optimizer_stays_the_object_that_it_is(make, fusion):
     """Its class, attributes and settings; a GradScaler's attribute goes with its fused kernel."""
     optimizer = make(small_model().parameters())
@@ -282,7 +282,7 @@ def muon_and_adam(model):
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("fusion", FUSIONS)
+@pytest.mark.parametrize("fusion", SEARCHED["optimizer_fusion"])
 def test_several_optimizers_are_applied_together(kind, fusion):
     plain, model = small_model(), small_model()
     by_hand, optimizers = muon_and_adam(plain), kind(muon_and_adam(model))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import autotune
 from autotune.errors import IllegalConfiguration, StudyMismatch
-from autotune.spec.config import CHOICES, PRECISIONS_OF_SCRIPTS, TrainingConfig
+from autotune.spec.config import SEARCHED, TrainingConfig
 from autotune.spec.training_request import TrainingRequest, unwatched
 from autotune.spec.workload import make_workload
 from autotune.techniques.own_precision import cast_state, cast_weights, own_precision
@@ -30,11 +30,7 @@ from autotune.training.script.trainer import _Examination
 
 ROWS = torch.arange(16 * 9).view(16, 9) % 61
 BROUGHT = ("fp32", "bf16-true", "fp16-true", "fp64", "as-is")
-SEARCHED = [
-    precision
-    for precision in CHOICES["precision"]
-    if precision not in (*_NO_PRECISION, *PRECISIONS_OF_SCRIPTS)
-]
+SEARCHED = [precision for precision in SEARCHED["precision"] if precision not in _NO_PRECISION]
 COMBINATIONS = [
     (brought, precision)
     for brought in BROUGHT

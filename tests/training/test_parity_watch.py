@@ -8,7 +8,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from autotune.models.parts import ModelParts
 from autotune.shipped.step_in_backward import step_in_backward
-from autotune.spec.config import CHOICES, LegalityContext, rule_violations
+from autotune.spec.config import CHOICES, SEARCHED, LegalityContext, rule_violations
 from autotune.spec.parity import PARITY_STEPS, UPDATE_STEPS, largest_difference
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
 from autotune.training.step import Diverged
@@ -34,7 +34,7 @@ def trace_of(trainer, *, reference=None):
     return trainer.parity.trace()
 
 
-@pytest.mark.parametrize("fusion", CHOICES["optimizer_fusion"])
+@pytest.mark.parametrize("fusion", SEARCHED["optimizer_fusion"])
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from autotune.errors import AutotuneError, Stopped, error_class
-from autotune.spec.config import Precision
+from autotune.spec.config import OptimizerFusion, Precision
 from autotune.spec.limits import Count, Work
 from autotune.spec.parity import PARITY_STEPS, PROJECTIONS, NoTrace, ParityTrace
 from autotune.spec.prediction import Prediction
@@ -376,14 +376,15 @@ class Peaks(Schema):
 class Examination(Schema):
     """What `examine` finds.
 
-    For a user's code: also its files and packages. For a script: also its precision, and the
-    environment variable that is missing.
+    For a user's code: also its files and packages. For a script: also its precision, how its
+    optimizers update, and the environment variable that is missing.
     """
 
     unavailable: Mapping[str, Mapping[str, str]]
     files: Mapping[str, str] | None = None
     packages: Mapping[str, str] | None = None
     own_precision: Precision | None = None
+    own_fusion: OptimizerFusion | None = None
     missing_variable: str | None = None
 
 

@@ -31,6 +31,7 @@ def _script_facts(workload: Workload) -> Iterator[tuple[str, str]]:
         yield "hash of the script", workload.model_sha256
     yield from _files(workload)
     yield "its own precision", workload.own_precision
+    yield "its own optimizer fusion", workload.own_fusion
     yield "a step", f"{workload.global_batch} sequences"
     yield "steps", _steps(workload)
     yield "seed", str(workload.seed)

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from autotune.errors import InvalidInput
-from autotune.spec.config import LegalityContext, TrainingConfig, check_legal, configuration_of
+from autotune.spec.config import (
+    AS_IS,
+    LegalityContext,
+    TrainingConfig,
+    check_legal,
+    configuration_of,
+)
 from autotune.spec.user_files import read_json
 from autotune.spec.workload import Workload
 
@@ -74,7 +80,7 @@ def current_config(*, global_batch: int | None = None) -> TrainingConfig:
     """Returns the configuration to train with.
 
     In a trial it is that of the trial, otherwise the one in the file that AUTOTUNE_CONFIG names,
-    and without that a plain training in the script's own precision.
+    and without that a plain training, as the script itself brings it.
 
     `global_batch` is the number of sequences in an optimizer step of the script. Outside a trial it
     is also the default micro batch size. Raises InvalidInput if its search has another number, if
@@ -102,7 +108,7 @@ def config_of_run(global_batch: int | None, *, set_by: str = "") -> TrainingConf
     default = 1 if global_batch is None else global_batch
     file = os.environ.get(CONFIG_VARIABLE)
     if not file:
-        return TrainingConfig(precision="as-is", micro_batch_size=default)
+        return configuration_of({**AS_IS, "micro_batch_size": default})
     config = load_config(file, global_batch=default)
     if global_batch is not None and global_batch % config.micro_batch_size:
         raise InvalidInput(
@@ -174,7 +180,7 @@ def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Mo
             "autotune.apply was given neither an optimizer nor a configuration",
             hint="call apply(model, optimizer), or apply(model, config)",
         )
-    if config.optimizer_fusion != "none":
+    if config.optimizer_fusion not in ("none", "as-is"):
         warnings.warn(
             f"optimizer_fusion {config.optimizer_fusion} is not applied to a model alone: "
             "call autotune.apply(model, optimizer, config=config)",
@@ -225,8 +231,8 @@ def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
 def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
     """Loads a configuration from a JSON file of `autotune export`, or from an object of its fields.
 
-    `global_batch` is used for a micro batch size that is missing, and the script's own precision
-    for one that is missing. Raises InvalidInput.
+    `global_batch` is used for a micro batch size that is missing, and what the script brings for a
+    precision or an optimizer fusion that is missing. Raises InvalidInput.
     """
     content = read_json(Path(file), hint=_HOW_TO_NAME)
     if isinstance(content, dict) and "config" in content:
@@ -236,7 +242,7 @@ def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:
             f"{file} holds no configuration", hint='write for example {"precision": "bf16-mixed"}'
         )
     try:
-        return configuration_of({"precision": "as-is", "micro_batch_size": global_batch, **content})
+        return configuration_of({**AS_IS, "micro_batch_size": global_batch, **content})
     except InvalidInput as error:
         raise InvalidInput(f"{file}: {error.message}", hint=error.hint) from None
 

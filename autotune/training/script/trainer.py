@@ -31,7 +31,7 @@ from autotune.errors import InvalidInput
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
-from autotune.spec.config import Precision, TrainingConfig
+from autotune.spec.config import OptimizerFusion, Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.file_watch import files_until_apply
 from autotune.spec.limits import LARGEST_LOSS
@@ -42,11 +42,12 @@ from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques import before_the_device
 from autotune.techniques.own_precision import AutocastWatch, own_precision, why_not_cast
 from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
-from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
+from autotune.techniques.user_optimizer import all_optimizers, held_optimizers, own_fusion
 from autotune.techniques.user_training import (
     Optimizers,
     missing_in_user_model,
     parts_of_user_model,
+    with_sparse_gradients,
 )
 from autotune.training.script.interface import begin
 from autotune.training.script.model_calls import ModelCalls
@@ -95,6 +96,8 @@ class ExaminedScript:
     """{path: SHA-256} of the files that it has read."""
     own_precision: Precision = "fp32"
     """The precision that its weights have, and its own autocast."""
+    own_fusion: OptimizerFusion = "none"
+    """How its optimizers update."""
     missing_variable: str = ""
     """The variable of torchrun without which it cannot run; empty if it needs none."""
 
@@ -175,12 +178,16 @@ class _Examination:
         self._choices = choices
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
+        self._own_fusion: OptimizerFusion = "none"
         self._watching = ExitStack()
         self._has_seen_product = False
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
         self.missing = missing_in_user_model(model, optimizer, self._choices)
+        self._own_fusion = own_fusion(
+            all_optimizers(optimizer), sparse=with_sparse_gradients(model)
+        )
         self._own_precision = own_precision(model)
         if self._own_precision == "as-is":
             self._note_as_is(why_not_cast(model))
@@ -228,6 +235,7 @@ class _Examination:
             unavailable=self.missing,
             files=self._files,
             own_precision=self._own_precision,
+            own_fusion=self._own_fusion,
         )
 
 
