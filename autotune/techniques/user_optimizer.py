@@ -221,10 +221,11 @@ def _operations(
     optimizer: Optimizer, *, fusion: OptimizerFusion, sparse: Collection[Tensor]
 ) -> list[str] | None:
     """Returns the operations of a step with this fusion, in order; None if the step fails."""
+    operations = _Operations()
     with _without_side_effects(optimizer):
         double = _Double(optimizer, fusion=fusion, sparse=sparse)
         try:
-            with _Operations() as operations:
+            with operations:
                 double.step(scales=(1.0,), otherwise="")
         except IllegalConfiguration:
             return None
@@ -235,7 +236,7 @@ class _Operations(TorchDispatchMode):
     """Notes the names of the operations that run."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(
