@@ -669,7 +669,7 @@ def test_outside_a_trial_nothing_is_changed():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     assert autotune.apply(model, optimizer) == (model, optimizer)
-    assert autotune.current_config() == TrainingConfig(precision="as-is")
+    assert autotune.current_config() == TrainingConfig(precision="as-is", optimizer_fusion="as-is")
     assert autotune.current_config(global_batch=16).micro_batch_size == 16
     autotune.report(tokens=1, loss=1.0)
 
