@@ -8,6 +8,11 @@ from autotune.data.hub import reason_of
 from autotune.errors import InvalidDataset
 
 _STRING_TYPES = {"string", "large_string", "string_view"}
+_VALUES_OF_JSON = "Json"
+"""The feature of values that differ in type or keys, such as messages of which some have a weight.
+
+`datasets` decodes these as well, and reads nothing for it.
+"""
 _SAMPLED_ROWS = 64
 """Rows that are read to find the columns, if a streamed dataset does not declare them."""
 _ROWS_PER_READ = 64
@@ -65,7 +70,9 @@ def _names_files(feature: Any) -> bool:
     if isinstance(feature, list | tuple):
         return any(map(_names_files, feature))
     inner = getattr(feature, "feature", None)
-    return hasattr(feature, "decode_example") or (inner is not None and _names_files(inner))
+    if inner is not None and _names_files(inner):
+        return True
+    return hasattr(feature, "decode_example") and type(feature).__name__ != _VALUES_OF_JSON
 
 
 def values(rows: Any, columns: list[str], *, dataset: str) -> Iterator[tuple[Any, ...]]:

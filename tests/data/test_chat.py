@@ -120,6 +120,18 @@ def test_an_answer_that_its_file_excludes_is_read_and_not_learned(template, excl
     assert learned(template, [USER, {**ANSWER, **excluded}]) == []
 
 
+@pytest.mark.parametrize("excluded", NOT_LEARNED.values(), ids=NOT_LEARNED)
+def test_a_file_of_which_only_some_messages_have_a_weight_is_read(write, excluded):
+    rows = [
+        {"messages": [USER, {**ANSWER, **excluded}, {**USER, "content": f"{number}?"}, ANSWER]}
+        for number in range(80)
+    ]
+    tokens, labels = samples(write(rows, template="marks", sequence_length=96), sequence_length=96)
+    [end] = set(tokens[:, -1].tolist())
+    answers = (labels == end).sum(dim=1)
+    assert (answers == 1).all()
+
+
 def test_an_answer_of_half_a_weight_is_rejected():
     with pytest.raises(InvalidConversation, match=r"weight 0\.5"):
         learned(chat.LIKE_CHATML, [USER, {**ANSWER, "weight": 0.5}])
