@@ -20,6 +20,8 @@ CARD, CARD_OF_YAML = "README.md", ".huggingface.yaml"
 
 _FILES, _FOLDER, _NAME = "data_files", "data_dir", "config_name"
 _ABOUT_THE_CONFIG = (_NAME, _FILES, _FOLDER, "default", "description", "version", "drop_labels")
+_COLLECTIONS = (list, dict, tuple, set)
+"""What YAML makes of anything but a single value. By aliases it can be of any size, written out."""
 _OPTIONS = (
     *("sep", "delimiter", "header", "names", "column_names", "quotechar", "quoting", "escapechar"),
     *("skiprows", "encoding", "encoding_errors", "field", "sample_by", "columns"),
@@ -57,8 +59,9 @@ def configuration(folder: Path, name: str, *, dataset: str) -> Configuration | N
         )
     config = configs[name]
     options = {key: value for key, value in config.items() if key not in _ABOUT_THE_CONFIG}
-    for key in options:
-        if key not in _OPTIONS:
+    for key, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        if key not in _OPTIONS or any(isinstance(each, _COLLECTIONS) for each in values):
             raise InvalidDataset(
                 f"dataset {dataset!r}: its card sets {key!r:.60} for configuration {name!r}, which "
                 "is not read",
@@ -80,9 +83,10 @@ def checked_configs(
         for config in _configs(text, dataset=dataset):
             for pattern in (config.get(_FOLDER), *(each for _, each in _patterns(config))):
                 if pattern is not None and not _is_of_dataset(pattern, own_address):
+                    named = f"{pattern!r:.100}" if isinstance(pattern, str) else "what is no text"
                     raise InvalidDataset(
-                        f"dataset {dataset!r}: its card names {pattern!r:.100}, which is no file "
-                        "of the dataset",
+                        f"dataset {dataset!r}: its card names {named}, which is no file of the "
+                        "dataset",
                         hint="a card may only name files below its own folder, by relative paths",
                     )
             configs[str(config[_NAME])] = config
@@ -100,16 +104,19 @@ def _configs(text: bytes, *, dataset: str) -> list[Mapping[str, Any]]:
         return []
     try:
         found = yaml.safe_load(content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, AttributeError, LookupError, RecursionError) as error:
+        # AttributeError and LookupError for a value that its tag does not allow.
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise InvalidDataset(
-            f"dataset {dataset!r}: its card is not valid YAML: {str(error).splitlines()[0]}",
+            f"dataset {dataset!r}: its card is not valid YAML: {reason}",
             hint=f"correct the beginning of its {CARD}",
         ) from None
     configs = found.get("configs") if isinstance(found, dict) else None
     if configs is None:
         return []
     if not isinstance(configs, list) or not all(
-        isinstance(config, dict) and _NAME in config for config in configs
+        isinstance(config, dict) and _NAME in config and not isinstance(config[_NAME], _COLLECTIONS)
+        for config in configs
     ):
         raise InvalidDataset(
             f"dataset {dataset!r}: the configs of its card are no list of tables with a {_NAME}",
@@ -125,7 +132,9 @@ def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for entry in entries:
         split, patterns = "train", entry
         if isinstance(entry, dict):
-            split, patterns = str(entry.get("split", "train")), entry.get("path", entry)
+            named = entry.get("split", "train")
+            if not isinstance(named, _COLLECTIONS):
+                split, patterns = str(named), entry.get("path", entry)
         for pattern in patterns if isinstance(patterns, list) else [patterns]:
             if pattern is not None:
                 yield split, pattern
@@ -160,4 +169,12 @@ def _files(
             f"dataset {dataset!r}: {str(error).splitlines()[0]}",
             hint="check the paths in its card",
         ) from None
-    return {str(split): [Path(name) for name in names] for split, names in found.items()}
+    files = {str(split): [Path(name) for name in names] for split, names in found.items()}
+    for file in (file for files_of_split in files.values() for file in files_of_split):
+        if not file.parent.resolve().is_relative_to(folder.resolve()):
+            raise InvalidDataset(
+                f"dataset {dataset!r}: its card names {file.name!r:.100} in a folder that a link "
+                "leads to",
+                hint="put the files below the folder of the dataset",
+            )
+    return files

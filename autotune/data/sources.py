@@ -273,6 +273,7 @@ def _rows(
             dataset=workload.dataset,
             streaming=workload.streaming,
             kind=kind,
+            names_separator=bool({"sep", "delimiter"} & set(options)),
         )
     data_files = {
         name: [glob.escape(str(file)) for file in split_files]

@@ -61,16 +61,19 @@ def _reason(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def check_files(files: Sequence[Path], *, dataset: str, streaming: bool, kind: str) -> None:
+def check_files(
+    files: Sequence[Path], *, dataset: str, streaming: bool, kind: str, names_separator: bool
+) -> None:
     """Raise InvalidDataset for files that no reader can hold in memory, or that nobody can read.
 
-    `kind` is the name of the reader in `datasets`.
+    `kind` is the name of the reader in `datasets`, and `names_separator` whether it is told what
+    separates columns.
     """
     try:
         check_lines(files, dataset=dataset, streaming=streaming)
         if kind == "json":
             check_depth(files, dataset=dataset)
-        if kind == "csv":
+        if kind == "csv" and not names_separator:
             check_separator(files, dataset=dataset)
     except OSError as error:
         raise InvalidDataset(

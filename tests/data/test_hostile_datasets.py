@@ -80,6 +80,26 @@ def tar_with_gzip(folder, secret):
     (folder / "data.csv").write_bytes(content.getvalue())
 
 
+def linked_folder(folder, secret):
+    (folder / "parts").symlink_to(secret)
+    return write_card(folder, of_split("parts/*.txt"))
+
+
+def of_any_size(entry):
+    """Returns a function that writes a card with `entry`, in which LISTS is 10**9 words."""
+
+    def write(folder, _secret):
+        lists = "a: &a0 [own]\n"
+        for depth in range(1, 10):
+            lists += f"a{depth}: &a{depth} [{', '.join([f'*a{depth - 1}'] * 10)}]\n"
+        config = entry.replace("LISTS", "*a9")
+        (folder / "README.md").write_text(f"---\n{lists}configs:\n- {config}\n---\n")
+        (folder / "own.txt").write_text("a line of its own\n" * 50)
+        return CONFIG
+
+    return write
+
+
 def images_as_tokens(folder, secret):
     """Reading the column would open the file that it names."""
     features = datasets.Features({"input_ids": datasets.List(datasets.Image())})
@@ -113,6 +133,17 @@ HOSTILE = {
     "an option with files": lambda f, s: write_card(
         f, of_split("own.txt"), storage_options={"path": str(s)}
     ),
+    "a linked folder": linked_folder,
+    "files of any size": of_any_size(f"{{config_name: {CONFIG}, data_files: [LISTS]}}"),
+    "a folder of any size": of_any_size(f"{{config_name: {CONFIG}, data_dir: LISTS}}"),
+    "a name of any size": of_any_size("{config_name: LISTS, data_files: own.txt}"),
+    "a split of any size": of_any_size(
+        f"{{config_name: {CONFIG}, data_files: [{{split: LISTS, path: own.txt}}]}}"
+    ),
+    "an option of any size": of_any_size(
+        f"{{config_name: {CONFIG}, data_files: own.txt, columns: LISTS}}"
+    ),
+    "a tag that is not kept": of_any_size(f"{{config_name: {CONFIG}, data_dir: !!timestamp a}}"),
     "no text": lambda f, s: write_card(f, of_split([["own.txt"]])),
     "saved elsewhere": saved_elsewhere,
     "saved above": saved_above,
