@@ -119,6 +119,7 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | Ch
     named = CHAT_COLUMNS if workload.text_column is None else (workload.text_column,)
     conversations = next((name for name in named if name in found.lists), None)
     if conversations is not None:
+        _check_holds_messages(rows, conversations, workload)
         columns = (*found.texts, *found.lists)
         beside = tuple(name for name in (TOOLS, SYSTEM) if name in columns)
         chat = ChatColumn(rows=rows, column=conversations, beside=beside, workload=workload)
@@ -135,7 +136,9 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | Ch
         _check_no_conversations(rows, column, workload)
         return TextColumn(rows=rows, column=column, dataset=workload.dataset)
     missing = f"no text column {column!r}" if column else "no single text column to choose"
-    hint = f"name one with --text-column; columns of text: {', '.join(texts) or 'none'}"
+    hint = "name the one to learn, without the others, with --text-column; columns of text: " + (
+        ", ".join(texts) or "none"
+    )
     if (column or "text") in found.others:
         missing = f"values in {column or 'text'} that are not text"
     if found.lists and len(texts) < 2:
@@ -170,20 +173,39 @@ def _check_is_text(found: Columns, workload: Workload) -> None:
         raise InvalidDataset(
             f"dataset {workload.dataset!r} has preferences, the columns chosen and rejected, and a "
             "search trains on one text or conversation a row",
-            hint="to learn the chosen ones only, name them: --text-column chosen",
+            hint="to learn the chosen ones only, name them: --text-column chosen"
+            + ("; a prompt in a column of its own is then not read" if "prompt" in names else ""),
         )
     if "text" in found.texts:
         return
     pair = next((pair for pair in _PAIRS if all(name in names for name in pair)), None)
     if pair is not None:
         asked, answered = pair
+        hint = (
+            f'write each row as {{"messages": [{{"role": "user", "content": the {asked}}}, '
+            f'{{"role": "assistant", "content": the {answered}}}]}}, or both in one column called '
+            "text"
+        )
+        if asked in found.lists and answered in found.lists:
+            hint = f"join the messages of {asked} and {answered} in one column called messages"
         raise InvalidDataset(
             f"dataset {workload.dataset!r} has {asked} and {answered} in two columns, and one "
             "column alone is half of what is to be learned",
-            hint='write each row as {"messages": [{"role": "user", "content": the '
-            f'{asked}}}, {{"role": "assistant", "content": the {answered}}}]}}, or both in one '
-            "column called text",
+            hint=hint,
         )
+
+
+def _check_holds_messages(rows: Any, column: str, workload: Workload) -> None:
+    """Raise InvalidDataset for a named column whose lists are of numbers, which are tokens."""
+    for (value,) in values(rows, [column], dataset=workload.dataset):
+        if value and isinstance(value, list) and isinstance(value[0], int | float):
+            raise InvalidDataset(
+                f"dataset {workload.dataset!r} has lists of numbers in {column}, and no text or "
+                "conversations",
+                hint=f"if they are tokens, rename the column to {TOKENS}",
+            )
+        if value:
+            return
 
 
 def _holds_records(rows: Any, found: Columns, workload: Workload) -> bool:

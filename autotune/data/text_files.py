@@ -23,6 +23,7 @@ DEEPEST_JSON = 100
 DEPTH_CHECKED_BYTES = 64 * 2**20
 LONGEST_CHECKED_LINE_BYTES = 2**20
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\Z)', re.DOTALL)
+_QUOTED = re.compile(rb'"[^"]*+"')
 _BRACKETS = re.compile(rb"[\[\]{}]")
 CHECKED_BYTES = 4 * 2**30
 """How much of streamed files is checked for long lines: more than a study will read."""
@@ -89,9 +90,11 @@ def check_separator(files: Sequence[Path], *, dataset: str) -> None:
     """
     for file in files:
         with open_file(file) as stream:
-            first = stream.readline(LONGEST_CHECKED_LINE_BYTES).decode("utf-8", errors="replace")
-        others = [separator for separator in ";\t|" if separator in first]
-        if others and "," not in first:
+            first = stream.readline(LONGEST_CHECKED_LINE_BYTES)
+        # Inside of quotes a separator is a part of a name.
+        names = _QUOTED.sub(b"", first).decode("utf-8", errors="replace")
+        others = [separator for separator in ";\t|" if separator in names]
+        if others and "," not in names:
             raise InvalidDataset(
                 f"dataset {dataset!r} has columns separated by {others[0]!r} in {file.name}",
                 hint="save it with commas, or as .parquet or .jsonl",

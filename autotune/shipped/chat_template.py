@@ -79,7 +79,8 @@ def is_learned(message: Message) -> bool:
     """Return whether a message is an answer to learn from.
 
     Files of OpenAI's fine-tuning exclude an answer by `weight` 0, those of axolotl by `train`
-    false. Raises InvalidConversation for a weight between 0 and 1.
+    false, those of ms-swift by `loss` false. Raises InvalidConversation for a weight between 0
+    and 1.
     """
     weight = message.get("weight", 1)
     if weight not in (0, 1):
@@ -87,7 +88,8 @@ def is_learned(message: Message) -> bool:
             f"has an answer of weight {weight!r}, and an answer is learned or not",
             hint="use 0 or 1",
         )
-    return message["role"] == "assistant" and weight == 1 and message.get("train") is not False
+    is_excluded = message.get("train") is False or message.get("loss") is False
+    return message["role"] == "assistant" and weight == 1 and not is_excluded
 
 
 def _message_of(given: Message) -> Message:

@@ -108,7 +108,7 @@ def test_the_answers_are_learned_with_the_end_of_their_turn(template, answers):
     assert learned(template, LONGER) == answers
 
 
-NOT_LEARNED = {"weight": {"weight": 0}, "train": {"train": False}}
+NOT_LEARNED = {"weight": {"weight": 0}, "train": {"train": False}, "loss": {"loss": False}}
 
 
 @pytest.mark.parametrize("excluded", NOT_LEARNED.values(), ids=NOT_LEARNED)

@@ -206,6 +206,24 @@ def test_the_hint_names_the_columns_that_could_be_renamed(error_for, tmp_path):
     assert "each record" in error_for(tmp_path / "whole.json").hint
 
 
+def test_a_hint_leads_to_no_half_of_a_row(error_for, tmp_path):
+    (tmp_path / "data.jsonl").write_text(json.dumps({"problem": "a", "solution": "b"}) + "\n")
+    assert "without the others" in error_for(tmp_path / "data.jsonl").hint
+    row = {"prompt": MESSAGES[:1], "chosen": MESSAGES[1:], "rejected": MESSAGES[1:]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
+    assert "a prompt in a column of its own" in error_for(tmp_path / "data.jsonl").hint
+    row = {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}
+    (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
+    assert "join the messages" in error_for(tmp_path / "data.jsonl").hint
+
+
+def test_a_named_column_of_tokens_is_not_called_conversations(error_for, tmp_path):
+    (tmp_path / "data.jsonl").write_text('{"ids": [1, 2]}\n')
+    error = error_for(tmp_path / "data.jsonl", text_column="ids")
+    assert "lists of numbers in ids" in error.message
+    assert "rename" in error.hint
+
+
 def test_a_named_column_is_learned_even_if_it_is_one_of_a_pair(read, tmp_path):
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     assert read(tmp_path / "data.jsonl", text_column="completion") == ["b"]
@@ -215,6 +233,13 @@ def test_a_named_column_is_learned_even_if_it_is_one_of_a_pair(read, tmp_path):
 def test_a_table_with_another_separator_is_not_one_column_of_text(separator, error_for, tmp_path):
     (tmp_path / "data.csv").write_text(f"text{separator}label\none two{separator}1\n")
     assert f"separated by {separator!r}" in error_for(tmp_path / "data.csv").message
+    (tmp_path / "data.csv").write_text(f'text{separator}"a, b"\none two{separator}1\n')
+    assert f"separated by {separator!r}" in error_for(tmp_path / "data.csv").message
+
+
+def test_a_separator_in_a_quoted_name_is_none(read, tmp_path):
+    (tmp_path / "data.csv").write_text('text,"a;b"\none two,1\n')
+    assert read(tmp_path / "data.csv") == ["one two"]
 
 
 # -- what cannot be read ---------------------------------------------------------------------------
