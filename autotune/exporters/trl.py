@@ -241,8 +241,8 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
         if recipe.marks_answers is None:
             notes.append(f"assistant_only_loss {_NEEDS_MARKS}")
         notes.append(
-            "trl learns every answer, also those with weight 0, train false or loss false, and reads "
-            "no column system: put its text into the messages"
+            "trl learns every answer, also those with weight 0, train false or loss false, and "
+            "reads no column system: put its text into the messages"
         )
         if workload.chat_column != "messages":
             notes.append(
