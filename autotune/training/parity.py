@@ -81,11 +81,20 @@ class ParityWatch:
             whole_gradient=whole_gradient,
             reads_backward=not shares_out,
         )
-        self._weights = WeightSketch({} if shares_out else blocks, device=device)
-        self._buffers = BufferSketch(buffers or {}, device=device)
-        self._averages: AverageSketch | None = None
+        whole = {} if shares_out else blocks
+        self._corrections = CorrectionWatch(whole)
+        self._weights = ChangeSketch(functools.partial(_trained_weights, whole), device=device)
+        self._buffers = ChangeSketch(
+            functools.partial(_present_buffers, buffers or {}), device=device
+        )
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._averages: ChangeSketch | None = None
         if watches_averages:
-            self._averages = AverageSketch(blocks, device=device)
+            parameters = [parameter for _, parameter in _with_block(blocks)]
+            self._averages = ChangeSketch(
+                functools.partial(_averages_of_weights, parameters, self._optimizers),
+                device=device,
+            )
         self._updates: UpdateWatch | None = None
         self._schedule_steps = 0
         self._draws_random_numbers = False
@@ -98,8 +107,7 @@ class ParityWatch:
         Also follows their gradients to the host.
         """
         self._updates = UpdateWatch(*optimizers)
-        if self._averages is not None:
-            self._averages.leave_out(*optimizers)
+        self._optimizers += optimizers
         for optimizer in optimizers:
             if isinstance(optimizer, StateOnHost):
                 self._gradients.follow(optimizer.gradients_on_host)
@@ -118,13 +126,14 @@ class ParityWatch:
         before = self._random_state() if is_first else None
         if is_first and reads_weights:
             with self._stopwatch.reading():
+                self._corrections.begin()
                 self._weights.begin()
                 self._buffers.begin()
         with ExitStack() as watches:
             if is_first and self._reads:
                 watches.enter_context(self._gradients.taken())
             if reads_weights:
-                watches.enter_context(self._weights.watched(self._stopwatch))
+                watches.enter_context(self._corrections.watched(self._stopwatch))
             if is_first and reads_weights and self._averages is not None:
                 watches.enter_context(self._averages.begun_at_first_update(self._stopwatch))
             if self._updates is not None:
@@ -134,6 +143,7 @@ class ParityWatch:
             self._draws_random_numbers = not torch.equal(before, self._random_state())
         if reads_weights and self._steps_begun == UPDATE_STEPS:
             with self._stopwatch.reading():
+                self._corrections.end()
                 self._weights.end()
                 self._buffers.end()
                 if self._averages is not None:
@@ -170,6 +180,7 @@ class ParityWatch:
 
     def trace(self) -> ParityTrace:
         """Returns what the first steps had, for a comparison."""
+        averages = {} if self._averages is None else self._averages.nonzero()
         return ParityTrace(
             losses=tuple(self._losses[:PARITY_STEPS]),
             gradient_norms=self._gradients.norms(),
@@ -177,10 +188,10 @@ class ParityWatch:
             backward_norms=self._gradients.backward_norms(),
             group_settings={} if self._updates is None else self._updates.settings(),
             schedule_steps=self._schedule_steps,
-            update_projections=self._weights.update_projections,
-            corrections=self._weights.corrections,
-            buffer_projections=self._buffers.changes,
-            average_projections=() if self._averages is None else self._averages.change,
+            update_projections=self._weights.changes,
+            corrections=self._corrections.corrections,
+            buffer_projections=self._buffers.nonzero(),
+            average_projections=averages.get(_AVERAGES, ()),
             draws_random_numbers=self._draws_random_numbers,
             tokens=self._tokens,
         )
@@ -516,34 +527,73 @@ class GradientSketch:
             _add_to(self._backward_squares, block, left)
 
 
-class WeightSketch:
-    """What the first steps change in the trained weights, and what of it no optimizer has done."""
+class ChangeSketch:
+    """What the first steps change in the tensors that `tensors` yields as (name, seed, tensor)."""
 
-    def __init__(
-        self, parameters_by_block: Mapping[str, Sequence[nn.Parameter]], *, device: torch.device
-    ) -> None:
+    def __init__(self, tensors: Callable[[], "_Tensors"], *, device: torch.device) -> None:
+        self._tensors = tensors
         self._device = device
-        self._parameters = [
-            (block, index, parameter)
-            for index, (block, parameter) in enumerate(_with_block(parameters_by_block))
-            if parameter.requires_grad and type(parameter.data) is Tensor
-        ]
-        self._block_of: dict[Tensor, str] = {
-            parameter: block for block, _, parameter in self._parameters
-        }
         self._at_begin: dict[str, Tensor] = {}
+        self.changes: dict[str, tuple[float, ...]] = {}
+        """Projections of the change under each name that was there before, where it is finite."""
+
+    def begin(self) -> None:
+        """Reads the tensors before the first step."""
+        self._at_begin = self._projections()
+
+    @contextmanager
+    def begun_at_first_update(self, stopwatch: Stopwatch) -> Iterator[None]:
+        """Reads before the first update: until then averages are those of the initial weights."""
+
+        def begin(*_: Any) -> None:
+            if not self._at_begin:
+                with stopwatch.reading():
+                    self.begin()
+
+        handle = register_optimizer_step_pre_hook(begin)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def end(self) -> None:
+        """Reads the tensors after the last step, and forgets all but the differences."""
+        for name, projections in self._projections().items():
+            change = (projections - self._at_begin.get(name, projections)).tolist()
+            if all(map(math.isfinite, change)):
+                self.changes[name] = tuple(change)
+        self._at_begin.clear()
+
+    def nonzero(self) -> dict[str, tuple[float, ...]]:
+        """Returns the changes of what has changed."""
+        return {name: change for name, change in self.changes.items() if any(change)}
+
+    def _projections(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, seed, tensor in self._tensors():
+            _, projections = _sketch(tensor, seed=seed, device=self._device)
+            _add_to(found, name, projections)
+        return {name: projections.cpu() for name, projections in found.items()}
+
+
+class CorrectionWatch:
+    """What the first steps change in the trained weights outside of the optimizer."""
+
+    def __init__(self, parameters_by_block: Mapping[str, Sequence[nn.Parameter]]) -> None:
+        self._block_of: dict[Tensor, str] = {
+            parameter: block
+            for block, parameter in _with_block(parameters_by_block)
+            if parameter.requires_grad and type(parameter.data) is Tensor
+        }
         self._known: dict[Tensor, Tensor] = {}
         """The sum of the squares of each parameter when it was last read."""
         self._corrections: dict[str, Tensor] = {}
-        self.update_projections: dict[str, tuple[float, ...]] = {}
-        """Projections of the change of each block."""
         self.corrections: dict[str, float] = {}
         """What no optimizer has done, as in `ParityTrace`."""
 
     def begin(self) -> None:
         """Reads the weights before the first step."""
-        self._at_begin = self._projections()
-        for block, _, parameter in self._parameters:
+        for parameter, block in self._block_of.items():
             self._known[parameter] = _squares(parameter.data)
             _add_to(self._corrections, block, torch.zeros_like(self._known[parameter]))
 
@@ -551,17 +601,13 @@ class WeightSketch:
     def watched(self, stopwatch: Stopwatch) -> Iterator[None]:
         """Watches the updates of a step, and at its end what has changed since the last one."""
 
-        def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def read(optimizer: torch.optim.Optimizer, *_: Any, is_correction: bool) -> None:
             with stopwatch.reading():
-                self._read(_parameters_of(optimizer), is_correction=True)
-
-        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            with stopwatch.reading():
-                self._read(_parameters_of(optimizer), is_correction=False)
+                self._read(_parameters_of(optimizer), is_correction=is_correction)
 
         handles = (
-            register_optimizer_step_pre_hook(before),
-            register_optimizer_step_post_hook(after),
+            register_optimizer_step_pre_hook(functools.partial(read, is_correction=True)),
+            register_optimizer_step_post_hook(functools.partial(read, is_correction=False)),
         )
         try:
             yield
@@ -581,11 +627,7 @@ class WeightSketch:
                 self._known[parameter] = squares
 
     def end(self) -> None:
-        """Reads the weights after the last step, and forgets all but the differences."""
-        for block, projections in self._projections().items():
-            change = (projections - self._at_begin[block]).tolist()
-            if all(map(math.isfinite, change)):
-                self.update_projections[block] = tuple(change)
+        """Forgets the weights after the last step, and all but the corrections."""
         totals: dict[str, Tensor] = {}
         for parameter, squares in self._known.items():
             _add_to(totals, self._block_of[parameter], squares)
@@ -594,113 +636,55 @@ class WeightSketch:
             if correction != 0.0 and math.isfinite(correction):
                 self.corrections[block] = correction
         self._known.clear()
-        self._at_begin.clear()
         self._corrections.clear()
 
-    def _projections(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for block, index, parameter in self._parameters:
-            _, projections = _sketch(parameter.data, seed=index, device=self._device)
-            _add_to(found, block, projections)
-        return {block: projections.cpu() for block, projections in found.items()}
+
+# -- the tensors whose change is read --------------------------------------------------------------
+
+_Tensors = Iterator[tuple[str, int, Tensor]]
 
 
-class BufferSketch:
-    """What the first steps change in the buffers of a model."""
-
-    def __init__(self, buffers: Buffers, *, device: torch.device) -> None:
-        self._buffers = buffers
-        self._device = device
-        self._at_begin: dict[str, Tensor] = {}
-        self.changes: dict[str, tuple[float, ...]] = {}
-        """Projections of the change of each buffer that has changed."""
-
-    def begin(self) -> None:
-        """Reads the buffers before the first step."""
-        self._at_begin = self._projections()
-
-    def end(self) -> None:
-        """Reads the buffers after the last step, and forgets all but the differences."""
-        for name, projections in self._projections().items():
-            change = (projections - self._at_begin.get(name, projections)).tolist()
-            if any(change) and all(map(math.isfinite, change)):
-                self.changes[name] = tuple(change)
-        self._at_begin.clear()
-
-    def _projections(self) -> dict[str, Tensor]:
-        found = {}
-        for seed, (name, (module, key)) in enumerate(self._buffers.items()):
-            buffer = {**vars(module), **module._buffers}.get(key)
-            if buffer is not None and type(buffer) is Tensor and buffer.layout == torch.strided:
-                _, projections = _sketch(buffer.detach(), seed=seed, device=self._device)
-                found[name] = projections.cpu()
-        return found
+def _trained_weights(blocks: Mapping[str, Sequence[nn.Parameter]]) -> _Tensors:
+    """Yields the weights that this process has whole, by the names of their blocks."""
+    for seed, (block, parameter) in enumerate(_with_block(blocks)):
+        if parameter.requires_grad and type(parameter.data) is Tensor:
+            yield block, seed, parameter.data
 
 
-class AverageSketch:
-    """What the first steps change in tensors of the form of weights that a script keeps.
+def _present_buffers(buffers: Buffers) -> _Tensors:
+    for seed, (name, (module, key)) in enumerate(buffers.items()):
+        buffer = {**vars(module), **module._buffers}.get(key)
+        if buffer is not None and type(buffer) is Tensor and buffer.layout == torch.strided:
+            yield name, seed, buffer
+
+
+_AVERAGES = "averages"
+
+
+def _averages_of_weights(
+    parameters: Sequence[nn.Parameter], optimizers: Sequence[torch.optim.Optimizer]
+) -> _Tensors:
+    """Yields the tensors of the form of weights that a script keeps, all by one name.
 
     Such are averages of the weights, with which a script may evaluate. They belong neither to the
     model nor to its optimizers, so that they are looked for among all tensors.
     """
-
-    def __init__(
-        self, parameters_by_block: Mapping[str, Sequence[nn.Parameter]], *, device: torch.device
-    ) -> None:
-        self._device = device
-        self._parameters = [parameter for _, parameter in _with_block(parameters_by_block)]
-        self._optimizers: tuple[torch.optim.Optimizer, ...] = ()
-        self._at_begin: Tensor | None = None
-        self.change: tuple[float, ...] = ()
-        """Projections of the change of all of them together; empty where nothing has changed."""
-
-    def leave_out(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Does not count the state of `optimizers`."""
-        self._optimizers = optimizers
-
-    @contextmanager
-    def begun_at_first_update(self, stopwatch: Stopwatch) -> Iterator[None]:
-        """Reads before the first update: until then averages are those of the initial weights."""
-
-        def begin(*_: Any) -> None:
-            if self._at_begin is None:
-                with stopwatch.reading():
-                    self._at_begin = self._projections()
-
-        handle = register_optimizer_step_pre_hook(begin)
-        try:
-            yield
-        finally:
-            handle.remove()
-
-    def end(self) -> None:
-        """Reads after the last step, and forgets all but the difference."""
-        if self._at_begin is not None:
-            change = (self._projections() - self._at_begin).tolist()
-            if any(change) and all(map(math.isfinite, change)):
-                self.change = tuple(change)
-        self._at_begin = None
-
-    def _projections(self) -> Tensor:
-        own: set[int] = set()
-        for parameter in self._parameters:
-            own.add(parameter.data_ptr())
-            if parameter.grad is not None:
-                own.add(parameter.grad.data_ptr())
-        for optimizer in self._optimizers:
-            for state in optimizer.state.values():
-                own.update(value.data_ptr() for value in state.values() if type(value) is Tensor)
-        seeds = {parameter.shape: seed for seed, parameter in enumerate(self._parameters)}
-        total = torch.zeros(PROJECTIONS, dtype=torch.float64)
-        for found in gc.get_objects():
-            if type(found) in (Tensor, nn.Parameter) and found.shape in seeds:
-                is_plain = found.is_floating_point() and found.layout == torch.strided
-                if is_plain and not found.is_meta and found.data_ptr() not in own:
-                    own.add(found.data_ptr())
-                    seed = seeds[found.shape]
-                    _, projections = _sketch(found.detach(), seed=seed, device=self._device)
-                    total += projections.cpu()
-        return total
+    yield _AVERAGES, 0, torch.zeros(())  # so that those which are made later count whole
+    own: set[int] = set()
+    for parameter in parameters:
+        own.add(parameter.data_ptr())
+        if parameter.grad is not None:
+            own.add(parameter.grad.data_ptr())
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            own.update(value.data_ptr() for value in state.values() if type(value) is Tensor)
+    seeds = {parameter.shape: seed for seed, parameter in enumerate(parameters)}
+    for found in gc.get_objects():
+        if type(found) in (Tensor, nn.Parameter) and found.shape in seeds:
+            is_plain = found.is_floating_point() and found.layout == torch.strided
+            if is_plain and not found.is_meta and found.data_ptr() not in own:
+                own.add(found.data_ptr())
+                yield _AVERAGES, seeds[found.shape], found
 
 
 # -- sums over tensors -----------------------------------------------------------------------------
