@@ -31,7 +31,7 @@ of sysexits.h.
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autotune.printable import printable
 
@@ -162,6 +162,26 @@ def error_class(name: str) -> type[AutotuneError] | None:
 def problem_name(error: type[AutotuneError]) -> str:
     """Return how a server names a class of errors in its problem details: `unknown-study`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", error.__name__).lower()
+
+
+def first_line_of(error: BaseException) -> str:
+    """Return the first line of what an error says, or its class where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def class_and_first_line_of(error: BaseException) -> str:
+    """Return the class of an error, and the first line of what it says: `ValueError: too large`."""
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it came from, and so on, also where it was raised `from None`."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 MOST_SUGGESTIONS = 3

@@ -23,6 +23,7 @@ from autotune.errors import (
     InvalidInput,
     ServerUnreachable,
     StorageUnreachable,
+    causes_of,
     problem_name,
 )
 from autotune.units import format_size
@@ -406,19 +407,15 @@ def _class_of(status: int) -> type[AutotuneError]:
 
 def _tls_error_of(error: BaseException) -> ssl.SSLError | None:
     """Return the error of TLS that a failure was caused by; None if it was not."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes_of(error):
         if isinstance(cause, ssl.SSLError):
             return cause
-        cause = cause.__cause__ or cause.__context__
     return None
 
 
 def _reason_of(error: httpx.TransportError) -> str:
     """Return why a connection failed, as the operating system says it."""
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes_of(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
-        cause = cause.__cause__ or cause.__context__
     return str(error) or type(error).__name__

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import tokenizers
 
 from autotune.data import hub
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, first_line_of
 from autotune.shipped.byte_tokenizer import ByteTokenizer
 from autotune.shipped.chat_template import ChatTemplate, chat_template_of
 from autotune.shipped.subword_tokenizer import SubwordTokenizer
@@ -142,8 +142,7 @@ def _translated_errors(problem: str, *, hint: str) -> Iterator[None]:
     except BaseException as error:  # the library raises Exception itself, or panics
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InvalidInput(f"{problem}: {reason}", hint=hint) from error
+        raise InvalidInput(f"{problem}: {first_line_of(error)}", hint=hint) from error
 
 
 def _file_of(name: str) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, first_line_of
 from autotune.models.parts import OWN_LOSS, ModelParts
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.hugging_face import HuggingFaceModel, hugging_face_model
@@ -50,9 +50,8 @@ def initialize(model: nn.Module) -> None:
         before = model.logits(tokens)[:, : _PROBED_TOKENS // 2]
         after = model.logits(changed)[:, : _PROBED_TOKENS // 2]
     except (RuntimeError, ValueError, TypeError, LookupError) as error:
-        lines = str(error).splitlines()
         raise InvalidInput(
-            f"the model fails in its first forward pass: {lines[0] if lines else ''}",
+            f"the model fails in its first forward pass: {first_line_of(error)}",
             hint="look for sizes in its config.json that do not fit together",
         ) from error
     model.train()

@@ -7,7 +7,7 @@ https://huggingface.co/docs/huggingface_hub/guides/download
 import hashlib
 from pathlib import Path
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, first_line_of
 from autotune.models import hugging_face
 from autotune.shipped.hugging_face import HuggingFaceModel
 from autotune.spec.model_file import WEIGHT_FILES, no_weights, weight_files
@@ -58,9 +58,7 @@ def _downloaded(name: str) -> Path:
                 break
         return folder
     except Exception as error:  # network and hub raise many types
-        lines = str(error).splitlines()
-        reason = lines[0] if lines else type(error).__name__
         raise InvalidInput(
-            f"the weights of {name} cannot be downloaded: {reason}",
+            f"the weights of {name} cannot be downloaded: {first_line_of(error)}",
             hint="download them on a machine with a network, and name the folder with --model",
         ) from error

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, class_and_first_line_of
 from autotune.models.parts import ONLY_LOSS, OWN_LOSS, ModelParts
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.seeds import seed_generators
@@ -116,7 +116,8 @@ def _make(
         raise
     except Exception as error:
         raise InvalidInput(
-            f"{name} failed to make its model: {_first_line(error)}", hint="correct the function"
+            f"{name} failed to make its model: {class_and_first_line_of(error)}",
+            hint="correct the function",
         ) from error
     if not isinstance(network, nn.Module):
         raise InvalidInput(
@@ -124,11 +125,6 @@ def _make(
             hint="let it return the model",
         )
     return network
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 # -- loading the code ------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def _module_of(reference: FunctionReference) -> ModuleType:
         raise
     except Exception as error:
         raise InvalidInput(
-            f"{reference.place} cannot be imported: {_first_line(error)}",
+            f"{reference.place} cannot be imported: {class_and_first_line_of(error)}",
             hint="run from the folder that contains it",
         ) from error
     if getattr(module, "__file__", None) is None:
@@ -240,7 +236,7 @@ def initialize(model: nn.Module) -> None:
     except Exception as error:
         raise InvalidInput(
             f"the model cannot take tokens up to {usage.largest_token} with {IGNORED_LABEL} as the "
-            f"label to ignore: {_first_line(error)}",
+            f"label to ignore: {class_and_first_line_of(error)}",
             hint="give it a vocabulary of that size; let it return logits, or use the ignore_index "
             "of F.cross_entropy",
         ) from error

@@ -49,7 +49,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autotune.analysis.reasons import unquantized_share, why_left_in_16_bits
 from autotune.data.batches import Batch
-from autotune.errors import InvalidInput, PredictionImpossible
+from autotune.errors import InvalidInput, PredictionImpossible, causes_of, class_and_first_line_of
 from autotune.memory.attribution import bytes_by_category, find_peak, largest_holders, make_timeline
 from autotune.memory.recording import Recording
 from autotune.predictor import cuda
@@ -776,8 +776,7 @@ def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:
     its causes.
     """
     hint = _WAY_OUT
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes_of(error):
         if isinstance(cause, PredictionImpossible):
             return cause
         if isinstance(cause, InvalidInput):  # such as a config.json of no language model
@@ -793,8 +792,6 @@ def _to_prediction_impossible(error: BaseException) -> PredictionImpossible:
                 f"the model cannot be predicted: fake tensors do not support {cause.func}",
                 hint=hint,
             )
-        cause = cause.__cause__ or cause.__context__
-    first_line = next((line for line in str(error).splitlines() if line.strip()), "")
     return PredictionImpossible(
-        f"the prediction failed: {type(error).__name__}: {first_line}", hint=hint
+        f"the prediction failed: {class_and_first_line_of(error)}", hint=hint
     )

@@ -32,6 +32,7 @@ from autotune.errors import (
     StorageUnavailable,
     StorageUnreachable,
     TrialLost,
+    class_and_first_line_of,
 )
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
@@ -355,10 +356,9 @@ def _run(
         return _End(state="failed", reason=reason, hint=hint, exit_code=error.exit_code)
     except Exception as error:
         traceback.print_exc()
-        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
         return _End(
             state="failed",
-            reason=f"internal error: {first_line}",
+            reason=f"internal error: {class_and_first_line_of(error)}",
             hint="see the log of the search",
             exit_code=70,
         )

@@ -4,7 +4,7 @@ import errno
 import os
 from pathlib import Path
 
-from autotune.errors import DiskFull
+from autotune.errors import DiskFull, causes_of
 from autotune.spec.model_size import free_disk_bytes
 from autotune.units import format_size
 
@@ -12,14 +12,15 @@ _NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 _TEXTS = (*map(os.strerror, _NUMBERS), "database or disk is full")
 
 
+def says_full_disk(error: BaseException) -> bool:
+    """Whether an error itself is of a full disk or of a used-up share."""
+    has_number = getattr(error, "errno", None) in _NUMBERS
+    return has_number or any(text in str(error) for text in _TEXTS)
+
+
 def is_of_full_disk(error: BaseException) -> bool:
     """Whether an error, or one that it came from, is of a full disk or of a used-up share."""
-    found: BaseException | None = error
-    while found is not None:
-        if getattr(found, "errno", None) in _NUMBERS or any(text in str(found) for text in _TEXTS):
-            return True
-        found = found.__cause__ or found.__context__
-    return False
+    return any(map(says_full_disk, causes_of(error)))
 
 
 def disk_full(folder: Path) -> DiskFull:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, first_line_of
 from autotune.spec.user_files import parse_json, read_file
 from autotune.spec.user_paths import expanded, path_exists
 
@@ -111,11 +111,9 @@ def fetch_model_config(name: str) -> dict[str, Any]:
     except Exception as error:  # network and hub raise many types
         if isinstance(cached, str):
             return read_model_config(cached)
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
         raise InvalidInput(
             f"model {name!r} is not a local path and cannot be loaded from the Hugging Face hub: "
-            f"{reason}",
+            f"{first_line_of(error)}",
             hint=f"check the name and the network, or give a local {FILE_NAME} or its folder",
         ) from error
 

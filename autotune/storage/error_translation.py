@@ -23,8 +23,9 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from autotune.errors import StorageUnavailable, StorageUnreachable
+from autotune.errors import StorageUnavailable, StorageUnreachable, first_line_of
 from autotune.lock_holders import holder_of
+from autotune.spec.full_disk import says_full_disk
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.tables import SCHEMA_VERSION
 
@@ -88,12 +89,12 @@ def storage_errors(url: str, role: DatabaseRole = STUDIES_DATABASE) -> Iterator[
     except IntegrityError as error:
         raise Conflict(
             f"the {role.name} {redacted_url(url)} rejects a row: "
-            f"{_first_line(error.orig or error)}",
+            f"{first_line_of(error.orig or error)}",
             hint=damage_hint(url, role),
         ) from None
     except (ArgumentError, NoSuchModuleError) as error:
         raise StorageUnavailable(
-            f"{redacted_url(url)!r} is not a database URL: {_first_line(error)}",
+            f"{redacted_url(url)!r} is not a database URL: {first_line_of(error)}",
             hint=f"write for example {role.example}",
         ) from None
     except ImportError as error:
@@ -117,7 +118,7 @@ def storage_errors(url: str, role: DatabaseRole = STUDIES_DATABASE) -> Iterator[
     except (SQLAlchemyError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Reading damaged rows raises these.
         raise StorageUnavailable(
-            f"the {role.name} {redacted_url(url)} cannot be used: {_first_line(error)}",
+            f"the {role.name} {redacted_url(url)} cannot be used: {first_line_of(error)}",
             hint=damage_hint(url, role),
         ) from None
     except OSError as error:
@@ -181,11 +182,11 @@ def _message_and_hint(url: str, error: DBAPIError, role: DatabaseRole) -> tuple[
     """
     parsed = make_url(url)
     shown = redacted_url(url)
-    text = _first_line(error.orig or error)
+    text = first_line_of(error.orig or error)
     if _is_broken(error.orig):
         return f"the {role.name} {shown} cannot be used: {text}", damage_hint(url, role)
     reason = re.sub(r"^connection failed: (connection to .*? failed: )?(FATAL:\s+)?", "", text)
-    if re.search(r"database or disk is full|No space left on device", text):
+    if says_full_disk(error.orig or error):
         return f"the disk of {shown} is full", "free some space"
     if parsed.get_backend_name() == "sqlite":
         hint = (
@@ -254,8 +255,3 @@ def parse_url(url: str) -> URL:
     if "@" in (parsed.host or ""):
         raise ArgumentError("an @ in a password is written %40")
     return parsed
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

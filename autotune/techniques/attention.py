@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from autotune.errors import first_line_of
 from autotune.spec.config import Attention
 
 _KERNELS_OF_16_BIT = ("flash", "cudnn")
@@ -95,7 +96,7 @@ def unavailable(
             warnings.simplefilter("ignore")  # torch warns for every kernel that it rejects
             _run_call(call, device=device, dtype=dtype).sum().backward()
     except (RuntimeError, NotImplementedError) as error:
-        return f"{str(error).splitlines()[0].partition('. ')[0]} ({_describe(call)})"
+        return f"{first_line_of(error).partition('. ')[0]} ({_describe(call)})"
     return None
 
 

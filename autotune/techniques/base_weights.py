@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from autotune.errors import first_line_of
 from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights
 from autotune.techniques.extras import bitsandbytes
 
@@ -94,7 +95,7 @@ def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
         x = torch.ones(4, 256, dtype=torch.bfloat16, device=device, requires_grad=True)
         layer(x).float().sum().backward()
     except (RuntimeError, NotImplementedError, AssertionError, ImportError, ValueError) as error:
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return first_line_of(error)
     return None
 
 

@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from autotune.build_tools import first_compile_error, why_no_compilation
+from autotune.errors import first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.compiling import compile_in_place
 from autotune.spec.config import CompileScope
@@ -49,7 +50,5 @@ def _why_compiling_fails(device: torch.device) -> str | None:
         compiled = torch.compile(lambda x: (x.sin() * x).sum(), dynamic=False)
         compiled(torch.randn(64, 64, device=device, requires_grad=True)).backward()
     except Exception as error:  # whatever the compiler, the C++ tool chain or Triton raises
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        return f"torch.compile fails: {reason}{first_compile_error(str(error))}"
+        return f"torch.compile fails: {first_line_of(error)}{first_compile_error(str(error))}"
     return None

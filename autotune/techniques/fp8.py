@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
+from autotune.errors import first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import convert
 from autotune.spec.config import Precision
@@ -54,5 +55,5 @@ def unavailable(*, device: torch.device) -> str | None:
         ImportError,
         AttributeError,
     ) as error:
-        return str(error).splitlines()[0] if str(error) else type(error).__name__
+        return first_line_of(error)
     return None

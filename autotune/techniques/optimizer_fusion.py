@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.build_tools import why_no_compilation
+from autotune.errors import first_line_of
 from autotune.shipped.learning_rate import set_learning_rate
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.step_in_backward import step_in_backward
@@ -196,7 +197,7 @@ def unavailable(
         parameter.square().sum().backward()
         updater.step()
     except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
-        return str(error).splitlines()[0]
+        return first_line_of(error)
     return None
 
 

@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from autotune.errors import first_line_of
 from autotune.spec.config import Precision
 from autotune.techniques import fp8
 
@@ -86,7 +87,7 @@ def unavailable(precision: Precision, *, device: torch.device) -> str | None:
             product = layer(x)
         product.float().square().sum().backward()
     except (RuntimeError, NotImplementedError) as error:
-        return str(error).splitlines()[0]
+        return first_line_of(error)
     return None
 
 

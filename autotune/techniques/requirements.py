@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.errors import IllegalConfiguration
+from autotune.errors import IllegalConfiguration, first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
@@ -196,9 +196,7 @@ def _attention_calls(parts: ModelParts, sequence_length: int) -> list[AttentionC
         with CallsOfAttention() as collector:
             parts.model(tokens, tokens)
     except Exception as error:  # any error of a model that needs values
-        lines = str(error).splitlines()
-        reason = lines[0] if lines else type(error).__name__
-        return f"it cannot be seen how the model attends: {reason}"
+        return f"it cannot be seen how the model attends: {first_line_of(error)}"
     if not collector.calls:
         return "the model does not attend through scaled_dot_product_attention"
     return list(collector.calls)

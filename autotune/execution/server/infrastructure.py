@@ -27,7 +27,6 @@ Where the device was to blame for one of the latter after all, `LocalExecutor.ch
 """
 
 import errno
-import os
 import re
 import signal
 import subprocess
@@ -35,6 +34,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autotune.errors import TrialLost
+from autotune.spec.full_disk import says_full_disk
 
 _DEVICE_LOST = (
     "device(s) is/are busy or unavailable",
@@ -61,9 +61,7 @@ _DEVICE_LOST = (
     "CUDA unknown error",
 )
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE)
-_DISK_TEXTS = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
-"""Disk errors as text, from compilers and torch's file writer."""
+_DISK_ERRORS = (errno.EIO, errno.EROFS, errno.ESTALE)
 
 _HELPER_KILLED = tuple(
     f"is killed by signal: {name}" for name in ("Killed", "Terminated", "Hangup")
@@ -103,8 +101,7 @@ def machine_failure_behind(error: BaseException, *, device_type: str) -> TrialLo
             )
         if _is_of_killed_compiler(cause):
             return TrialLost("a compiler of the trial was killed from outside", hint=_HINT)
-        is_disk_error = getattr(cause, "errno", None) in _DISK_ERRORS
-        if is_disk_error or any(message in text for message in _DISK_TEXTS):
+        if getattr(cause, "errno", None) in _DISK_ERRORS or says_full_disk(cause):
             return TrialLost(
                 f"the trial could not use its files: {first_line(text)}", hint=_DISK_HINT
             )
