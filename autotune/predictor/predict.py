@@ -615,11 +615,8 @@ class _FakeTraining:
                 for part in tensors_behind(gradient)  # of a divided one, this device's part
             )
 
-        handle = register_optimizer_step_pre_hook(mark_gradients)
-        try:
+        with register_optimizer_step_pre_hook(mark_gradients):
             yield
-        finally:
-            handle.remove()
 
     @contextmanager
     def _count_random_states(self) -> Iterator[None]:

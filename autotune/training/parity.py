@@ -244,6 +244,12 @@ def before_each_update(hook: Callable[[torch.optim.Optimizer], None]) -> Removab
     return register_optimizer_step_pre_hook(before_step)
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
+    """Yields the parameters of all groups."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
 class UpdateWatch:
     """Checks that updates use the learning rates and the state of the training loop's optimizers.
 
@@ -288,11 +294,8 @@ class UpdateWatch:
                 self._record_update(number, stepping, owner_of)
 
         self._used.clear()
-        handle = before_each_update(check)
-        try:
+        with before_each_update(check):
             yield
-        finally:
-            handle.remove()
 
     def _record_update(
         self,
@@ -459,17 +462,11 @@ class GradientSketch:
                 parts.add(optimizer.part_on_device)
             # A fused update under a GradScaler divides by the scale itself, later than here.
             scale = getattr(optimizer, "grad_scale", None)
-            found: list[nn.Parameter] = []
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    # An inner optimizer steps copies, which are not the model's parameters.
-                    if parameter not in self._position_of:
-                        continue
-                    if parameter.grad is None:
-                        # DeepSpeed has them elsewhere.
-                        if isinstance(optimizer, EngineOptimizer):
-                            found.append(parameter)
-                        continue
+            found = []
+            for parameter in parameters_of(optimizer):
+                has_gradient = parameter.grad is not None or isinstance(optimizer, EngineOptimizer)
+                # An inner optimizer steps copies, which are not the model's parameters.
+                if has_gradient and parameter in self._position_of:
                     found.append(parameter)
             if not found:
                 return
@@ -550,11 +547,8 @@ class ChangeSketch:
                 with stopwatch.reading():
                     self.begin()
 
-        handle = register_optimizer_step_pre_hook(begin)
-        try:
+        with register_optimizer_step_pre_hook(begin):
             yield
-        finally:
-            handle.remove()
 
     def end(self) -> None:
         """Reads the tensors after the last step, and forgets all but the differences."""
@@ -603,17 +597,13 @@ class CorrectionWatch:
 
         def read(optimizer: torch.optim.Optimizer, *_: Any, is_correction: bool) -> None:
             with stopwatch.reading():
-                self._read(_parameters_of(optimizer), is_correction=is_correction)
+                self._read(parameters_of(optimizer), is_correction=is_correction)
 
-        handles = (
+        with (
             register_optimizer_step_pre_hook(functools.partial(read, is_correction=True)),
             register_optimizer_step_post_hook(functools.partial(read, is_correction=False)),
-        )
-        try:
+        ):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
         with stopwatch.reading():
             self._read(self._known, is_correction=True)
 
@@ -742,11 +732,6 @@ def _with_block(
     for block, parameters in parameters_by_block.items():
         for parameter in parameters:
             yield block, parameter
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
 
 
 def _now(device: torch.device) -> float:

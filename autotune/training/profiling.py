@@ -222,11 +222,8 @@ class _ProfiledTraining:
             with record_function(f"{_GRADIENTS}{len(self._optimizer_steps)}"):
                 self._optimizer_steps.append(addresses)
 
-        handle = register_optimizer_step_pre_hook(note)
-        try:
+        with register_optimizer_step_pre_hook(note):
             yield
-        finally:
-            handle.remove()
 
     @contextmanager
     def _marked_recomputation(self) -> Iterator[None]:
