@@ -7,14 +7,11 @@ nothing says which of them a cast may change. They are `as-is`, and so is a scri
 autocast on itself.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from autotune.spec.config import Precision
 
@@ -72,60 +69,6 @@ def cast_state(optimizer: Optimizer, formats_before: Mapping[Tensor, torch.dtype
             is_alike = isinstance(value, Tensor) and value.shape == parameter.shape and value.ndim
             if is_alike and value.dtype == before:
                 state[name] = value.to(parameter.dtype)
-
-
-class AutocastWatch(TorchFunctionMode):
-    """While it is entered, tells of each product with a weight of a model.
-
-    It calls `at_product` with the format to which autocast casts there; empty without autocast.
-    That a module computes without autocast says nothing: its forward may turn it on.
-    """
-
-    def __init__(self, model: nn.Module, *, at_product: Callable[[str], None]) -> None:
-        super().__init__()
-        self._weights = set(model.parameters())
-        self._at_product = at_product
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if getattr(function, "__name__", "") in _PRODUCTS:
-            for value in tree_leaves((args, kwargs)):
-                if isinstance(value, Tensor) and (
-                    value in self._weights or value._base in self._weights
-                ):
-                    self._at_product(_autocast_format(value.device.type))
-                    break
-        return function(*args, **kwargs)
-
-
-_PRODUCTS = frozenset(
-    [
-        "linear",
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "multi_head_attention_forward",
-        "lstm",
-        "gru",
-    ]
-)
-"""Names of the functions of torch that autocast runs in a lower precision."""
-
-
-def _autocast_format(device_type: str) -> str:
-    if not torch.is_autocast_enabled(device_type):
-        return ""
-    return _name_of(torch.get_autocast_dtype(device_type))
 
 
 def _weight_formats(model: nn.Module) -> list[str]:

@@ -9,10 +9,8 @@ import torch
 from autotune.memory.device_meter import make_meter
 from autotune.spec.result import Measurement
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
-from autotune.techniques import before_the_device
-from autotune.techniques.pinned_memory import bound_pinned_memory
 from autotune.training.script.interface import begin
-from autotune.training.script.run import choose_device, run_script, seed_everything
+from autotune.training.script.run import prepare_process, run_script
 from autotune.training.script.timed_run import Step, TimedRun
 from autotune.training.turns import Turns
 
@@ -24,12 +22,7 @@ def train_script_in_turn(
 
     Returns only the outcome. Raises Diverged and whatever the script raises.
     """
-    before_the_device(request.config)
-    device = torch.device(request.device)
-    choose_device(device)
-    if device.type == "cuda" and request.config.activation_offload != "none":
-        bound_pinned_memory()
-    seed_everything(request.workload.seed)
+    device = prepare_process(request)
     run = _ScriptInTurn(request, device, turns=turns, progress=progress)
     begin(run)
     was_ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)

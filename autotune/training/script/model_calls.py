@@ -5,13 +5,15 @@ recomputation around the calls of its blocks. A script that computes its loss by
 the model, or a model that uses parts of its blocks only, would train as without them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from autotune.models.parts import ModelParts
 from autotune.shipped.changed_method import Method, change_method
@@ -24,33 +26,77 @@ _NOT_CALLED = (
 )
 
 
-class ModelCalls:
+_PRODUCTS = frozenset(
+    [
+        "linear",
+        "matmul",
+        "__matmul__",
+        "__rmatmul__",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "multi_head_attention_forward",
+        "lstm",
+        "gru",
+    ]
+)
+"""Names of the functions of torch that autocast runs in a lower precision."""
+
+
+class ModelCalls(TorchFunctionMode):
     """Follows the first forward pass of a training: `at_end` is called when it has returned.
 
     A pass that records no gradients is of an evaluation, and does not count.
     """
 
     def __init__(self, model: nn.Module, *, at_end: Callable[[], None]) -> None:
+        super().__init__()
+        self.autocast_format: str | None = None
+        """To what autocast casts at the first product with a weight of the model in a training:
+        empty without autocast, None before that product. That a module computes without autocast
+        says nothing: its forward may turn it on."""
+        self._weights = set(model.parameters())
         self._at_end = at_end
         self._forward_depth = self._call_depth = 0
         self._is_in_training_forward = False
         self._computes_outside = self._computes_outside_of_call = False
         self._called: set[nn.Module] = set()
-        self._handle = register_module_forward_pre_hook(self._note_call)
         change_method(model, "forward", self._watched_forward)
         change_method(model, "__call__", self._watched_call)
+        self._watching = ExitStack()
+        self._watching.callback(register_module_forward_pre_hook(self._note_call).remove)
+        self._watching.enter_context(self)
 
     def close(self) -> None:
         """Stops following calls."""
-        self._handle.remove()
+        self._watching.close()
 
-    @property
-    def is_training(self) -> bool:
-        """Whether what is computed now belongs to a training, also where it will be recomputed."""
-        return torch.is_grad_enabled() or self._is_in_training_forward
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # A pass that will be recomputed records no gradients, either.
+        is_training = torch.is_grad_enabled() or self._is_in_training_forward
+        is_product = getattr(function, "__name__", "") in _PRODUCTS
+        if self.autocast_format is None and is_training and is_product:
+            for value in tree_leaves((args, kwargs)):
+                if isinstance(value, Tensor) and (
+                    value in self._weights or value._base in self._weights
+                ):
+                    self._note_product(value.device.type)
+                    break
+        return function(*args, **kwargs)
 
-    def note_product(self) -> None:
-        """Must be called at the first product with a weight of the model in a training."""
+    def _note_product(self, device_type: str) -> None:
+        self.autocast_format = ""
+        if torch.is_autocast_enabled(device_type):
+            to_format = torch.get_autocast_dtype(device_type)
+            self.autocast_format = str(to_format).removeprefix("torch.")
         self._computes_outside = self._forward_depth == 0
         self._computes_outside_of_call = self._call_depth == 0
 
@@ -95,15 +141,10 @@ class ModelCalls:
 
     def _watched_call(self, call: Method) -> Method:
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with self._in_call():
+            self._call_depth += 1
+            try:
                 return call(module, *args, **kwargs)
+            finally:
+                self._call_depth -= 1
 
         return watched
-
-    @contextmanager
-    def _in_call(self) -> Iterator[None]:
-        self._call_depth += 1
-        try:
-            yield
-        finally:
-            self._call_depth -= 1

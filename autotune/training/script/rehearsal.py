@@ -19,18 +19,16 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from autotune.errors import class_and_first_line_of
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques.user_optimizer import all_optimizers
 from autotune.techniques.user_training import Optimizers
-from autotune.training.parity import before_each_update
-from autotune.training.script.interface import begin
+from autotune.training.parity import before_each_update, parameters_of
 from autotune.training.script.run import (
     CLIPS_GRADIENTS,
     ScriptEnd,
-    choose_device,
-    run_script,
-    seed_everything,
+    try_script,
     watch_clipping,
 )
 
@@ -55,22 +53,15 @@ def why_no_step_in_backward(workload: Workload, *, device: torch.device) -> str:
     The first step is an unchanged one, in which gradients are watched. In the second one they are
     freed during backward. A script that fails by itself is reported by its trials, not here.
     """
-    choose_device(device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    seed_everything(workload.seed)
     rehearsal = _Rehearsal(workload)
-    begin(rehearsal)
     watch_clipping(before_clipping=rehearsal.note_clipping, after_norm=rehearsal.forgive_norm)
     try:
-        run_script(workload, expected_sha256="")
+        try_script(rehearsal, workload, device=device)
     except (MemoryError, torch.OutOfMemoryError):
         pass
     except Exception as error:
         if rehearsal.has_freed_gradients:
-            lines = str(error).strip().splitlines()
-            what = ": ".join([type(error).__name__, *lines[:1]])
-            return f"{_NEEDS_GRADIENTS}: {what}"
+            return f"{_NEEDS_GRADIENTS}: {class_and_first_line_of(error)}"
     return rehearsal.reason
 
 
@@ -81,14 +72,9 @@ def why_no_micro_batches(workload: Workload, *, micro_batch_size: int, device: t
     that has fewer calls, and one with the whole global batch, ignores it. (One that has fewer calls
     of a micro batch trains on less, which is another training.)
     """
-    choose_device(device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    seed_everything(workload.seed)
     count = _CountOfCalls(workload, micro_batch_size)
-    begin(count)
     try:
-        run_script(workload, expected_sha256="")
+        try_script(count, workload, device=device)
     except Exception:
         return ""  # reported by its trials
     expected = workload.global_batch // micro_batch_size
@@ -176,10 +162,9 @@ class _Rehearsal:
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         for one in all_optimizers(optimizer):
-            for group in one.param_groups:
-                for parameter in group["params"]:
-                    if parameter.requires_grad:
-                        parameter.register_post_accumulate_grad_hook(self._note_gradient)
+            for parameter in parameters_of(one):
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._note_gradient)
         before_each_update(self._compare)
         return model, optimizer
 
@@ -215,10 +200,9 @@ class _Rehearsal:
             self.reason = self.reason or _CHANGES_GRADIENTS
         if getattr(optimizer, "_optimizer_step_pre_hooks", None):
             self.reason = self.reason or _HAS_PRE_HOOKS
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                known = self._gradients.pop(parameter, None)
-                if known is None or parameter.grad is None:
-                    continue
-                if not known.is_unchanged(parameter.grad):
-                    self.reason = self.reason or _CHANGES_GRADIENTS
+        for parameter in parameters_of(optimizer):
+            known = self._gradients.pop(parameter, None)
+            if known is None or parameter.grad is None:
+                continue
+            if not known.is_unchanged(parameter.grad):
+                self.reason = self.reason or _CHANGES_GRADIENTS

@@ -45,7 +45,7 @@ from autotune.techniques.user_training import (
     parts_of_user_model,
 )
 from autotune.training.parity import ParityFailed, ParityWatch
-from autotune.training.script.interface import begin
+from autotune.training.script.interface import Run, begin
 
 RANK_VARIABLES = (
     "RANK",
@@ -135,6 +135,30 @@ def choose_device(device: torch.device) -> None:
     """
     if device.type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a script takes a GPU where it sees one
+
+
+def prepare_process(request: TrainingRequest) -> torch.device:
+    """Makes the settings of a trial in this process, before anything touches its device.
+
+    Returns the device.
+    """
+    before_the_device(request.config)
+    device = torch.device(request.device)
+    choose_device(device)
+    if device.type == "cuda" and request.config.activation_offload != "none":
+        bound_pinned_memory()
+    seed_everything(request.workload.seed)
+    return device
+
+
+def try_script(run: Run, workload: Workload, *, device: torch.device) -> None:
+    """Runs the script, as it is now, with its calls delegated to `run`. Raises what it raises."""
+    choose_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    seed_everything(workload.seed)
+    begin(run)
+    run_script(workload, expected_sha256="")
 
 
 def run_script(workload: Workload, *, expected_sha256: str) -> bool:
@@ -381,15 +405,10 @@ def trace_script(
     before these steps, and whatever the script raises.
     """
     torch._inductor.config.fallback_random = True
-    device = torch.device(request.device)
-    choose_device(device)
+    device = prepare_process(request)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # as a trial's meter does
-        if request.config.activation_offload != "none":
-            bound_pinned_memory()
     trial = _ScriptTrace(request, dropout=dropout, progress=progress)
-    before_the_device(request.config)
-    seed_everything(request.workload.seed)
     begin(trial)
     was_ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
     if not was_ended or trial.parity is None:

@@ -19,7 +19,6 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, class_and_first_line_of
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
@@ -39,9 +38,8 @@ from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import Measurement, Outcome
 from autotune.spec.training_request import Progress, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
-from autotune.techniques import before_the_device
-from autotune.techniques.own_precision import AutocastWatch, own_precision, why_not_cast
-from autotune.techniques.pinned_memory import bound_pinned_memory, offloaded_bytes
+from autotune.techniques.own_precision import own_precision, why_not_cast
+from autotune.techniques.pinned_memory import offloaded_bytes
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers, own_fusion
 from autotune.techniques.user_training import (
     Optimizers,
@@ -54,9 +52,9 @@ from autotune.training.script.model_calls import ModelCalls
 from autotune.training.script.run import (
     RANK_VARIABLES,
     ScriptEnd,
-    choose_device,
+    prepare_process,
     run_script,
-    seed_everything,
+    try_script,
 )
 from autotune.training.script.timed_run import Step, TimedRun
 from autotune.training.speed import measured_speed
@@ -70,12 +68,7 @@ def train_script(request: TrainingRequest, *, progress: Progress = unwatched) ->
     Raises Diverged, ParityFailed, whatever the script raises, and StudyMismatch if it ends too
     early without any technique.
     """
-    before_the_device(request.config)
-    device = torch.device(request.device)
-    choose_device(device)
-    if device.type == "cuda" and request.config.activation_offload != "none":
-        bound_pinned_memory()
-    seed_everything(request.workload.seed)
+    device = prepare_process(request)
     trial = _ScriptTrial(request, device, progress=progress)
     begin(trial)
     ended = run_script(request.workload, expected_sha256=request.workload.model_sha256)
@@ -109,13 +102,9 @@ def examine_script(
 
     Raises InvalidInput for a script that fails before `autotune.apply` or does not call it.
     """
-    choose_device(device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     examination = _Examination(workload, choices)
-    begin(examination)
     try:
-        run_script(workload, expected_sha256="")
+        try_script(examination, workload, device=device)
     except InvalidInput:  # by a callback, which says what the script has to change
         raise
     except Exception as error:
@@ -124,12 +113,9 @@ def examine_script(
         variable = _missing_variable(error)
         if variable and not workload.one_rank:
             return ExaminedScript(missing_variable=variable)
-        reason = type(error).__name__
-        lines = str(error).strip().splitlines()
-        if lines:
-            reason += f": {lines[0]}"
         raise InvalidInput(
-            f"script {workload.script} fails before its first step: {reason}",
+            f"script {workload.script} fails before its first step: "
+            f"{class_and_first_line_of(error)}",
             hint=f"it must run by itself: python {shlex.join(workload.script_command())}",
         ) from error
     if examination.missing is None:
@@ -179,42 +165,23 @@ class _Examination:
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
         self._own_fusion: OptimizerFusion = "none"
-        self._watching = ExitStack()
-        self._has_seen_product = False
+        self._why_as_is = ""
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
-        self.missing = missing_in_user_model(model, optimizer, self._choices)
+        missing = missing_in_user_model(model, optimizer, self._choices)
         self._own_fusion = own_fusion(
             all_optimizers(optimizer), sparse=with_sparse_gradients(model)
         )
         self._own_precision = own_precision(model)
         if self._own_precision == "as-is":
-            self._note_as_is(why_not_cast(model))
+            self._why_as_is = why_not_cast(model)
         self._model = model
         self._calls = ModelCalls(model, at_end=self._end)
-        self._watching.callback(self._calls.close)
-        self._watching.enter_context(AutocastWatch(model, at_product=self._note_autocast))
+        self.missing = missing
         for stepped in all_optimizers(optimizer):  # where no product was seen
             stepped.register_step_pre_hook(self._end)
         return model, optimizer
-
-    def _note_autocast(self, to_format: str) -> None:
-        if self._has_seen_product or not self._calls.is_training:
-            return
-        self._has_seen_product = True
-        self._calls.note_product()
-        if to_format:
-            self._note_as_is(
-                f"the script itself runs its model under autocast to {to_format}: turn that off, "
-                "so that precision can be searched"
-            )
-
-    def _note_as_is(self, reason: str) -> None:
-        assert self.missing is not None
-        self._own_precision = "as-is"
-        others = [value for value in self._choices.get("precision", ()) if value != "as-is"]
-        self.missing["precision"] = dict.fromkeys(others, reason)
 
     def _end(self, *_: Any) -> None:
         raise ScriptEnd
@@ -224,9 +191,19 @@ class _Examination:
 
     def result(self) -> ExaminedScript:
         """Returns what is known of the script, which has ended."""
-        self._watching.close()
         assert self.missing is not None
-        if self._has_seen_product:  # otherwise it has ended before its model was called
+        self._calls.close()
+        to_format = self._calls.autocast_format
+        if to_format:
+            self._own_precision = "as-is"
+            self._why_as_is = (
+                f"the script itself runs its model under autocast to {to_format}: turn that off, "
+                "so that precision can be searched"
+            )
+        if self._own_precision == "as-is":
+            others = [value for value in self._choices.get("precision", ()) if value != "as-is"]
+            self.missing["precision"] = dict.fromkeys(others, self._why_as_is)
+        if to_format is not None:  # otherwise it has ended before its model was called
             parts = parts_of_user_model(self._model)
             by_calls = self._calls.missing(parts, self._choices, own_precision=self._own_precision)
             for technique, reasons in by_calls.items():
