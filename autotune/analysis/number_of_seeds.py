@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.spec.provenance import MEASURED, PerplexitySource, TrialReference
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import VARIANT_NUMBER, TrialRecord
 
 
@@ -45,18 +45,7 @@ def with_one_number_of_seeds(records: Sequence[TrialRecord]) -> list[TrialRecord
             source = replace(record.perplexity_source or MEASURED, of_other_seeds=True)
             compared.append(replace(record, feasible=False, perplexity_source=source))
         else:
-            compared.append(
-                replace(
-                    record,
-                    perplexity=same.perplexity,
-                    perplexity_spread=same.perplexity_spread,
-                    bits_per_byte=same.bits_per_byte,
-                    perplexity_source=PerplexitySource.shared_with(
-                        TrialReference(number=same.number),
-                        over_random_weights=same.perplexity_says_nothing,
-                    ),
-                )
-            )
+            compared.append(record.with_perplexity_of(same))
     return compared
 
 

@@ -88,11 +88,13 @@ def format_perplexity(record: TrialRecord) -> str:
     if record.perplexity is None:
         return ""
     mark = SHARED_MARK if record.shares_perplexity else ""
-    spread = ""
-    if record.perplexity_spread is not None:
-        spread = f" ±{format_decimal(record.perplexity_spread)}"
-    text = f"{mark}{format_decimal(record.perplexity)}{spread}"
+    text = mark + _with_spread(record.perplexity, record.perplexity_spread, digits=2)
     return f"({text})" if record.perplexity_says_nothing else text
+
+
+def _with_spread(value: float, spread: float | None, *, digits: int) -> str:
+    text = format_decimal(value, digits=digits)
+    return text if spread is None else f"{text} ±{format_decimal(spread, digits=digits)}"
 
 
 def perplexity_source_text(record: TrialRecord) -> str:
@@ -441,10 +443,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(style.wrapped(f"in collectives: {communication}", width=_LINE))
     if record.perplexity is not None:
         source = record.perplexity_source
-        spread = ""
-        if record.perplexity_spread is not None:
-            spread = f" ±{format_decimal(record.perplexity_spread, digits=3)}"
-        line = f"perplexity: {format_decimal(record.perplexity, digits=3)}{spread}"
+        perplexity = _with_spread(record.perplexity, record.perplexity_spread, digits=3)
+        line = f"perplexity: {perplexity}"
         lines.append(f"{line} ({style.escaped(str(source))})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")

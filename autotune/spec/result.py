@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
@@ -221,6 +221,20 @@ class Measurement(Schema):
     def perplexity_is_of_own_loss(self) -> bool:
         """Whether it is exp(loss) of a model whose loss may be no cross entropy."""
         return self.perplexity_source is not None and self.perplexity_source.of_own_loss
+
+    def with_perplexity_of(self, trial: "TrialRecord") -> Self:
+        """Return the measurement with the perplexity of a trial that is the same training."""
+        return dataclasses.replace(
+            self,
+            perplexity=trial.perplexity,
+            perplexity_spread=trial.perplexity_spread,
+            bits_per_byte=trial.bits_per_byte,
+            perplexity_source=PerplexitySource.shared_with(
+                TrialReference(number=trial.number),
+                over_random_weights=trial.perplexity_says_nothing,
+                of_own_loss=trial.perplexity_is_of_own_loss,
+            ),
+        )
 
     @property
     def has_all_objectives(self) -> bool:

@@ -31,7 +31,7 @@ from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed
 from autotune.spec.early_stopping import PruningBound, speed_margin
 from autotune.spec.parity import NoTrace, ParityTrace
-from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
+from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import takes_size
@@ -540,14 +540,4 @@ def pruning_bounds(
 def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:
     if not measurement.is_within_cap:
         return measurement
-    return replace(
-        measurement,
-        perplexity=record.perplexity,
-        perplexity_spread=record.perplexity_spread,
-        bits_per_byte=record.bits_per_byte,
-        perplexity_source=PerplexitySource.shared_with(
-            TrialReference(number=record.number),
-            over_random_weights=record.perplexity_says_nothing,
-            of_own_loss=record.perplexity_is_of_own_loss,
-        ),
-    )
+    return measurement.with_perplexity_of(record)
