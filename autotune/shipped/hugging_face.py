@@ -1,28 +1,17 @@
 """A causal language model of transformers, called with tokens and labels."""
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from autotune.shipped.labels import IGNORED_LABEL
-from autotune.shipped.signature import CrossEntropies, CrossEntropy
+from autotune.shipped.signature import Call, CrossEntropies, CrossEntropy, LossOfModule
 from autotune.shipped.token_loss import TokenLoss, next_token_loss
 
 _EXAMINED_SHAPE = 2, 4
 """Of the forward pass that examines a network."""
-
-
-@dataclass(frozen=True)
-class OwnLoss:
-    """The loss that a network of transformers computes, with more than cross entropy in it."""
-
-    takes_shifted_labels: bool
-    """Whether it takes labels that are the next tokens already, as `shift_labels`."""
 
 
 class HuggingFaceModel(nn.Module):
@@ -34,7 +23,7 @@ class HuggingFaceModel(nn.Module):
     with their number. In evaluation it is the plain cross entropy.
     """
 
-    def __init__(self, network: nn.Module, own_loss: OwnLoss | None = None) -> None:
+    def __init__(self, network: nn.Module, own_loss: LossOfModule | None = None) -> None:
         super().__init__()
         self.network: Any = network
         self.own_loss = own_loss
@@ -48,13 +37,17 @@ class HuggingFaceModel(nn.Module):
             return self.token_loss(self.hidden(tokens), head, labels)
         if self.own_loss is None or not self.training:
             return next_token_loss(self.logits(tokens), labels)
-        return self._summed_own_loss(self.own_loss, tokens, labels)
+        own = self.own_loss
+        given = {"labels": own.labels_for(labels)}
+        if not own.shifts_labels:
+            given["shift_labels"] = labels  # they are the next tokens already
+        return own.sum_over(_run(self.network, tokens, **given).loss, labels)
 
     @property
     def ignores_last_label(self) -> bool:
         """Whether the loss has no term for the last token of a sequence."""
         own = self.own_loss if self.training else None
-        return own is not None and not own.takes_shifted_labels
+        return own is not None and own.shifts_labels
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Return the logits, [batch, sequence, vocabulary]."""
@@ -65,18 +58,6 @@ class HuggingFaceModel(nn.Module):
         """Return the last hidden states, [batch, sequence, width]."""
         hidden: Tensor = _run(self.network.base_model, tokens)[0]
         return hidden
-
-    def _summed_own_loss(self, own: OwnLoss, tokens: Tensor, labels: Tensor) -> Tensor:
-        if own.takes_shifted_labels:
-            mean = _run(self.network, tokens, labels=labels, shift_labels=labels).loss
-        else:
-            labels = labels[:, :-1]
-            of_tokens = F.pad(labels, (1, 0), value=IGNORED_LABEL)
-            mean = _run(self.network, tokens, labels=of_tokens).loss
-        count = (labels != IGNORED_LABEL).sum()
-        # The mean of no labels is NaN.
-        total: Tensor = (mean.float() * count).masked_fill(count == 0, 0.0)
-        return total
 
 
 def _run(network: Any, tokens: Tensor, **labels: Tensor) -> Any:
@@ -92,7 +73,7 @@ def hugging_face_model(network: nn.Module) -> HuggingFaceModel:
     return HuggingFaceModel(network, _own_loss_of(network))
 
 
-def _own_loss_of(network: Any) -> OwnLoss | None:
+def _own_loss_of(network: Any) -> LossOfModule | None:
     """Return the loss of a network; None if it is the cross entropy of its logits.
 
     Seen by its calls in a forward pass, of shapes only for a network on the meta device.
@@ -118,8 +99,14 @@ def _own_loss_of(network: Any) -> OwnLoss | None:
             output = _run(called, tokens, **labels)
     except Exception:  # a network that cannot be called with labels, or that needs values
         balances_experts = getattr(network.config, "output_router_logits", False)
-        return OwnLoss(takes_shifted_labels=takes_more) if balances_experts else None
+        return _own_loss(shifts_labels=not takes_more) if balances_experts else None
     size = output.logits.numel()
     if any(call.is_plain_mean(output.loss) and call.logits.numel() == size for call in calls):
         return None
-    return OwnLoss(takes_shifted_labels=any(call.is_made_of_labels for call in calls))
+    takes_shifted = any(call.labels_are_shifted is not None for call in calls)
+    return _own_loss(shifts_labels=not takes_shifted)
+
+
+def _own_loss(*, shifts_labels: bool) -> LossOfModule:
+    call = Call(takes_labels=True, label_name="labels")
+    return LossOfModule(call=call, entry="loss", shifts_labels=shifts_labels)

@@ -213,8 +213,8 @@ class _Values:
     def _is_cross_entropy(self, own: LossOfModule, *, seed: int) -> bool:
         tokens, labels = self._batch(seed)
         seed_generators(seed)
-        output = own.call(self.network, tokens, labels_for(own, labels))
-        theirs = sum_of_own_loss(own, entry_of(output, own.entry), labels)
+        output = own.call(self.network, tokens, own.labels_for(labels))
+        theirs = own.sum_over(entry_of(output, own.entry), labels)
         if self.with_labels.logits is not None:
             logits = entry_of(output, self.with_labels.logits_entry)
             if not _depends_only_on(theirs, logits):
@@ -257,22 +257,3 @@ def _depends_only_on(loss: Tensor, logits: Tensor) -> bool:
             return False
         unseen += [following for following, _ in node.next_functions]
     return True
-
-
-def labels_for(own: LossOfModule, labels: Tensor) -> Tensor:
-    """Returns labels [batch, sequence] as the module takes them."""
-    if own.shifts_labels:
-        labels = F.pad(labels[:, :-1], (1, 0), value=IGNORED_LABEL)
-    return labels.masked_fill(labels == IGNORED_LABEL, own.ignored_label)
-
-
-def sum_of_own_loss(own: LossOfModule, value: Tensor, labels: Tensor) -> Tensor:
-    """Returns the module's loss as a sum over the labels that it learns, float32 scalar."""
-    value = value.float()
-    if own.form == "sum":
-        return value
-    learned = (labels[:, :-1] if own.shifts_labels else labels) != IGNORED_LABEL
-    if own.form == "per token":
-        return value.view_as(learned).masked_fill(~learned, 0.0).sum()
-    count = learned.sum()
-    return (value * count).masked_fill(count == 0, 0.0)  # the mean of no labels is NaN

@@ -78,6 +78,23 @@ class LossOfModule:
     is_cross_entropy: bool = False
     """Whether it is known to be the plain cross entropy in evaluation."""
 
+    def labels_for(self, labels: Tensor) -> Tensor:
+        """Returns labels [batch, sequence] as the module takes them."""
+        if self.shifts_labels:
+            labels = F.pad(labels[:, :-1], (1, 0), value=IGNORED_LABEL)
+        return labels.masked_fill(labels == IGNORED_LABEL, self.ignored_label)
+
+    def sum_over(self, value: Tensor, labels: Tensor) -> Tensor:
+        """Returns the module's loss as a sum over the labels that it learns, float32 scalar."""
+        value = value.float()
+        if self.form == "sum":
+            return value
+        learned = (labels[:, :-1] if self.shifts_labels else labels) != IGNORED_LABEL
+        if self.form == "per token":
+            return value.view_as(learned).masked_fill(~learned, 0.0).sum()
+        count = learned.sum()
+        return (value * count).masked_fill(count == 0, 0.0)  # the mean of no labels is NaN
+
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
@@ -283,16 +300,22 @@ def _entries(output: Any) -> dict[Any, Tensor]:
     elif isinstance(output, Mapping):
         pairs = dict(output)
     else:
-        pairs = dict(getattr(output, "__dict__", {}))
-        for kind in type(output).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            names = [slots] if isinstance(slots, str) else slots
-            pairs |= {name: getattr(output, name, None) for name in names}
+        pairs = attributes_of(output)
     return {
         name: value
         for name, value in pairs.items()
         if isinstance(value, Tensor) and value.is_floating_point()
     }
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return what an object has in `__dict__` and in the `__slots__` of its classes."""
+    names = list(getattr(value, "__dict__", ()))
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    names = [name for name in names if name not in ("__dict__", "__weakref__")]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _named_first(entries: Mapping[Any, Tensor], name: str, is_wanted: Any) -> Any:
@@ -341,10 +364,6 @@ class CrossEntropy:
     @property
     def ignored_label(self) -> int:
         return int(self.options["ignore_index"])
-
-    @property
-    def is_made_of_labels(self) -> bool:
-        return self.labels_are_shifted is not None
 
     def gives(self, loss: Tensor | None) -> bool:
         """Whether `loss` is its output, to which nothing was added in place."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autotune.shipped.own_loss import compare_losses, labels_for, sum_of_own_loss
+from autotune.shipped.own_loss import compare_losses
 from autotune.shipped.signature import (
     Expectation,
     LossOfModule,
@@ -48,8 +48,8 @@ class UserModel(nn.Module):
         dtypes = {parameter.dtype for parameter in self.network.parameters()}
         is_narrow = torch.bfloat16 in dtypes or torch.float16 in dtypes
         with CrossEntropyInFloat32() if is_narrow else nullcontext():
-            output = own.call(self.network, tokens, labels_for(own, labels))
-        return sum_of_own_loss(own, entry_of(output, own.entry), labels)
+            output = own.call(self.network, tokens, own.labels_for(labels))
+        return own.sum_over(entry_of(output, own.entry), labels)
 
     @property
     def head(self) -> Any:

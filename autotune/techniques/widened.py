@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from autotune.shipped.signature import attributes_of
+
 _OPAQUE = (str, bytes, int, float, complex, type, nn.Module, torch.dtype, torch.device)
 
 
@@ -65,19 +67,13 @@ def _holds_narrow(value: Any, seen: set[int]) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Returns what an object has in `__dict__` and in the `__slots__` of its classes.
+    """Returns the attributes of an object.
 
-    Nothing of a cache of keys and values, which the next call of the model reads as it is.
+    None of a cache of keys and values, which the next call of the model reads as it is.
     """
-    kinds = type(value).__mro__
-    if any(kind.__name__.endswith("Cache") for kind in kinds):
+    if any(kind.__name__.endswith("Cache") for kind in type(value).__mro__):
         return {}
-    names = list(getattr(value, "__dict__", ()))
-    for kind in kinds:
-        slots = vars(kind).get("__slots__", ())
-        names += [slots] if isinstance(slots, str) else list(slots)
-    names = [name for name in names if name not in ("__dict__", "__weakref__")]
-    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return attributes_of(value)
 
 
 def _items(value: Any) -> dict[Any, Any]:
