@@ -19,7 +19,7 @@ import sys
 import sysconfig
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -219,7 +219,7 @@ def _with_separator(folder: str) -> str:
     return folder.rstrip(os.sep) + os.sep
 
 
-def _both_names(folders: Iterator[str | None]) -> tuple[str, ...]:
+def _both_names(folders: Iterable[str | None]) -> tuple[str, ...]:
     """Returns the folders, and where a link leads to, each with a separator at its end."""
     names = set()
     for folder in folders:
@@ -231,18 +231,16 @@ def _both_names(folders: Iterator[str | None]) -> tuple[str, ...]:
 
 def _libraries() -> tuple[str, ...]:
     """Returns folders that have no files of the user's, even within the script's folder."""
-
-    def folders() -> Iterator[str | None]:
-        yield str(Path(__file__).parents[2])  # autotune
-        for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-            yield sysconfig.get_path(name)
-        yield from site.getsitepackages()
-        yield site.getusersitepackages()
-        if sys.prefix != sys.base_prefix:
-            yield sys.prefix
-        yield from map(os.environ.get, _CACHES)
-
-    return _both_names(folders())
+    folders = [
+        str(Path(__file__).parents[2]),  # autotune
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        *map(os.environ.get, _CACHES),
+    ]
+    if sys.prefix != sys.base_prefix:
+        folders.append(sys.prefix)
+    return _both_names(folders)
 
 
 def _elsewhere() -> tuple[str, ...]:
@@ -250,15 +248,14 @@ def _elsewhere() -> tuple[str, ...]:
 
     These are folders, and the beginning of each hidden folder in the user's home.
     """
-
-    def folders() -> Iterator[str | None]:
-        yield tempfile.gettempdir()
-        yield os.path.join(sys.base_prefix, "lib")
-        yield os.path.join(sys.base_prefix, "share")
-        yield from ("/etc", "/proc", "/sys", "/dev", "/usr")
-
+    folders = [
+        tempfile.gettempdir(),
+        os.path.join(sys.base_prefix, "lib"),
+        os.path.join(sys.base_prefix, "share"),
+        *("/etc", "/proc", "/sys", "/dev", "/usr"),
+    ]
     hidden = os.path.join(os.path.expanduser("~"), ".")
-    return (*_both_names(folders()), hidden)
+    return (*_both_names(folders), hidden)
 
 
 def _local_packages(folder: str) -> Iterator[str]:

@@ -81,21 +81,16 @@ class Verdict:
     @property
     def ends_trial(self) -> Measurement | None:
         """The result of a configuration that need not be trained, as it can be no solution."""
-        if self.kind == "failed":
-            return Measurement(
-                outcome="parity_failed",
-                message=f"computes another training: {self.message}",
-                parity="failed",
-                parity_message=self.message,
-            )
-        if self.kind == "unknowable":
-            return Measurement(
-                outcome="parity_failed",
-                message=f"not compared: {self.message}",
-                parity="not compared",
-                parity_message=self.message,
-            )
-        return None
+        if self.kind not in ("failed", "unknowable"):
+            return None
+        is_another = self.kind == "failed"
+        what = "computes another training" if is_another else "not compared"
+        return Measurement(
+            outcome="parity_failed",
+            message=f"{what}: {self.message}",
+            parity="failed" if is_another else "not compared",
+            parity_message=self.message,
+        )
 
 
 class ParityGate:
