@@ -1,10 +1,10 @@
 """Find the blocks of a model and their attention by structure, for any model family.
 
-The blocks are the longest list of alike modules that can be called and that is not inside another
-list of such. Alike are modules
-of one class, and of classes with a common base, as a hybrid model has for its layers with and
-without attention. Their attention is the child that has attention in its name and contains
-matrices.
+The blocks are a list of alike modules that can be called, outside of any other such list. Alike are
+modules of one class, and of classes with a common base, as a hybrid model has for its layers with
+and without attention. Of several lists they are the one with the most modules in it, of which some
+are trained: a longer list of heads has fewer, and nothing of a frozen teacher is kept for backward.
+Their attention is the child that has attention in its name and contains matrices.
 """
 
 from collections.abc import Iterator
@@ -45,8 +45,14 @@ class BlockList:
 
 
 def find_blocks(model: nn.Module) -> BlockList | None:
-    """Return the longest list of alike modules; None if there is no such list."""
-    return max(_block_lists(model), key=lambda candidate: len(candidate.blocks), default=None)
+    """Return the list of alike modules that does most in training; None if there is no list."""
+    return max(_block_lists(model), key=_part_in_training, default=None)
+
+
+def _part_in_training(candidate: BlockList) -> tuple[bool, int, int]:
+    blocks = candidate.blocks
+    is_trained = any(parameter.requires_grad for parameter in blocks.parameters())
+    return is_trained, sum(1 for _ in blocks.modules()), len(blocks)
 
 
 def _block_lists(module: nn.Module) -> Iterator[BlockList]:
@@ -60,8 +66,10 @@ def _block_lists(module: nn.Module) -> Iterator[BlockList]:
             yield from _block_lists(child)
 
 
-def _can_be_called(module: nn.Module) -> bool:
-    """Whether a module has a forward pass, unlike a list of the parts of a block."""
+def _can_be_called(module: nn.Module | None) -> bool:
+    """Whether there is a module with a forward pass, unlike a list of the parts of a block."""
+    if module is None:  # the place of a norm that this model has not
+        return False
     return "forward" in vars(module) or type(module).forward is not nn.Module.forward
 
 
