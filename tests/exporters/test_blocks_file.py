@@ -107,6 +107,9 @@ def test_blocks_are_found_where_trials_find_them(model):
 class Base(torch.nn.Module):
     """What the blocks of a hybrid model have in common."""
 
+    def forward(self, x):
+        return x
+
 
 class Attending(Base):
     pass
