@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from autotune.errors import IllegalConfiguration
+from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.models.parts import ModelParts
 from autotune.shipped.activation_offload import offloaded
 from autotune.shipped.blocks import find_blocks
@@ -51,6 +52,7 @@ def apply_to_user_training(
 
     Raises IllegalConfiguration for a technique that the model or an optimizer does not support.
     """
+    _check_that_weights_exist(model)
     several = all_optimizers(optimizers)
     formats_before = {
         parameter: parameter.dtype
@@ -120,6 +122,18 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     _applied[model] = config
 
 
+def _check_that_weights_exist(model: nn.Module) -> None:
+    """Raises InvalidInput for lazy modules, whose weights the first forward pass creates."""
+    for tensors in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in tensors:
+            if is_lazy(tensor):
+                raise InvalidInput(
+                    f"{name} has no size before the model's first call, as in lazy modules, and "
+                    "autotune.apply casts and watches weights",
+                    hint="call the model once, with a batch, before autotune.apply",
+                )
+
+
 _applied: weakref.WeakKeyDictionary[nn.Module, TrainingConfig] = weakref.WeakKeyDictionary()
 """The configurations that models of this process have."""
 
@@ -160,6 +174,7 @@ def missing_in_user_model(
     The result is {technique: {value: reason}}. Of the technique optimizer only the first value is
     supported: it stands for what the script has.
     """
+    _check_that_weights_exist(model)
     several = all_optimizers(optimizers)
     unsupported = []
     # First: what is tried next casts the model.
