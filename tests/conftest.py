@@ -93,7 +93,7 @@ def prepared(workload, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_trainer(workload, prepared):
     """make_trainer(precision="bf16-true", ...) returns a Trainer in this process."""
     from autotune.spec.training_request import TrainingRequest
@@ -116,7 +116,7 @@ def make_trainer(workload, prepared):
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def losses_of(make_trainer):
     """losses_of(steps=6, checkpointing="block") returns the loss of each of the first steps."""
 
