@@ -66,14 +66,17 @@ MANY_AT_ONCE = TrainingConfig(
 )
 COMPILED_TOO = TrainingConfig(precision="bf16-mixed", checkpointing="attention", compile="block")
 BLOCKS = TrainingConfig(checkpointing="block")
+OTHERWISE_COMPILED = ("compiled_wrapper", "compiled_in_place")
+"""In a plain run, `compiled_blocks` stands for the forms that the script itself compiles."""
 
 
 def pairs(configurations):
     """Every form with every configuration; those that a plain run leaves out are slow."""
+    several_at_once = {MANY_AT_ONCE, COMPILED_TOO} & set(configurations.values()) or {BLOCKS}
     for form in FORMS:
         for name, config in configurations.items():
-            is_plain = form == "own_model" or config in (MANY_AT_ONCE, COMPILED_TOO, BLOCKS)
-            marks = () if is_plain else pytest.mark.slow
+            is_plain = config in several_at_once and form not in OTHERWISE_COMPILED
+            marks = () if is_plain or form == "own_model" else pytest.mark.slow
             yield pytest.param(form, config, marks=marks, id=f"{form}-{name}")
 
 
