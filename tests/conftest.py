@@ -128,6 +128,20 @@ def losses_of(make_trainer):
     return losses
 
 
+@pytest.fixture(params=["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def compiler(request):
+    """The backend of `torch.compile`: inductor's C++ takes up to half a minute to compile.
+
+    What torch has traced, split into forward and backward pass, and recomputes is the same.
+    """
+    import torch
+
+    torch._dynamo.reset()
+    with torch.compiler.set_stance("default", force_backend=request.param):
+        yield request.param
+    torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def _trial_servers(tmp_path_factory):
     from tests.building.trial_servers import TrialServers

@@ -313,8 +313,7 @@ def test_blocks_called_with_different_masks_are_never_run_as_one(make_parts, bat
     ],
 )
 @pytest.mark.parametrize("granularity", ["none", pytest.param("block", marks=pytest.mark.slow)])
-def test_compiled_it_computes_the_same(granularity, shape, scope, make_parts, batch):
-    torch._dynamo.reset()
+def test_compiled_it_computes_the_same(granularity, shape, scope, compiler, make_parts, batch):
     parts = make_parts(shape)
     checkpoint_in_blocks(parts, granularity)
     compile_blocks(parts, scope)

@@ -118,8 +118,7 @@ def test_fp16_scales_its_loss(make_trainer):
 @pytest.mark.parametrize(
     ("scope", "graphs"), [("block", 1), pytest.param("model", 1, marks=pytest.mark.slow)]
 )
-def test_compiling_by_block_takes_one_graph_for_all_blocks(scope, graphs, make_trainer):
-    torch._dynamo.reset()
+def test_compiling_by_block_takes_one_graph_for_all_blocks(scope, graphs, compiler, make_trainer):
     torch._dynamo.utils.counters.clear()
     trainer = make_trainer(compile=scope)
     trainer.step(0, next(trainer.batches()))
