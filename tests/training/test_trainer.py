@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from autotune.execution.server.prepared import prepare
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import UPDATE_STEPS
 from autotune.spec.training_request import TrainingRequest, unwatched
@@ -166,15 +167,42 @@ def test_eager_code_reports_no_compilation(request_for):
     assert (measurement.compile_seconds, measurement.compile_cache) == (None, None)
 
 
+SMALL_BLOCKS = """
+import torch
+
+class Block(torch.nn.Linear):
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+class Model(torch.nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(vocab_size, 16)
+        self.layers = torch.nn.ModuleList(Block(16, 16) for _ in range(2))
+        self.head = torch.nn.Linear(16, vocab_size)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+"""A block of it is compiled into two kernels, one of the default model into more than twenty."""
+
+
 def test_compilation_is_timed_separately_and_cached_for_a_second_training(
     request_for, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    (tmp_path / "own.py").write_text(SMALL_BLOCKS)
+    request = request_for(model=f"{tmp_path}/own.py:Model", choices={"compile": "block"})
+    request = dataclasses.replace(request, folder=tmp_path / "prepared")
+    prepare(workload=request.workload.to_dict(), folder=str(request.folder))
     caches = []
     for _ in range(2):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        measurement = train(request_for(choices={"compile": "block"}))
+        measurement = train(request)
         caches.append(measurement.compile_cache)
         assert measurement.compile_seconds > 0
     assert caches == ["miss", "hit"]
@@ -363,11 +391,6 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-true", marks=pytest.mark.slow)])
 def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, workload, tmp_path):
     """Eager logits of a large vocabulary would exceed all that the compiled training holds."""
-    import time
-
-    from autotune.execution.server.prepared import prepare
-    from autotune.spec.config import TrainingConfig
-
     wide = dataclasses.replace(workload, vocab_size=8192, layers=1)
     prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
     config = TrainingConfig(
