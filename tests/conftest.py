@@ -15,7 +15,12 @@ from autotune.spec.workload import Workload, make_workload
 from tests.building.results import ON_CUDA_IN_THIS_PROCESS
 
 # The same examples in every run, so that a failure is caused by a change of the code.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    max_examples=int(os.environ.get("AUTOTUNE_EXAMPLES", "25")),
+)
 hypothesis.settings.load_profile("repeatable")
 
 GLOBAL_BATCH = 4
