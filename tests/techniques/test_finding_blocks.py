@@ -34,7 +34,7 @@ class WithPlaces(Model):
 
     def __init__(self):
         super().__init__()
-        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), None, None])
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), None, None])  # type: ignore[list-item]
 
 
 FORMS = (WithHeads, WithTeacher, WithPlaces)
@@ -63,7 +63,7 @@ def test_checkpointing_recomputes_the_blocks_that_the_model_calls(form):
 def test_a_list_of_lists_with_empty_places_has_no_blocks():
     model = nn.Module()
     model.layers = nn.ModuleList(
-        nn.ModuleList([nn.ModuleList([nn.LayerNorm(WIDTH), None]), nn.Linear(WIDTH, WIDTH)])
+        nn.ModuleList([nn.ModuleList([nn.LayerNorm(WIDTH), None]), nn.Linear(WIDTH, WIDTH)])  # type: ignore[list-item]
         for _ in range(LAYERS)
     )
     assert find_blocks(model) is None

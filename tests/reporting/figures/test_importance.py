@@ -5,6 +5,7 @@ import itertools
 import math
 import random
 import statistics
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from autotune.spec.config import TrainingConfig
 from tests.building.results import OVER_RANDOM, record
 from tests.building.views import ladder_view, many_trials
 
-EFFECTS = {
+EFFECTS: dict[str, dict[Any, float]] = {
     "precision": {"fp32": 0.0, "bf16-mixed": 0.0, "bf16-true": 0.5},
     "checkpointing": {"none": 0.0, "selective": 0.2, "every-2": 0.3, "block": 0.4},
     "micro_batch_size": {1: 0.0, 2: 0.1, 4: 0.2, 8: 0.4},
