@@ -16,7 +16,7 @@ import typer
 from autotune.cli.help import AFTER_SEPARATOR
 from autotune.cli.options import parse_pairs, typer_option
 from autotune.errors import InvalidInput
-from autotune.spec.config import CHOICES
+from autotune.spec.config import SEARCHED
 from autotune.spec.learning_rates import LEARNING_RATE_NAMES
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.option import COUNT, NUMBER, TECHNIQUES, Option
@@ -27,7 +27,7 @@ _TECHNIQUES = (
     ("precision", "fp32", "Number formats of weights and computation."),
     ("checkpointing", "none", "Which activations to recompute in the backward pass."),
     ("compile", "none", "What to compile with torch.compile."),
-    ("optimizer", "adamw", f"Optimizer: {', '.join(CHOICES['optimizer'])}."),
+    ("optimizer", "adamw", f"Optimizer: {', '.join(SEARCHED['optimizer'])}."),
     ("optimizer_fusion", "none", "How the optimizer applies its updates."),
     ("allocator", "default", "Mode of torch's CUDA memory allocator."),
     ("attention", "auto", "Kernel of the attention."),
@@ -46,7 +46,7 @@ _CONFIGURATION_OPTIONS = (
         Option(
             flag=f"--{technique.replace('_', '-')}",
             group=TECHNIQUES,
-            choices=CHOICES[technique],
+            choices=SEARCHED[technique],
             metavar="NAME" if technique == "optimizer" else None,
             help=f"{description} [default: {default}]",
         )

@@ -50,9 +50,7 @@ JsonOption = Annotated[
 ]
 QuietOption = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", rich_help_panel=RESULTS, help="Print no progress, only what is waited for."
-    ),
+    typer.Option("--quiet", "-q", rich_help_panel=RESULTS, help="Print only what is waited for."),
 ]
 SpaceScaleOption = Annotated[str | None, typer_option(SEARCH_OPTIONS["scale"])]
 DeviceTypeOption = Annotated[

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.data.tokenizer import load_chat_template
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, suggestion
 from autotune.exporters import TARGETS
 from autotune.exporters.adapters import trained_dtype
@@ -199,6 +198,8 @@ def _marks_answers(workload: Workload) -> bool | None:
     name = workload.model_source if workload.tokenizer == "model" else workload.tokenizer
     if workload.chat_column is None or name is None or not path_exists(name):
         return None
+    from autotune.data.tokenizer import load_chat_template  # noqa: PLC0415  imports numpy
+
     try:
         template = load_chat_template(name)
     except InvalidInput:  # it has changed since the trial

@@ -343,4 +343,4 @@ def test_a_tolerance_of_another_type_is_rejected_with_what_to_write():
 )
 def test_a_pick_that_was_not_compared_as_a_whole_says_so(parity, message, warning):
     picked = pick([replace(SMALL, parity=parity, parity_message=message)])
-    assert picked.warning == warning
+    assert picked.doubt == warning

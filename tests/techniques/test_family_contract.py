@@ -184,7 +184,8 @@ def attention_parts(parts):
         for name, m in parts.model.named_modules()
         if name.rpartition(".")[2] == parts.attention_name
     ]
-    return [getattr(module, "module", module) for module in named]
+    # Recomputation is inside of a call: what is in the attention is called again.
+    return [next(iter(module.children())) for module in named]
 
 
 def check_losses(row, losses, losses_of_plain):

@@ -18,11 +18,11 @@ from autotune.analysis.variants import (
     techniques_without_effect,
 )
 from autotune.spec.config import (
-    CHOICES,
     DEPENDENT_FIELDS,
     FIELD_ORDER,
     HELD_BY_THE_HOST,
     OF_SEVERAL_DEVICES,
+    SEARCHED,
     LegalityContext,
     TrainingConfig,
     reverted,
@@ -136,7 +136,7 @@ def _values(
 ) -> list[Any]:
     """Return the values worth a prediction, except that of `config` and the plain value."""
     current = getattr(config, technique)
-    values: Sequence[Any] = CHOICES.get(technique, ())
+    values: Sequence[Any] = SEARCHED.get(technique, ())
     if technique == "precision":
         # tf32 stores the same bytes as fp32, fp16 and fp8 as bf16, and stochastic as bf16-true.
         values = ["bf16-mixed", "bf16-true"]

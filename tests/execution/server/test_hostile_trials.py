@@ -151,10 +151,15 @@ def test_an_error_outside_of_a_training_is_a_crash_and_does_not_end_the_search(a
     assert "TypeError: as where a script" in measurement["message"]
 
 
-@pytest.mark.parametrize("task", ["trace", "rehearse"])
-def test_another_task_that_writes_no_valid_reply_fails(attack, task):
+def test_another_task_that_writes_no_valid_reply_fails(attack):
     with pytest.raises(PreparationFailed, match="wrote no valid reply"):
-        attack("write", task=task, data=MALFORMED[0]).result(WAIT_SECONDS)
+        attack("write", task="rehearse", data=MALFORMED[0]).result(WAIT_SECONDS)
+
+
+def test_first_steps_without_a_valid_reply_are_a_crash_that_says_so(attack):
+    reply = attack("write", task="trace", data=MALFORMED[0]).result(WAIT_SECONDS).result
+    assert (reply["trace"], reply["outcome"]) == (None, "crashed")
+    assert "wrote no valid reply" in reply["failure"]
 
 
 def test_half_a_line_without_end_is_a_crash(attack):

@@ -14,6 +14,7 @@ from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits, time_li
 from autotune.execution.server.progress import PipeProgress
 from autotune.execution.server.replies import LARGEST_LINE_BYTES
 from autotune.spec.config import TrainingConfig
+from autotune.spec.parity import PARITY_STEPS
 from autotune.spec.training_request import TrainingRequest
 from autotune.training.trainer import trace, train
 
@@ -75,7 +76,9 @@ def test_a_training_says_so_before_its_first_step_and_after_each_one(request_to_
 def test_the_first_steps_alone_say_so_too(request_to_train):
     stages = []
     trace(request_to_train, dropout=True, progress=lambda stage, *_: stages.append(stage))
-    assert stages == ["step", "parity", "step", "step", "step", "step"]
+    assert {stages[0], stages[-1]} == {"step"}
+    assert set(stages) == {"step", "parity"}
+    assert stages.count("step") > PARITY_STEPS
 
 
 def test_a_training_says_how_many_of_its_steps_have_ended(request_to_train, workload):
