@@ -37,6 +37,9 @@ from autotune.techniques.offload import StateOnHost
 from autotune.techniques.sharding import gradient_of
 from autotune.techniques.user_optimizer import held_optimizers
 
+Projections = tuple[float, ...]
+"""`PROJECTIONS` numbers."""
+
 
 class ParityFailed(Exception):
     """The first steps differ from those of a plain training of the same numerics."""
@@ -432,12 +435,12 @@ class GradientSketch:
         """The block of each parameter, and its index in the model."""
         for index, (block, parameter) in enumerate(_with_block(parameters_by_block)):
             self._position_of[parameter] = (block, index)
-        self._squares: dict[str, Tensor] = {}
-        self._projections: dict[str, Tensor] = {}
-        self._left_by_backward: dict[Tensor, Tensor] = {}
+        self._squares: dict[str, float] = {}
+        self._projections: dict[str, Projections] = {}
+        self._left_by_backward: dict[Tensor, float] = {}
         """The sum of the squares of each parameter's gradient when backward has last added to it.
         """
-        self._backward_squares: dict[str, Tensor] = {}
+        self._backward_squares: dict[str, float] = {}
 
     def follow(self, copies: Mapping[Tensor, Tensor]) -> None:
         """Reads the gradients of these copies instead of those of the parameters themselves."""
@@ -447,10 +450,7 @@ class GradientSketch:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Reads the gradients of all optimizer steps inside.
-
-        What is kept of them is in the host's memory afterwards, where it counts for no peak.
-        """
+        """Reads the gradients of all optimizer steps inside."""
         parts: set[torch.optim.Optimizer] = set()
 
         def read_gradients(optimizer: torch.optim.Optimizer) -> None:
@@ -487,23 +487,19 @@ class GradientSketch:
             for handle in handles:
                 handle.remove()
         self._left_by_backward.clear()
-        for sums in (self._squares, self._projections, self._backward_squares):
-            sums.update({block: total.cpu() for block, total in sums.items()})
 
     def norms(self) -> dict[str, float]:
         """Returns the norm of each block's gradient."""
-        return {block: square.sqrt().item() for block, square in self._squares.items()}
+        return {block: _square_root(square) for block, square in self._squares.items()}
 
     def backward_norms(self) -> dict[str, float]:
         """Returns the norm of each block's gradient as backward has left it, where it is finite."""
-        norms = {block: square.sqrt().item() for block, square in self._backward_squares.items()}
+        norms = {block: _square_root(square) for block, square in self._backward_squares.items()}
         return {block: norm for block, norm in norms.items() if math.isfinite(norm)}
 
-    def projections(self) -> dict[str, tuple[float, ...]]:
+    def projections(self) -> dict[str, Projections]:
         """Returns the projections of each block's gradient on random vectors of signs."""
-        return {
-            block: tuple(projections.tolist()) for block, projections in self._projections.items()
-        }
+        return dict(self._projections)
 
     def _note_backward(self, parameter: Tensor) -> None:
         gradient = parameter.grad
@@ -517,11 +513,13 @@ class GradientSketch:
         squares, projections = _sketch(gradient, seed=index, device=self._device)
         left = self._left_by_backward.pop(parameter, squares)
         if scale is not None:
-            squares, projections = squares / scale.double() ** 2, projections / scale.double()
-        _add_to(self._squares, block, squares)
+            factor = scale.item()
+            squares = squares / factor**2
+            projections = tuple(value / factor for value in projections)
+        self._squares[block] = self._squares.get(block, 0.0) + squares
         _add_to(self._projections, block, projections)
         if self._reads_backward:
-            _add_to(self._backward_squares, block, left)
+            self._backward_squares[block] = self._backward_squares.get(block, 0.0) + left
 
 
 class ChangeSketch:
@@ -530,7 +528,7 @@ class ChangeSketch:
     def __init__(self, tensors: Callable[[], "_Tensors"], *, device: torch.device) -> None:
         self._tensors = tensors
         self._device = device
-        self._at_begin: dict[str, Tensor] = {}
+        self._at_begin: dict[str, Projections] = {}
         self.changes: dict[str, tuple[float, ...]] = {}
         """Projections of the change under each name that was there before, where it is finite."""
 
@@ -553,21 +551,22 @@ class ChangeSketch:
     def end(self) -> None:
         """Reads the tensors after the last step, and forgets all but the differences."""
         for name, projections in self._projections().items():
-            change = (projections - self._at_begin.get(name, projections)).tolist()
+            before = self._at_begin.get(name, projections)
+            change = tuple(now - then for now, then in zip(projections, before, strict=True))
             if all(map(math.isfinite, change)):
-                self.changes[name] = tuple(change)
+                self.changes[name] = change
         self._at_begin.clear()
 
     def nonzero(self) -> dict[str, tuple[float, ...]]:
         """Returns the changes of what has changed."""
         return {name: change for name, change in self.changes.items() if any(change)}
 
-    def _projections(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def _projections(self) -> dict[str, Projections]:
+        found: dict[str, Projections] = {}
         for name, seed, tensor in self._tensors():
             _, projections = _sketch(tensor, seed=seed, device=self._device)
             _add_to(found, name, projections)
-        return {name: projections.cpu() for name, projections in found.items()}
+        return found
 
 
 class CorrectionWatch:
@@ -579,9 +578,9 @@ class CorrectionWatch:
             for block, parameter in _with_block(parameters_by_block)
             if parameter.requires_grad and type(parameter.data) is Tensor
         }
-        self._known: dict[Tensor, Tensor] = {}
+        self._known: dict[Tensor, float] = {}
         """The sum of the squares of each parameter when it was last read."""
-        self._corrections: dict[str, Tensor] = {}
+        self._corrections: dict[str, float] = {}
         self.corrections: dict[str, float] = {}
         """What no optimizer has done, as in `ParityTrace`."""
 
@@ -589,7 +588,7 @@ class CorrectionWatch:
         """Reads the weights before the first step."""
         for parameter, block in self._block_of.items():
             self._known[parameter] = _squares(parameter.data)
-            _add_to(self._corrections, block, torch.zeros_like(self._known[parameter]))
+            self._corrections[block] = 0.0
 
     @contextmanager
     def watched(self, stopwatch: Stopwatch) -> Iterator[None]:
@@ -613,16 +612,16 @@ class CorrectionWatch:
                 squares = _squares(parameter.data)
                 if is_correction:
                     change = squares - self._known[parameter]
-                    _add_to(self._corrections, self._block_of[parameter], change)
+                    self._corrections[self._block_of[parameter]] += change
                 self._known[parameter] = squares
 
     def end(self) -> None:
         """Forgets the weights after the last step, and all but the corrections."""
-        totals: dict[str, Tensor] = {}
+        totals = dict.fromkeys(self._corrections, 0.0)
         for parameter, squares in self._known.items():
-            _add_to(totals, self._block_of[parameter], squares)
+            totals[self._block_of[parameter]] += squares
         for block, changes in self._corrections.items():
-            correction = changes.item() / (totals[block].item() or 1.0)
+            correction = changes / (totals[block] or 1.0)
             if correction != 0.0 and math.isfinite(correction):
                 self.corrections[block] = correction
         self._known.clear()
@@ -679,11 +678,12 @@ def _averages_of_weights(
 
 # -- sums over tensors -----------------------------------------------------------------------------
 
-_PIECE = 2**16
-"""Elements that are projected at once, so that the random signs take little memory."""
+_PIECE = {"cpu": 2**16, "cuda": 2**18}
+"""Elements that are projected at once, so that the random signs take little memory: 22 MiB for the
+larger number. A GPU waits for the host in smaller pieces."""
 
 
-def _sketch(tensor: Tensor, *, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _sketch(tensor: Tensor, *, seed: int, device: torch.device) -> tuple[float, Projections]:
     """Returns the sum of the squares of a tensor, and its projections on vectors of signs.
 
     Both in float64, so that the difference of two projections is the projection of the difference.
@@ -692,9 +692,9 @@ def _sketch(tensor: Tensor, *, seed: int, device: torch.device) -> tuple[Tensor,
     # on the device, so those for a gradient on the host come from the training's device, too.
     signs = torch.Generator(device=device).manual_seed(seed)
     masks = (2 ** torch.arange(PROJECTIONS, device=device)).to(torch.uint8).unsqueeze(1)
-    squares = torch.zeros((), device=device, dtype=torch.float64)
-    projections = torch.zeros(PROJECTIONS, device=device, dtype=torch.float64)
-    for piece in _flat(tensor).split(_PIECE):
+    squares = torch.tensor(0.0, device=device, dtype=torch.float64)
+    projections = torch.tensor([0.0] * PROJECTIONS, device=device, dtype=torch.float64)
+    for piece in _flat(tensor).split(_PIECE[device.type]):
         values = piece.to(device).double()
         # Each bit of a random byte is a sign.
         random = torch.randint(
@@ -704,15 +704,20 @@ def _sketch(tensor: Tensor, *, seed: int, device: torch.device) -> tuple[Tensor,
         # The sum of the values with a sign of 1, less that of the others.
         projections += 2 * (is_positive.double() @ values) - values.sum()
         squares += values.square().sum()
-    return squares, projections
+    return squares.item(), tuple(projections.tolist())
 
 
-def _squares(tensor: Tensor) -> Tensor:
+def _squares(tensor: Tensor) -> float:
     """Returns the sum of the squares of a tensor in float64; equal tensors have equal ones."""
-    total = torch.zeros((), device=tensor.device, dtype=torch.float64)
-    for piece in _flat(tensor).split(_PIECE):
+    total = torch.tensor(0.0, device=tensor.device, dtype=torch.float64)
+    for piece in _flat(tensor).split(_PIECE[tensor.device.type]):
         total += piece.double().square().sum()
-    return total
+    return total.item()
+
+
+def _square_root(square: float) -> float:
+    """Returns the norm; NaN where the gradient is not a number."""
+    return math.nan if math.isnan(square) else math.sqrt(square)
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -722,8 +727,9 @@ def _flat(tensor: Tensor) -> Tensor:
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).flatten()
 
 
-def _add_to(sums: dict[str, Tensor], block: str, value: Tensor) -> None:
-    sums[block] = value if block not in sums else sums[block] + value
+def _add_to(sums: dict[str, Projections], name: str, projections: Projections) -> None:
+    before = sums.get(name, (0.0,) * PROJECTIONS)
+    sums[name] = tuple(value + other for value, other in zip(before, projections, strict=True))
 
 
 def _with_block(
