@@ -203,7 +203,8 @@ def test_make_targets_exist():
 
 
 def test_every_environment_variable_is_read_somewhere():
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "autotune").rglob("*.py"))
+    files = [*(ROOT / "autotune").rglob("*.py"), ROOT / "tests" / "conftest.py"]
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     assert [
         name
         for name, _ in on_every_page(r"\b(AUTOTUNE_[A-Z_]+)")

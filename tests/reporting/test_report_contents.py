@@ -355,6 +355,7 @@ def test_of_a_script_only_what_it_does_not_decide_is_listed():
         "script",
         "hash of the script",
         "its own precision",
+        "its own optimizer fusion",
         "a step",
         "steps",
         "seed",
