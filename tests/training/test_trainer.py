@@ -194,8 +194,8 @@ def test_compilation_is_timed_separately_and_cached_for_a_second_training(
     request_for, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    (tmp_path / "own.py").write_text(SMALL_BLOCKS)
-    request = request_for(model=f"{tmp_path}/own.py:Model", choices={"compile": "block"})
+    (tmp_path / "small_blocks.py").write_text(SMALL_BLOCKS)
+    request = request_for(model=f"{tmp_path}/small_blocks.py:Model", choices={"compile": "block"})
     request = dataclasses.replace(request, folder=tmp_path / "prepared")
     prepare(workload=request.workload.to_dict(), folder=str(request.folder))
     caches = []
