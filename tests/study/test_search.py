@@ -256,7 +256,8 @@ def test_a_dry_run_says_what_would_be_done_and_leaves_no_study(folder):
     assert "legal configurations" in planned.stdout
     assert "\nExcluded:\n  precision tf32: " in planned.stdout
     assert re.search(r"Time +about .* a trial of those studies", planned.stdout)
-    assert re.search(r"Reused +\d+ results: .*of study small", planned.stdout)
+    # Which of the earlier studies depends on whose speeds were disturbed when they were measured.
+    assert re.search(r"Reused +\d+ results?: \d+ of study \w+", planned.stdout)
     assert "planned" not in run_here("studies", folder=folder).stdout
 
 
