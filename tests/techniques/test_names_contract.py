@@ -139,6 +139,17 @@ def assert_equal(one, other):
         assert value is None or torch.equal(value, other[name]), name
 
 
+def assert_same_gradients(one, other):
+    """Compare but for the rounding of sums, which depends on the processor and on alignment."""
+    assert one.keys() == other.keys()
+    largest = max(float(value.abs().max()) for value in other.values() if value is not None)
+    for name, value in one.items():
+        assert (value is None) == (other[name] is None), name
+        if value is not None:
+            rounding = 1e-5 * float(other[name].abs().max()) + 1e-9 * largest
+            torch.testing.assert_close(value, other[name], rtol=0, atol=rounding, msg=name)
+
+
 def can(function, *args):
     try:
         function(*args)
@@ -210,7 +221,7 @@ def test_a_copy_computes_the_same_with_weights_of_its_own(form, config):
     model = applied(form, config)
     copied = copy.deepcopy(model)
     assert names_of(copied) == names_of(model)
-    assert_equal(gradients_of(copied), gradients_of(model))
+    assert_same_gradients(gradients_of(copied), gradients_of(model))
     with torch.no_grad():
         expected = output_of(model).clone()
         for parameter in copied.parameters():
@@ -281,7 +292,7 @@ def test_recomputed_blocks_have_the_gradients_of_the_plain_model(form, config):
     plain = FORMS[form]()
     model = applied(form, config)
     for _ in range(2):
-        assert_equal(gradients_of(model), gradients_of(plain))
+        assert_same_gradients(gradients_of(model), gradients_of(plain))
         assert_equal(dict(model.named_buffers()), dict(plain.named_buffers()))
 
 
@@ -400,7 +411,7 @@ def assert_state_is_changed_once(block, value, **schedule):
         trained(one, **schedule) for one in (model, plain)
     )
     assert losses == expected[0]
-    assert_equal(gradients, expected[1])
+    assert_same_gradients(gradients, expected[1])
     assert_equal(buffers, expected[2])
     assert counts == expected[3]
 
@@ -499,7 +510,7 @@ def test_a_block_that_gets_another_input_than_its_segment_gave_it_runs_by_itself
     torch.manual_seed(0)
     model = Skipping()
     recompute_segments(list(model.blocks))
-    assert_equal(gradients_of(model), gradients_of(plain))
+    assert_same_gradients(gradients_of(model), gradients_of(plain))
 
 
 def test_a_compiled_block_that_recomputes_with_a_changed_buffer_ends_in_a_sentence():
