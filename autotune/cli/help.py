@@ -128,20 +128,20 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
     "studies": (
         ("autotune studies", "list them"),
         ("autotune studies --server http://gpu-box:8321", "of a server"),
-        ("autotune studies export my-study --out study.jsonl", "to send it away"),
+        ("autotune studies export my-study --out study.db", "to send it away"),
     ),
     "studies check": (
         ("autotune studies check", "every study"),
         ("autotune studies check my-study", "one study"),
     ),
     "studies export": (
-        ("autotune studies export my-study --out study.jsonl", "one study"),
-        ("autotune studies export one two > both.jsonl", "two, through a pipe"),
+        ("autotune studies export my-study --out study.db", "one study"),
+        ("autotune studies export one two > both.db", "two, through a pipe"),
         ("autotune studies export one --to-optuna sqlite:///o.db", "in Optuna"),
     ),
     "studies import": (
-        ("autotune studies import study.jsonl", "under their own names"),
-        ("autotune studies import study.jsonl --name theirs", "under another name"),
+        ("autotune studies import study.db", "under their own names"),
+        ("autotune studies import study.db --name theirs", "under another name"),
     ),
     "studies trust": (("autotune studies trust theirs", "after a look at its script"),),
 }

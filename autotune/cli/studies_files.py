@@ -1,16 +1,15 @@
-"""`autotune studies export` and `import`: write whole studies as JSON lines, and read them.
+"""`autotune studies export` and `import`: write whole studies to a SQLite file, and read them.
 
 `export` also writes them to an Optuna database.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune import __version__
 from autotune.cli import completion, options
 from autotune.cli.database import open_store
 from autotune.cli.lines import print_line
@@ -21,6 +20,7 @@ from autotune.spec.user_files import open_file
 
 if TYPE_CHECKING:
     from autotune.storage.store import StudyStore
+    from autotune.storage.transfer import StudyRows
 
 
 def export(
@@ -52,21 +52,25 @@ def export(
     ] = None,
     storage: options.StorageOption = options.STORAGE,
 ) -> None:
-    """Write studies with all their trials, predictions and attempts as JSON lines."""
+    """Write studies with all their trials, predictions and attempts to a SQLite file."""
+    # This imports SQLAlchemy, as in `database.py`.
+    from autotune.storage.transfer import read_studies  # noqa: PLC0415
+
     if out is not None and to_optuna is not None:
         raise InvalidInput("--out and --to-optuna exclude each other", hint="give one of them")
     names = list(dict.fromkeys(study))
     if out is not None:
         _check_target(out)
+    elif to_optuna is None and sys.stdout.isatty():
+        raise InvalidInput(
+            "a terminal cannot show a file of studies", hint="name a file with --out FILE"
+        )
     with open_store(options.storage_of(context, storage)) as store:
         if to_optuna is not None:
             _export_to_optuna(store, names, to_optuna)
             return
-        lines = store.exported(names, version=__version__)
-        if out is None:
-            sys.stdout.buffer.writelines(lines)
-        else:
-            _write(out, lines)
+        studies = read_studies(store.database, names)
+    _write(studies, out)
 
 
 def import_file(
@@ -84,22 +88,15 @@ def import_file(
 ) -> None:
     """Import exported studies into a database: all of the file, or nothing."""
     # This imports SQLAlchemy, as in `database.py`.
-    from autotune.storage.transfer.transfer import check_file  # noqa: PLC0415
+    from autotune.storage.transfer import add_studies, read_file  # noqa: PLC0415
 
     if name is not None:
         check_study_name(name)
-    try:
-        opened = open_file(file)
-    except OSError as error:
-        raise InvalidInput(
-            f"{file} cannot be read: {error.strerror or error}",
-            hint="name a file that autotune studies export has written",
-        ) from None
-    with opened:
-        check_file(opened, source=str(file))  # before a database is created for it
-        with open_store(options.storage_of(context, storage), create=True) as store:
-            imported = store.import_studies(opened, source=str(file), name=name)
-    print_line(f"imported {', '.join(imported.studies)}: {imported.trials} trials")
+    studies = read_file(file)  # before a database is created for them
+    with open_store(options.storage_of(context, storage), create=True) as store:
+        add_studies(store.database, studies, new_name=name)
+    names = ", ".join(study.name for study in studies) if name is None else name
+    print_line(f"imported {names}: {sum(len(study.trials) for study in studies)} trials")
 
 
 def _export_to_optuna(store: "StudyStore", studies: list[str], url: str) -> None:
@@ -115,27 +112,36 @@ def _export_to_optuna(store: "StudyStore", studies: list[str], url: str) -> None
 
 
 def _check_target(file: Path) -> None:
-    """Raise InvalidInput if `file` is a database, which nobody wants to overwrite."""
+    """Raises InvalidInput if `file` is a database, which nobody wants to overwrite."""
     try:
         with open_file(file) as opened:
             is_database = opened.read(15) == b"SQLite format 3"
     except OSError:
         return  # a pipe, a new file, or one about which writing says what is wrong
     if is_database:
-        raise InvalidInput(f"{file} is a database", hint="name another file with --out")
+        raise InvalidInput(
+            f"{file} is a database", hint="name another file with --out, or remove this one"
+        )
 
 
-def _write(file: Path, lines: Iterator[bytes]) -> None:
+def _write(studies: Sequence["StudyRows"], out: Path | None) -> None:
+    """Writes a file of studies, completely or not at all; None is stdout."""
+    # This imports SQLAlchemy, as in `database.py`.
+    from autotune.storage.transfer import write_file  # noqa: PLC0415
+
+    if out is None:
+        write_file(studies, sys.stdout.buffer)
+        return
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if file.exists() and not file.is_file():  # a pipe or a device; a folder raises an error
-            with file.open("wb") as opened:
-                opened.writelines(lines)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.exists() and not out.is_file():  # a pipe or a device; a folder raises an error
+            with out.open("wb") as opened:
+                write_file(studies, opened)
             return
-        with durable_file(file) as unfinished, unfinished.open("wb") as opened:
-            opened.writelines(lines)
+        with durable_file(out) as unfinished, unfinished.open("wb") as opened:
+            write_file(studies, opened)
     except OSError as error:
         raise StorageUnavailable(
-            f"{file} cannot be written: {error.strerror or error}",
+            f"{out} cannot be written: {error.strerror or error}",
             hint="name another file with --out",
         ) from None

@@ -21,6 +21,8 @@ These are all locations outside the study's folder that this package or a trial'
 - `tempfile.TemporaryDirectory` in `api.predict` and in the commands doctor, explain, fit, plot and
   predict (logs and compiler cache of one call), and in `data/validation.py` (a dataset that is
   checked): new, random name, mode 0700.
+- `tempfile.TemporaryDirectory` in `storage/transfer.py` (a file of studies, written or read): new,
+  random name, mode 0700.
 - outputs of commands: `--out` of export, report, plot, compare and studies export; reports, figures
   and exports in `studies/` of the current folder; the database of `--storage` with its work folder
   next to it.

@@ -5,10 +5,10 @@ feeds it the stored trials.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import sqlalchemy
 from sqlalchemy import Column, ColumnElement, Connection, Select, and_, insert, select, update
@@ -58,7 +58,6 @@ from autotune.storage.tables import (
     TRIALS,
     DatabaseNow,
 )
-from autotune.storage.transfer.transfer import Imported, export_lines, import_studies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,19 +364,6 @@ class StudyStore:
                 select(STUDIES.c.created_at).where(STUDIES.c.name == study)
             ).one()
         return f"{_in_utc(moment):%Y-%m-%dT%H:%M:%S.%f}"
-
-    # -- whole studies -----------------------------------------------------------------------------
-
-    def exported(self, studies: Sequence[str], *, version: str) -> Iterator[bytes]:
-        """Yields the lines of an export of `studies` (`transfer.py`). Raises UnknownStudy."""
-        return export_lines(self._database, studies, version=version)
-
-    def import_studies(self, file: BinaryIO, *, source: str, name: str | None = None) -> Imported:
-        """Imports every study of an export file, in one transaction.
-
-        Raises InvalidInput or StudyMismatch; then nothing is changed.
-        """
-        return import_studies(self._database, file, source=source, name=name)
 
     # -- trials ------------------------------------------------------------------------------------
 

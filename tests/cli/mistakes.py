@@ -409,19 +409,19 @@ COMMAND_LINES = {
         check --storage sqlite:///garbage.db | check --storage sqlite:///loop.db
         check --storage sqlite:///LONGNAME.db | check --storage sqlite:///missing.db | check nope
         check --bogus
-        export | export nope | export nope --out studies.jsonl --storage sqlite:///empty.db
+        export | export nope | export nope --out studies.db --storage sqlite:///empty.db
         export --bogus nope
         export nope --out folder
-        export nope --to-optuna sqlite:///optuna.db | export nope --to-optuna --out studies.jsonl
-        export real --out x.jsonl --to-optuna sqlite:///optuna.db IN_REAL
+        export nope --to-optuna sqlite:///optuna.db | export nope --to-optuna --out studies.db
+        export real --out x.db --to-optuna sqlite:///optuna.db IN_REAL
         export real --to-optuna '' IN_REAL | export real --to-optuna optuna.db IN_REAL
         export real --to-optuna sqlite:// IN_REAL | export real --to-optuna redis://host IN_REAL
         export real --to-optuna sqlite:///garbage.db IN_REAL
         export real --to-optuna sqlite:///folder IN_REAL
-        import | import missing.jsonl | import garbage.toml | import empty.db
+        import | import missing.db | import garbage.toml | import empty.db
         import folder --name new | import pipe | import loop | import /dev/zero
-        import ~nobody/x.jsonl
-        import garbage.toml --storage sqlite:///garbage.db | import missing.jsonl --name a/b
+        import ~nobody/x.db
+        import garbage.toml --storage sqlite:///garbage.db | import missing.db --name a/b
         import --bogus
         trust | trust nope | trust nope --storage sqlite:///garbage.db | trust nope --bogus
         trust nope IN_REAL | trust 'a/b' IN_REAL

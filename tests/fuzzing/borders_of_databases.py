@@ -5,7 +5,7 @@ import io
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import FailedSeed, PerplexitySource, TrialReference
 from autotune.storage.store import StudyStore
+from autotune.storage.transfer import add_studies, read_file, read_studies, write_file
 from autotune.study.workers.outbox import Outbox, OutboxConfirmation, OutboxResult
 from tests.building.studies import MIB, definition, measured
 from tests.building.whole_study import CONFIRMATIONS, write_whole_study
@@ -67,30 +68,24 @@ def _exported() -> bytes:
         url = f"sqlite:///{folder}/autotune.db"
         write_whole_study(url)
         with closing(StudyStore(url)) as store:
-            return b"".join(store.exported([STUDY], version="0.9"))
-
-
-def _with_end(lines: list[bytes]) -> bytes:
-    """Return the lines of a file with the last line that belongs to them."""
-    content = b"".join(lines)
-    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(content).hexdigest()}
-    return content + json.dumps(end).encode() + b"\n"
+            file = io.BytesIO()
+            write_file(read_studies(store.database, [STUDY]), file)
+            return file.getvalue()
 
 
 @strategies.composite
 def _import_files(draw: Any) -> bytes:
-    """A line is changed, and mostly the last line is made anew, so that only its content is bad."""
-    lines = _exported().splitlines(keepends=True)[:-1]
+    """Mostly a row is changed; SQLite checks nothing but constraints, which then leave it."""
     if draw(strategies.sampled_from((True, True, True, True, False))):
-        number = draw(strategies.integers(0, len(lines) - 1))
-        tree = draw(changed_trees([json.loads(lines[number])]))
-        lines[number] = json_text(tree).encode() + b"\n"
-    elif draw(strategies.booleans()):
-        first, second = (draw(strategies.integers(0, len(lines) - 1)) for _ in range(2))
-        lines[first], lines[second] = lines[second], lines[first]
-    else:
-        return draw(changed_bytes([_exported()]))
-    return _with_end(lines)
+        row = json.loads(draw(_row_inputs(_TABLES)))
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / DATABASE
+            file.write_bytes(_exported())
+            with closing(_connected(file)) as connection, suppress(sqlite3.IntegrityError):
+                connection.execute("PRAGMA journal_mode=DELETE")
+                _update(connection, row["table"], row["rowid"], row["columns"])
+            return file.read_bytes()
+    return draw(changed_bytes([_exported()]))
 
 
 class _Imports(Reader):
@@ -100,24 +95,28 @@ class _Imports(Reader):
         self._folder = folder
         self._store = store
 
+    def _written(self, given: bytes) -> Path:
+        file = self._folder / "studies.db"
+        file.write_bytes(given)
+        return file
+
     def passes_first_check(self, given: bytes) -> bool:
-        lines = given.splitlines(keepends=True)
-        if not lines or _with_end(lines[:-1]) != given:
-            return False
         try:
-            return all(isinstance(json.loads(line), dict) for line in lines)
-        except (ValueError, RecursionError):
+            with closing(_connected(self._written(given))) as connection:
+                return connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        except sqlite3.Error:
             return False
 
     def read(self, given: bytes) -> Iterator[str]:
         with closing(_connected(self._folder / DATABASE)) as connection:
             connection.execute("PRAGMA foreign_keys=ON")
             connection.execute("DELETE FROM autotune_studies")
-        imported = self._store.import_studies(io.BytesIO(given), source="studies.jsonl")
-        for study in imported.studies:
-            yield from used(self._store, study)
+        studies = read_file(self._written(given))
+        add_studies(self._store.database, studies)
+        for study in studies:
+            yield from used(self._store, study.name)
             if _is_one_in(SELDOM, given):
-                yield from used_in_full(_url_in(self._folder), study, self._folder)
+                yield from used_in_full(_url_in(self._folder), study.name, self._folder)
 
 
 @contextmanager
@@ -127,11 +126,11 @@ def _reading_imports(folder: Path) -> Iterator[Reader]:
 
 
 IMPORT_FILE = Border(
-    first_check="every line is a JSON object, and the last one has their number and hash",
+    first_check="SQLite finds no damage in it",
     inputs=_import_files,
     valid=lambda: [_exported()],
     reader=_reading_imports,
-    modules=("storage/transfer/import_reader.py", "storage/transfer/json_lines.py"),
+    modules=("storage/transfer.py",),
     errors=(InvalidInput, StudyMismatch),
 )
 

@@ -19,6 +19,7 @@ from autotune.reporting.plain_tables import csv_text, markdown_text
 from autotune.result import Result
 from autotune.spec.result import StudyResult
 from autotune.storage.store import StudyStore
+from autotune.storage.transfer import add_studies, read_studies
 from autotune.study.search import result_of
 
 
@@ -77,7 +78,7 @@ def used(store: StudyStore, study: str) -> Iterator[str]:
     result = result_of(store, study)
     yield from shown(result)
     store.forecasts(study)
-    b"".join(store.exported([study], version="0"))
+    read_studies(store.database, [study])
 
 
 def used_in_full(url: str, study: str, folder: Path) -> Iterator[str]:
@@ -94,9 +95,9 @@ def used_in_full(url: str, study: str, folder: Path) -> Iterator[str]:
         for target in TARGETS:
             yield from _exported(result, target, folder)
     with closing(StudyStore(url)) as store:
-        exported = b"".join(store.exported([study], version="0"))
+        studies = read_studies(store.database, [study])
     with closing(StudyStore(f"sqlite:///{_empty(folder)}")) as other:
-        other.import_studies(io.BytesIO(exported), source="its export")
+        add_studies(other.database, studies)
 
 
 def _exported(result: Result, target: str, folder: Path) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """The routes of the queue, with searches that are stand-ins."""
 
-import json
 from pathlib import Path
 
 import pytest
 
+from autotune.storage.transfer import read_file
 from tests.building.queued_searches import running_service, wait_for_end, wait_until
 from tests.building.studies import config, definition, keep, measured, open_store
 
@@ -195,8 +195,8 @@ def test_a_study_is_deleted_on_the_second_request_and_saved_to_a_file_before(cli
     assert wrong.status_code == 409
     second = client.delete(address, params={"confirm": problem["confirm"]})
     assert second.status_code == 200
-    lines = Path(second.json()["exported_to"]).read_text().splitlines()
-    assert json.loads(lines[0])
+    (saved,) = read_file(Path(second.json()["exported_to"]))
+    assert (saved.name, len(saved.trials)) == (study, 1)
     assert client.delete(address).status_code == 404
 
 

@@ -1,6 +1,5 @@
 """Confirmations are stored beside the trials: whole, once, in order, and not counted as trials."""
 
-import io
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from sqlalchemy import update
 from autotune.errors import StorageUnavailable
 from autotune.spec.confirmation import new_confirmation_id
 from autotune.storage.tables import STUDIES
+from autotune.storage.transfer import add_studies, read_studies
 from tests.building.studies import config, definition, keep, measured, open_store
 from tests.building.whole_study import CONFIRMATIONS
 
@@ -99,9 +99,8 @@ def test_several_processes_may_add_at_once(store_url, store):
 
 def test_a_copy_of_a_study_was_begun_when_the_study_was_and_another_study_was_not(store, tmp_path):
     begun = store.begun("by-hand")
-    lines = b"".join(store.exported(["by-hand"], version="1"))
     with open_store(f"sqlite:///{tmp_path}/copy.db") as copy:
-        copy.import_studies(io.BytesIO(lines), source="x.jsonl")
+        add_studies(copy.database, read_studies(store.database))
         assert copy.begun("by-hand") == begun
         with copy._database.writing() as connection:
             connection.execute(update(STUDIES).values(created_at=datetime(2026, 1, 1, tzinfo=UTC)))

@@ -1,7 +1,7 @@
 """Results of releases that stored sentences about where they come from are as they were.
 
 `schema-2.db` has a result of each kind, as the last such release wrote it; `schema-2.show.json` is
-what that release printed for `autotune show sentences --json`, and `format-1.jsonl` its export.
+what that release printed for `autotune show sentences --json`.
 """
 
 import json
@@ -26,7 +26,6 @@ from tests.building.studies import measured, open_store
 from tests.building.whole_study import run_command
 
 OLD = DATA / "schema-2.db"
-EXPORT = DATA / "format-1.jsonl"
 SHOWN = (DATA / "schema-2.show.json").read_text()
 TRIALS_SHOWN = json.loads(SHOWN)["trials"]
 STUDY = "sentences"
@@ -197,29 +196,6 @@ def test_a_sentence_that_no_release_has_written_is_damage(file, url):
         pytest.raises(StorageUnavailable, match="perplexity_source is 'shared with trial 07'"),
     ):
         store.trials(STUDY)
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def test_a_file_of_the_first_format_is_imported_as_it_was(tmp_path, old):
-    new = f"sqlite:///{tmp_path}/new.db"
-    with open_store(new) as store, EXPORT.open("rb") as lines:
-        store.import_studies(lines, source="format-1.jsonl")
-        imported = store.trials(STUDY)
-    with open_store(old, create=False) as store:
-        assert imported == store.trials(STUDY)
-    assert all(not isinstance(one["perplexity_source"], str) for one in stored_measurements(new))
-
-
-def test_an_export_of_an_upgraded_database_has_facts(url):
-    with open_store(url, create=False) as store:
-        lines = [json.loads(line) for line in store.exported([STUDY], version="1")]
-    assert lines[0]["format"] == 3
-    sources = [
-        line["measurement"]["perplexity_source"] for line in lines if line.get("measurement")
-    ]
-    assert {type(source) for source in sources} == {dict, type(None)}
 
 
 # -- sentences -------------------------------------------------------------------------------------

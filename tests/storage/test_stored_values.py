@@ -1,6 +1,5 @@
-"""What a database, an export or an outbox says is compared with the range of its field."""
+"""What a database or an outbox says is compared with the range of its field."""
 
-import io
 import json
 import os
 import shutil
@@ -11,19 +10,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import InvalidInput, StorageUnavailable
+from autotune.errors import StorageUnavailable
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import LegalityContext
 from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import bind_space
 from autotune.storage.rows import DamagedRow, measurement_values, record_from_row, trial_row
 from autotune.storage.stored_columns import Unreadable, decode
-from autotune.storage.transfer.import_reader import check_export
+from autotune.storage.transfer import read_studies
 from autotune.study.check import check_studies
 from autotune.study.workers.outbox import Outbox, OutboxResult, parse_result, read_result
 from tests.building.studies import SPACE, config, keep, measured, open_store, write_study
 from tests.building.whole_study import run_command, write_whole_study
-from tests.storage.transfer.test_transfer import changed, signed
 
 BRACKETS = "[" * 100_000
 DIGITS = "1" * 5000
@@ -135,7 +133,7 @@ def test_a_column_that_is_nested_too_deeply_is_one_finding_and_hides_no_other_st
         assert store.definition("other")[0].name == "other"
         assert len(store.trials("other")) == 2
         assert [entry.name for entry in store.entries()] == ["by-hand", "other"]
-        assert b"".join(store.exported(["other"], version="1"))
+        assert read_studies(store.database, ["other"])
 
 
 def test_a_prediction_that_the_database_cannot_decode_is_named_with_the_trials(file):
@@ -259,71 +257,6 @@ def test_what_could_not_be_read_again_is_not_stored(file):
         record = store.trials("by-hand")[-1]
     assert (record.tokens_per_second, record.tokens_per_second_spread) == (None, None)
     assert (record.alloc_retries, record.bytes_by_kind) == (None, {"parameters": 4})
-
-
-# -- an export -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def lines(whole):
-    with open_store(f"sqlite:///{whole}") as store:
-        return list(store.exported(["by-hand"], version="1.2.3"))
-
-
-def first_of(lines, kind):
-    return next(index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        ("study", {"cap_bytes": 10**300}),
-        ("study", {"created_at": "0001-01-01T00:00:00.000000Z"}),
-        ("study", {"created_at": "9999-12-31T23:59:59.999999Z"}),
-        ("study", {"name": "../x"}),
-        ("trial", {"number": -1}),
-        ("trial", {"number": 10**18}),
-        ("trial", {"seconds": 10**400}),
-        ("trial", {"seconds": 1e308}),
-        ("trial", {"seconds": -1}),
-        ("attempt", {"trial": 10**18}),
-        ("attempt", {"trial": -1}),
-        ("attempt", {"ordinal": -1}),
-        ("attempt", {"lease_until": 1e308}),
-        ("attempt", {"renewals": -1}),
-        ("attempt", {"seconds": 1e99}),
-        ("attempt", {"measurement": []}),
-        ("confirmation", {"ordinal": 10**18}),
-    ],
-)
-def test_a_line_out_of_range_is_named(lines, kind, values):
-    lines = list(lines)
-    number = first_of(lines, kind)
-    lines[number] = changed(lines[number], **values)
-    content = b"".join(signed(lines[:-1]))
-    with pytest.raises(InvalidInput, match=rf"^(line {number + 1} of x|'\.\./x' cannot be)"):
-        check_export(io.BytesIO(content), source="x")
-
-
-def test_a_file_with_an_impossible_size_is_rejected_before_anything_is_stored(lines, tmp_path):
-    lines = list(lines)
-    number = first_of(lines, "trial")
-    values = json.loads(lines[number])["measurement"] | {"peak_memory_bytes": 10**300}
-    lines[number] = changed(lines[number], measurement=values)
-    file = io.BytesIO(b"".join(signed(lines[:-1])))
-    with open_store(f"sqlite:///{tmp_path}/empty.db") as store:
-        with pytest.raises(InvalidInput, match=f"^line {number + 1} of x cannot be read: trial 0"):
-            store.import_studies(file, source="x")
-        assert store.names() == []
-
-
-@pytest.mark.parametrize("constant", [b"NaN", b"Infinity", b"-Infinity"])
-def test_a_number_that_json_does_not_have_is_no_json(lines, constant):
-    lines = list(lines)
-    number = first_of(lines, "trial")
-    lines[number] = lines[number].replace(b'"perplexity": 20.0', b'"perplexity": ' + constant)
-    with pytest.raises(InvalidInput, match=f"line {number + 1} of x is no JSON: .*Inf|NaN"):
-        check_export(io.BytesIO(b"".join(signed(lines[:-1]))), source="x")
 
 
 # -- an outbox -------------------------------------------------------------------------------------

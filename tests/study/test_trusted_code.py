@@ -1,6 +1,5 @@
 """A stored study's script or Python model runs only where somebody named it on this machine."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -171,11 +170,9 @@ def test_an_import_brings_no_trust_along(project):
     workload = of_script()
     write(workload, name="mine")
     trust(workload, folder=project / "studies" / "work" / "mine")
-    exported = run_here("studies", "export", "mine", folder=project)
-    Path("mine.jsonl").write_text(exported.stdout)
-    assert json.loads(exported.stdout.splitlines()[0])
+    run_here("studies", "export", "mine", "--out", "mine.db", folder=project)
     storage = "sqlite:///elsewhere/autotune.db"
-    assert run_here("studies", "import", "mine.jsonl", "--storage", storage, folder=project)
+    assert run_here("studies", "import", "mine.db", "--storage", storage, folder=project)
     ended = run_here("search", "--name", "mine", "--storage", storage, folder=project)
     assert ended.returncode == 2
     assert "which nobody has named on this machine" in ended.stderr

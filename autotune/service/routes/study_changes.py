@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query
 from fastapi import Path as PathParameter
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune import __version__
 from autotune.errors import SearchConflict
 from autotune.files import durable_file
 from autotune.service.problems import Problem, documented
 from autotune.service.state import CallerOfRequest, Service, ServiceState
 from autotune.service.submissions import NOT_OF_STUDIES, check_new_name
+from autotune.storage.transfer import read_studies, write_file
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -123,10 +123,9 @@ def delete(
         )
     folder = service.deleted_folder
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+    file = folder / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.db"
     with durable_file(file) as unfinished, unfinished.open("wb") as written:
-        for line in service.store.exported([name], version=__version__):
-            written.write(line)
+        write_file(read_studies(service.store.database, [name]), written)
     service.searches.delete_study(name)
     if name not in NOT_OF_STUDIES:
         shutil.rmtree(service.work_folder / name, ignore_errors=True)

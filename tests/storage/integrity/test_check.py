@@ -1,7 +1,5 @@
 """`studies check`: what it finds in a database and next to it, and that it changes nothing."""
 
-import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -405,48 +403,3 @@ def test_the_storage_option_may_come_before_the_command(file, monkeypatch, capsy
         monkeypatch, capsys, "studies", "--storage", f"sqlite:///{file}", "check"
     )
     assert (code, out.splitlines()[-1]) == (0, "1 study, 6 trials: no faults")
-
-
-def test_a_file_is_exported_whole_and_comes_back(run, file):
-    assert run("export", "by-hand", "--out", "there/study.jsonl")[0] == 0
-    assert [path.name for path in (file.parent / "there").iterdir()] == ["study.jsonl"]
-    assert run("import", "there/study.jsonl", "--name", "again")[:2] == (
-        0,
-        "imported again: 6 trials\n",
-    )
-
-
-def test_without_a_file_the_lines_go_to_stdout(run, file):
-    run("export", "by-hand", "--out", "study.jsonl")
-    assert run("export", "by-hand")[1] == (file.parent / "study.jsonl").read_text()
-
-
-def test_an_export_that_fails_leaves_the_old_file_as_it_was(run, file):
-    target = file.parent / "study.jsonl"
-    target.write_text("the old one")
-    change(file, "UPDATE autotune_trials SET config = '[]' WHERE number = 3")
-    code, _, said = run("export", "by-hand", "--out", "study.jsonl")
-    assert (code, target.read_text()) == (2, "the old one")
-    assert "trial 3" in said
-    assert sorted(path.name for path in file.parent.iterdir()) == ["autotune.db", "study.jsonl"]
-
-
-def test_no_database_is_written_over_by_an_export(run, file):
-    before = file.read_bytes()
-    code, _, said = run("export", "by-hand", "--out", "autotune.db")
-    assert (code, file.read_bytes()) == (2, before)
-    assert "autotune.db is a database" in said
-
-
-def test_an_export_can_go_to_what_is_no_file(run):
-    assert run("export", "by-hand", "--out", os.devnull)[0] == 0
-    assert not Path(os.devnull).is_file()
-
-
-def test_a_file_that_cannot_be_imported_makes_no_database(run, file, monkeypatch, capsys):
-    (file.parent / "bad.jsonl").write_text(json.dumps({"kind": "trial"}))
-    arguments = ("studies", "import", "bad.jsonl", "--storage", "sqlite:///new.db")
-    code, _, said = run_command(monkeypatch, capsys, *arguments)
-    assert code == 2
-    assert "bad.jsonl is not a file of exported studies" in said
-    assert not (file.parent / "new.db").exists()

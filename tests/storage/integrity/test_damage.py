@@ -19,6 +19,7 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import StorageBusy
 from autotune.storage.identity import find_work_folder
 from autotune.storage.store import StudyStore
+from autotune.storage.transfer import read_studies
 from autotune.study.check import check_studies
 from tests.building.studies import CAP_BYTES, config, definition, keep, measured, open_store
 from tests.building.whole_study import run_command, write_whole_study
@@ -360,10 +361,10 @@ def seen(file):
     url = f"sqlite:///{file}"
     view = autotune.api.view("by-hand", storage=url)
     with open_store(url, create=False) as store:
-        lines = list(store.exported(["by-hand"], version="1"))
+        rows = read_studies(store.database, ["by-hand"])
         confirmations = store.confirmations("by-hand")
     result = view.result
-    return result.trials, result.front, view.definition, view.forecasts, confirmations, lines
+    return result.trials, result.front, view.definition, view.forecasts, confirmations, rows
 
 
 def seen_or_refused(file, see=seen):
