@@ -18,10 +18,10 @@ def describe_process(pid: int, user: int) -> str:
 
 
 def holder_of(files: Sequence[Path]) -> str:
-    """Return who holds an exclusive `fcntl` lock on one of the files; empty where unknown.
+    """Returns which other process has one of the files locked; empty where unknown.
 
-    SQLite takes such locks: for a write on the file itself or on its `-shm` file. Only Linux lists
-    them.
+    By `flock`, or for writing by `fcntl`, as SQLite does with the file itself or with its `-shm`
+    file. Only Linux lists such locks.
     """
     wanted = set()
     for file in files:
@@ -36,7 +36,7 @@ def holder_of(files: Sequence[Path]) -> str:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
         for line in lines:
             words = line.split()
-            is_held = len(words) == 8 and words[1] == "POSIX" and words[3] == "WRITE"
+            is_held = len(words) == 8 and (words[1] == "FLOCK" or words[3] == "WRITE")
             if is_held and words[5] in wanted and int(words[4]) not in (0, os.getpid()):
                 pid = int(words[4])
                 return describe_process(pid, Path(f"/proc/{pid}").stat().st_uid)

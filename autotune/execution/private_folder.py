@@ -2,8 +2,8 @@
 
 A folder with a predictable name in a shared temporary directory belongs to the user who creates it
 first. inductor unpickles and loads what it finds in its cache, so that another user who created
-that folder could run code as this user. Therefore a folder is created in the user's runtime or
-cache directory with mode 0700. It is used only where it belongs to this user, is not a link, is
+that folder could run code as this user. Therefore a folder is created in the user's cache
+directory with mode 0700. It is used only where it belongs to this user, is not a link, is
 closed to others, and cannot be replaced by others. Otherwise a new folder of `tempfile.mkdtemp` is
 used, and a note says why.
 
@@ -72,17 +72,6 @@ def cache_bases() -> list[Path]:
         return [Path.home() / ".cache"]
     except RuntimeError:  # a user id without a home, as in a container
         return []
-
-
-def runtime_bases() -> list[Path]:
-    """Returns the folders for locks: first the user's runtime folder, then the cache folder.
-
-    The runtime folder is removed after the last logout and is never on a network file system.
-    """
-    runtime = _folder_of_variable("XDG_RUNTIME_DIR")
-    if runtime is None:
-        return cache_bases()
-    return [runtime, *cache_bases()]
 
 
 def _folder_of_variable(variable: str) -> Path | None:

@@ -176,15 +176,13 @@ class ServerTasks:
         slots: DeviceSlots,
         *,
         on_wait: Callable[[str], None],
-        study: str = "",
         alone: bool = False,
     ) -> Iterator[None]:
         """Waits for a slot on each device of a trial; processes started here hold them.
 
-        `slots` are those of the first device. With `alone`, it waits for all slots. Others that
-        wait learn the name of the `study`. Calls `on_wait` once where it has to wait, with the
-        holder of the slot, or "" where that is not known. Raises Stopped where the search is
-        stopped while waiting.
+        `slots` are those of the first device. With `alone`, no other trial runs there meanwhile.
+        Calls `on_wait` once where it has to wait, with the holder of the slot, or "" where that is
+        not known. Raises Stopped where the search is stopped while waiting.
         """
         was_reported = False
         awaited = slots
@@ -207,10 +205,10 @@ class ServerTasks:
             # All searches take them in the same order, so that no two wait for each other. Numbers
             # of devices would not do: CUDA_VISIBLE_DEVICES may change them.
             for awaited in sorted(all_slots, key=lambda one: one.name):
-                held.append(stack.enter_context(awaited.slot(pause, study=study, alone=alone)))
+                held.append(stack.enter_context(awaited.slot(pause, alone=alone)))
             self._held = tuple(held)
             self._shares_device = slots.places > 1 and not alone
-            if self.cpus_of_slots and slots.number is not None:
+            if self.cpus_of_slots:
                 # Of another search with as many slots, a trial may be on the CPUs used before.
                 self.cpus = self.cpus_of_slots[slots.number]
             try:
@@ -236,7 +234,7 @@ class ServerTasks:
             yield
 
     def slots_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceSlots:
-        """Returns the slots on `device` for `places` trials at a time, which `shutdown` closes.
+        """Returns the slots on `device` for `places` trials at a time.
 
         Later calls return the same object, so that a note about other users appears once a device.
         """
@@ -519,8 +517,6 @@ class ServerTasks:
         self._is_shut_down = True
         if self._started is not None:
             self._started.close()
-        for slots in self._slots.values():
-            slots.close()
         self._caches.close()
 
     def __enter__(self) -> Self:

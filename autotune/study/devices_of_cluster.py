@@ -504,7 +504,6 @@ class DevicesOfCluster:
         joined: SimpleQueue[TrialPlace] = SimpleQueue()
         with SeveralPlaces(
             places,
-            study=definition.name,
             listener=self._listener,
             ending=self._ending,
             joined=joined,

@@ -250,7 +250,7 @@ class DevicesOfSearch:
                 places.append(place)
         if len(places) == 1:
             places[0].name = ""
-            yield OnePlace(places[0], study=definition.name, listener=self._listener)
+            yield OnePlace(places[0], listener=self._listener)
             return
         self.uuids = {place.name: _known_uuids(place) for place in places}
         for number, (place, cpus) in enumerate(zip(places, self._shares, strict=True)):
@@ -262,9 +262,7 @@ class DevicesOfSearch:
                 f"{len(places)} trials at a time share {len(os.sched_getaffinity(0))} CPUs: their "
                 "speeds are those of sharing them"
             )
-        with SeveralPlaces(
-            places, study=definition.name, listener=self._listener, ending=self._ending
-        ) as several:
+        with SeveralPlaces(places, listener=self._listener, ending=self._ending) as several:
             yield several
 
     def report_other_users(self, device: DeviceInfo) -> None:

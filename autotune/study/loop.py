@@ -148,7 +148,7 @@ class StudySession:
             place = TrialPlace(
                 executor=executor, slots=slots, device=definition.device, clock=clock
             )
-            places = OnePlace(place, study=definition.name, listener=listener)
+            places = OnePlace(place, listener=listener)
         self._places = places
         self._runners: dict[TrialPlace, TrialRunner] = {}
         self._may_note_evaluation = Once()

@@ -118,11 +118,10 @@ class TrialPlaces(Protocol):
 class OnePlace:
     """The only place of a search. Its work runs in the thread that begins it."""
 
-    def __init__(self, place: TrialPlace, *, study: str, listener: Listener) -> None:
+    def __init__(self, place: TrialPlace, *, listener: Listener) -> None:
         self.first = place
         self.can_lose_one = False
         self.can_take = False
-        self._study = study
         self._listener = listener
         self._slot = ExitStack()
         self._is_taken = False
@@ -132,7 +131,7 @@ class OnePlace:
         """Wait for the device slot. Raises Stopped where the search is stopped while waiting."""
         if self._is_taken:
             return None
-        _take_slot(self.first, self._slot, study=self._study, listener=self._listener)
+        _take_slot(self.first, self._slot, listener=self._listener)
         self._is_taken = True
         return self.first
 
@@ -163,14 +162,14 @@ class OnePlace:
         return self.wait(0.0)
 
 
-def _take_slot(place: TrialPlace, held: ExitStack, *, study: str, listener: Listener) -> None:
+def _take_slot(place: TrialPlace, held: ExitStack, *, listener: Listener) -> None:
     def report_wait(holder: str) -> None:
         device = joint_name((place.device, *place.executor.other_devices))
         listener(WaitingForDevice(device=device, holder=holder, place=place.name))
 
     # A replay has no slots, and an executor that does not ask for them.
     slots: Any = place.slots
-    held.enter_context(place.executor.slot(slots, on_wait=report_wait, study=study))
+    held.enter_context(place.executor.slot(slots, on_wait=report_wait))
     failpoint("device taken")
 
 
@@ -224,14 +223,12 @@ class SeveralPlaces:
         self,
         places: Sequence[TrialPlace],
         *,
-        study: str,
         listener: ThreadedListener,
         ending: threading.Event,
         joined: "SimpleQueue[TrialPlace] | None" = None,
         seconds_without_place: float = 0.0,
     ) -> None:
         self._usable: list[TrialPlace] = []
-        self._study = study
         self._listener = listener
         self._ending = ending
         self._joined = joined
@@ -341,7 +338,7 @@ class SeveralPlaces:
                     )
             line.callback(lock.release)
             with ExitStack() as held:
-                _take_slot(place, held, study=self._study, listener=self._listener)
+                _take_slot(place, held, listener=self._listener)
                 return held.pop_all()
         raise AssertionError("a slot is waited for until there is one")
 

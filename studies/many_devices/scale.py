@@ -402,7 +402,6 @@ def run(
             places = stack.enter_context(
                 SeveralPlaces(
                     [place_of(one, number) for number, one in enumerate(stand_ins)],
-                    study=definition.name,
                     listener=listener,
                     ending=threading.Event(),
                 )

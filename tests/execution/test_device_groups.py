@@ -1,5 +1,6 @@
 """The locks of trials that use several devices: each device of a group is held."""
 
+import os
 import uuid
 from contextlib import contextmanager
 
@@ -53,9 +54,9 @@ class _Search:
         self.executor, self._first, self.holders = executor, first, []
 
     @contextmanager
-    def slot(self, *, places=1, alone=False, study=""):
+    def slot(self, *, places=1, alone=False):
         slots = self.executor.slots_on(self._first, places=places)
-        with self.executor.slot(slots, on_wait=self.holders.append, alone=alone, study=study):
+        with self.executor.slot(slots, on_wait=self.holders.append, alone=alone):
             yield
 
     def waits(self, **options):
@@ -113,11 +114,18 @@ def test_a_confirmation_has_a_shared_group_alone(gpus, search):
 
 def test_all_searches_take_devices_in_the_same_order_whatever_their_numbers(gpus, search):
     """Else one that has the first and one that has the last would wait for each other."""
-    with search(gpus[0]).slot(study="of-the-first"), search(gpus[2]).slot(study="of-the-last"):
+
+    def have_the_first():
+        slot = search(gpus[0]).slot()
+        slot.__enter__()
+        return slot
+
+    with forked(have_the_first), search(gpus[2]).slot():
         for order in (gpus, gpus[::-1]):
             group = search(*order)
             assert group.waits()
-            assert group.holders[0].endswith("for study of-the-first")
+            assert group.holders[0].startswith("process ")
+            assert f"process {os.getpid()} " not in group.holders[0]
 
 
 def test_a_device_that_is_lost_is_noticed_wherever_it_is_in_a_group(gpus, search, monkeypatch):

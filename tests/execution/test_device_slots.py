@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -51,18 +51,13 @@ def our(monkeypatch):
 @pytest.fixture(params=["sockets", "files"])
 def slots_on(request, our, tmp_path):
     """slots_on(device, places=2) are the slots of one search."""
-    opened = []
 
     def make(device=CPU, **options):
         if request.param == "files":
-            opened.append(DeviceSlots(device, folder=tmp_path, **options))
-        else:
-            opened.append(DeviceSlots(our(device), **options))
-        return opened[-1]
+            return DeviceSlots(device, folder=tmp_path, **options)
+        return DeviceSlots(our(device), **options)
 
-    yield make
-    for one in opened:
-        one.close()
+    return make
 
 
 @pytest.fixture
@@ -211,14 +206,16 @@ def test_trials_of_a_killed_search_with_another_number_of_slots_are_waited_for(s
         pass
 
 
-def test_a_search_that_waits_for_another_number_of_slots_learns_for_whom(slots_on):
-    held = begun(slots_on(places=2))
-    with slots_on(places=2).slot(give_up, study="four"):
-        held.__exit__(None, None, None)
-        waiting = slots_on()
-        with pytest.raises(Waited), waiting.slot(give_up):
-            pass
-        assert waiting.holder().endswith(", for study four")
+@pytest.mark.parametrize("places", [1, 2])
+@pytest.mark.parametrize("name", ["0.turn", "1.of.4", "0.of.4.trials.0", "0.of.1.trials.3"])
+def test_locks_of_an_earlier_autotune_on_the_machine_are_waited_for(our, name, places):
+    device = our()
+    held = socket_lock.acquire(f"autotune/{device.uuid}/{name}")
+    with pytest.raises(Waited), DeviceSlots(device, places=places).slot(give_up):
+        pass
+    os.close(held)
+    with DeviceSlots(device, places=places).slot(give_up):
+        pass
 
 
 def test_trials_of_two_searches_run_on_the_cpus_of_their_slots(slots_on, tmp_path):
@@ -333,11 +330,9 @@ def test_a_waiting_search_comes_before_one_that_has_just_had_the_slot(slots_on):
     assert order == ["second", "first"]
 
 
-@pytest.mark.parametrize("kind", ["sockets", "files"])
-def test_closed_slots_leave_no_file_open(our, tmp_path, kind):
+def test_slots_that_were_given_back_leave_no_file_open(slots_on):
     before = len(os.listdir("/proc/self/fd"))
-    slots = DeviceSlots(our(), folder=tmp_path) if kind == "files" else DeviceSlots(our())
-    with closing(slots), slots.slot(give_up):
+    with slots_on().slot(give_up):
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -406,25 +401,14 @@ def test_a_waiting_search_learns_once_whom_it_waits_for(sockets_of, tmp_path):
     assert holder.startswith(f"process {os.getpid()} of user ")
 
 
-def test_a_search_that_waits_learns_the_study_of_the_other(slots_on):
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_search_that_waits_learns_whose_slot_it_waits_for(slots_on, places):
     waiting = slots_on()
-    with slots_on().slot(give_up, study="quick-gpt-48MiB-1f3c5a"):
+    with forked(lambda: begun(slots_on(places=places))):
         with pytest.raises(Waited), waiting.slot(give_up):
             pass
-        assert waiting.holder().startswith(f"process {os.getpid()} of user ")
-        assert waiting.holder().endswith(", for study quick-gpt-48MiB-1f3c5a")
-    with slots_on().slot(give_up):
-        with pytest.raises(Waited), waiting.slot(give_up):
-            pass
-        assert "for study" not in waiting.holder()
-
-
-def test_the_name_of_a_long_study_is_cut_and_says_so(sockets_of):
-    waiting = sockets_of()
-    with sockets_of().slot(give_up, study="s" * 100):
-        with pytest.raises(Waited), waiting.slot(give_up):
-            pass
-        assert re.search(r", for study s+\.\.\.$", waiting.holder())
+        assert re.match(r"process \d+ of user ", waiting.holder())
+        assert f"process {os.getpid()} " not in waiting.holder()
 
 
 def test_a_search_that_waits_in_the_queue_learns_whom_it_waits_for(our):
@@ -538,7 +522,7 @@ def test_lock_files_are_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("AUTOTUNE_LOCK_FOLDER", str(tmp_path / "locks"))
     with DeviceSlots(CPU).slot(give_up), pytest.raises(Waited), DeviceSlots(CPU).slot(give_up):
         pass
-    assert "cpu-0.turn" in os.listdir(tmp_path / "locks")
+    assert "cpu.0.turn" in os.listdir(tmp_path / "locks")
 
 
 def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch, tmp_path):
@@ -551,9 +535,9 @@ def test_a_lock_folder_that_cannot_be_used_is_named_in_one_sentence(monkeypatch,
 
 
 def test_a_link_instead_of_a_lock_file_is_not_followed(tmp_path):
-    (tmp_path / "cpu-line").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "cpu.line").symlink_to(tmp_path / "elsewhere")
     with (
-        pytest.raises(StorageUnavailable, match="cpu-line"),
+        pytest.raises(StorageUnavailable, match=r"cpu\.line"),
         DeviceSlots(CPU, folder=tmp_path).slot(give_up),
     ):
         pass
@@ -573,7 +557,6 @@ def no_sockets(our, monkeypatch, tmp_path):
     """A system without Unix sockets, and the user's folders."""
     monkeypatch.setattr(socket, "AF_UNIX", 4711)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
@@ -595,25 +578,15 @@ def test_without_sockets_the_locks_are_files_of_the_user_and_one_note_says_so(
     ]
 
 
-def test_without_sockets_and_with_a_planted_folder_the_search_goes_on_with_one_note(
-    no_sockets,
-):
-    for base in ("runtime", "cache"):
-        (no_sockets / base / "autotune").mkdir(parents=True)
-        (no_sockets / base / "autotune").chmod(0o777)
-    notes = []
-    with closing(DeviceSlots(CPU, note=notes.append)) as slots, slots.slot(give_up):
-        assert len(list(no_sockets.glob("autotune-*"))) == 1
-    (note,) = notes
-    assert "runtime/autotune is open to others (mode 777)" in note
-    assert list(no_sockets.glob("autotune-*")) == []
+def test_without_sockets_a_planted_folder_is_named_with_the_way_out(no_sockets):
+    (no_sockets / "cache" / "autotune").mkdir(parents=True)
+    (no_sockets / "cache" / "autotune").chmod(0o777)
+    with pytest.raises(StorageUnavailable, match=r"cache/autotune is open to others") as raised:
+        DeviceSlots(CPU)
+    assert "let AUTOTUNE_LOCK_FOLDER name a folder" in raised.value.hint
 
 
 def test_the_note_that_other_users_are_not_waited_for_appears_once_a_command(no_sockets):
-    """Also where the lock files are in a temporary folder, whose name the sentence has."""
-    for base in ("runtime", "cache"):
-        (no_sockets / base / "autotune").mkdir(parents=True)
-        (no_sockets / base / "autotune").chmod(0o777)
     notes = []
     with LocalExecutor(no_sockets / "work", note=notes.append) as executor:
         for _ in range(2):
@@ -622,21 +595,22 @@ def test_the_note_that_other_users_are_not_waited_for_appears_once_a_command(no_
         with executor.slot(executor.slots_on(CPU, places=2), on_wait=notes.append):
             pass
     (note,) = notes
-    assert note.startswith(
-        "searches of other users, and others of yours, do not wait for this one on cpu"
-    )
-    assert list(no_sockets.glob("autotune-*")) == []
+    assert note.startswith("searches of other users do not wait for this one on cpu: there are no")
 
 
-def test_without_shared_locks_each_place_keeps_its_cpus(no_sockets):
-    """Each has the first slot then, of locks that are its own."""
-    for base in ("runtime", "cache"):
-        (no_sockets / base / "autotune").mkdir(parents=True)
-        (no_sockets / base / "autotune").chmod(0o777)
-    with LocalExecutor(no_sockets / "work", note=lambda sentence: None) as executor:
-        executor.cpus, executor.cpus_of_slots = (1,), [(0,), (1,)]
-        with executor.slot(executor.slots_on(CPU, places=2), on_wait=lambda holder: None):
-            assert executor.cpus == (1,)
+def test_sockets_that_the_system_does_not_list_are_no_locks(no_sockets, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_sockets / "cache"))
+    monkeypatch.delenv("AUTOTUNE_LOCK_FOLDER", raising=False)
+    monkeypatch.setattr(socket_lock, "names_after", lambda prefix: [])
+    notes = []
+    with (
+        DeviceSlots(CPU, places=2, note=notes.append).slot(give_up),
+        pytest.raises(Waited),
+        DeviceSlots(CPU).slot(give_up),
+    ):
+        pass
+    assert "the system does not list them" in notes[0]
 
 
 # -- whose searches are waited for, in words -------------------------------------------------------

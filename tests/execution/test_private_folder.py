@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from autotune.errors import StorageUnavailable
-from autotune.execution.private_folder import cache_bases, private_folder, runtime_bases
+from autotune.execution.private_folder import cache_bases, private_folder
 
 NOBODY = 65534
 
@@ -125,9 +125,3 @@ def test_caches_are_in_the_home_where_the_user_does_not_name_a_whole_path(
     monkeypatch.setenv("XDG_CACHE_HOME", said)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_bases() == [tmp_path / ".cache"]
-
-
-def test_locks_are_in_the_runtime_folder_where_there_is_one(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    assert runtime_bases() == [tmp_path / "runtime", tmp_path / "cache"]

@@ -1,6 +1,6 @@
 """What a worker does when others begin the last trials wanted while it chooses one."""
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 
 import pytest
 
@@ -39,7 +39,7 @@ def session(tmp_path):
                 settled,
                 shared=stack.enter_context(shared),
                 executor=stack.enter_context(LocalExecutor(tmp_path)),
-                slots=stack.enter_context(closing(DeviceSlots(settled.device, folder=tmp_path))),
+                slots=DeviceSlots(settled.device, folder=tmp_path),
                 prediction_cache=PredictionCache(settled, store=store, predict=None),
                 study_folder=tmp_path,
                 listener=lambda event: None,

@@ -37,7 +37,7 @@ def search(tmp_path):
         for name in ("first", "second")
     ]
     with SeveralPlaces(
-        places, study="s", listener=listener, ending=threading.Event(), seconds_without_place=1.0
+        places, listener=listener, ending=threading.Event(), seconds_without_place=1.0
     ) as several:
         yield several, places, events
 

@@ -63,7 +63,6 @@ class Search:
                 should_stop=self.should_stop,
                 server_command=(sys.executable, str(STAND_IN)),
             ) as executor,
-            closing(DeviceSlots(study.device, folder=self.folder)) as slots,
             Coordinator(
                 study,
                 store=self.store,
@@ -76,7 +75,7 @@ class Search:
                 study,
                 shared=shared,
                 executor=executor,
-                slots=slots,
+                slots=DeviceSlots(study.device, folder=self.folder),
                 prediction_cache=PredictionCache(study, store=self.store, predict=None),
                 study_folder=self.folder,
                 listener=self.listener,
@@ -119,8 +118,7 @@ def test_stopped_while_another_search_has_the_device_it_ends_without_a_trial(beg
     search = begin(until=WaitingForDevice)
     device = definition().device
     with (
-        closing(DeviceSlots(device, folder=search.folder)) as slots,
-        slots.slot(lambda: None),
+        DeviceSlots(device, folder=search.folder).slot(lambda: None),
         pytest.raises(Stopped),
     ):
         search.run()

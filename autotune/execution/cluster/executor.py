@@ -118,7 +118,6 @@ class ClusterExecutor(LocalExecutor):
         slots: "DeviceSlots | RemoteSlots",
         *,
         on_wait: Callable[[str], None],
-        study: str = "",
         alone: bool = False,
     ) -> Iterator[None]:
         assert isinstance(slots, RemoteSlots)
@@ -131,9 +130,7 @@ class ClusterExecutor(LocalExecutor):
                 was_reported = True
                 on_wait(holder)
 
-        taken = self._request(
-            "take_slot", device=slots.device, places=slots.places, study=study, alone=alone
-        )
+        taken = self._request("take_slot", device=slots.device, places=slots.places, alone=alone)
         self._wait(taken, each=report_wait)
         self._held = (self.worker.place,)
         try:

@@ -207,7 +207,7 @@ class NodeWorker:
         del self._notes[: len(notes)]
         return notes
 
-    def _take_slot(self, *, device: DeviceInfo, places: int, study: str, alone: bool) -> None:
+    def _take_slot(self, *, device: DeviceInfo, places: int, alone: bool) -> None:
         self._device = device
         if device.type == "cpu":
             self._executor.cpus_of_slots = self._shares
@@ -218,7 +218,6 @@ class NodeWorker:
                 self._executor.slot(
                     slots,
                     on_wait=lambda holder: self._tell(waits_for=holder),
-                    study=study,
                     alone=alone,
                 )
             )

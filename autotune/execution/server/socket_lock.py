@@ -14,8 +14,6 @@ from autotune.lock_holders import describe_process
 
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group, as SO_PEERCRED returns them."""
-LONGEST_NAME = 107
-"""Most bytes of a name, which begins with a zero byte in the kernel's 108."""
 _CONNECTIONS = 64
 """How many processes can find out the holder; their connections are never accepted."""
 

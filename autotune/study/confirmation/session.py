@@ -401,9 +401,8 @@ class ConfirmationSession:
             devices = (self._definition.device, *self._executor.other_devices)
             self._listener(WaitingForDevice(device=joint_name(devices), holder=holder))
 
-        study = self._definition.name
         # A trial beside it would disturb one training more than the other.
-        with self._executor.slot(self._slots, on_wait=report_wait, study=study, alone=True):
+        with self._executor.slot(self._slots, on_wait=report_wait, alone=True):
             yield
 
     def _note_time_is_up(self, what: str) -> None:

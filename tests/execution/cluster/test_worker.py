@@ -48,7 +48,7 @@ def take_slot(worker, request):
     return worker.perform(
         request,
         "take_slot",
-        {"device": DEVICE, "places": 1, "study": "a-study", "alone": False},
+        {"device": DEVICE, "places": 1, "alone": False},
     )
 
 

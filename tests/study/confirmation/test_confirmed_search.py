@@ -2,7 +2,6 @@
 
 import json
 import os
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -83,16 +82,16 @@ def held_up(stopped):
     def listen(event):
         events.append(event)
 
-    with closing(DeviceSlots(definition("any").device, places=2)) as others:
-        other = others.slot(lambda: None)
-        other.__enter__()  # slot 0, so that the search has slot 1 for what is no confirmation
-        with pytest.raises(Stopped):
-            search(
-                trials_per_device=2,
-                listener=listen,
-                should_stop=lambda: any(isinstance(one, WaitingForDevice) for one in events),
-            )
-        other.__exit__(None, None, None)
+    # It has slot 0, so that the search has slot 1 for what is no confirmation.
+    with (
+        DeviceSlots(definition("any").device, places=2).slot(lambda: None),
+        pytest.raises(Stopped),
+    ):
+        search(
+            trials_per_device=2,
+            listener=listen,
+            should_stop=lambda: any(isinstance(one, WaitingForDevice) for one in events),
+        )
     return events, stored()
 
 
