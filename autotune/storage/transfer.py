@@ -252,19 +252,12 @@ def add_studies(
 def _reject_existing_studies(connection: Connection, url: str, names: Sequence[str]) -> None:
     known = set(connection.scalars(select(STUDIES.c.name)))
     existing = [name for name in names if name in known]
-    if not existing:
-        return
-    if len(existing) == 1:
-        found = f"there is a study {existing[0]!r}"
-    else:
-        found = f"there are studies {', '.join(existing)}"
-    if len(names) == 1:
-        hint = "import it as another: --name NEW"
-    else:
-        hint = "export each study to a file of its own, and import it with --name NEW"
-    raise StudyMismatch(
-        f"{found} in {url} already", hint=f"{hint}; or name another database with --storage"
-    )
+    if existing:
+        raise StudyMismatch(
+            f"{url} has a study {existing[0]!r} already",
+            hint="import it as another, from a file of its own: --name NEW; or name another "
+            "database with --storage",
+        )
 
 
 def _add_study(connection: Connection, study: StudyRows, name: str) -> None:

@@ -196,7 +196,7 @@ def test_a_database_of_an_earlier_release_is_imported_and_stays_as_it_was(other)
 
 def test_the_error_for_an_existing_name_has_the_option_for_another(other, whole):
     add_studies(other.database, read_file(whole))
-    with pytest.raises(StudyMismatch, match="a study 'by-hand'") as raised:
+    with pytest.raises(StudyMismatch, match="has a study 'by-hand' already") as raised:
         add_studies(other.database, read_file(whole))
     assert "--name NEW" in raised.value.hint
     assert len(other.trials("by-hand")) == TRIALS - 1
@@ -205,7 +205,7 @@ def test_the_error_for_an_existing_name_has_the_option_for_another(other, whole)
 def test_where_one_study_exists_none_is_added(several, tmp_path):
     with open_store(f"sqlite:///{tmp_path}/new.db") as new:
         add_studies(new.database, rows_of(several, "two"))
-        with pytest.raises(StudyMismatch, match="there is a study 'two'"):
+        with pytest.raises(StudyMismatch, match="has a study 'two' already"):
             add_studies(new.database, rows_of(several))
         assert new.names() == ["two"]
 
