@@ -46,7 +46,6 @@ _EXCLUDED = {
     "study": _WORKLOAD,
     "storage": {"server"},
     "server": {"storage"},
-    "reference": {"max_mem"},
     "script": {"seeds", *(WORKLOAD_OPTIONS[name].parameter for name in SET_BY_SCRIPT)},
     "model": {"script", "pretrained", *_SIZES} - {"seq_len", "global_batch", "gradient_clipping"},
     "dataset": {WORKLOAD_OPTIONS[name].parameter for name in OF_ONE_DATASET},

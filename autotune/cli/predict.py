@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from autotune import standard_streams
-from autotune.analysis.published_comparison import reference_of
 from autotune.cli import completion, options
 from autotune.cli.option_groups import options_given, with_configuration, with_predicted_model
 from autotune.errors import InvalidInput
@@ -74,14 +73,6 @@ def predict(
         ),
     ] = False,
     scale: options.SpaceScaleOption = None,
-    reference: Annotated[
-        bool,
-        typer.Option(
-            "--reference",
-            rich_help_panel=RESULTS,
-            help="Compare with the published table of the search space.",
-        ),
-    ] = False,
     workload: Mapping[str, Any],
     configuration: Mapping[str, Any],
     compute_capability: options.ComputeCapabilityOption = None,
@@ -131,28 +122,17 @@ def predict(
         raise InvalidInput("--all needs a search space", hint="add --space quick")
     if plot is not None:
         _check_page(plot)
-    if reference and max_mem is not None:
-        raise InvalidInput(
-            "--reference compares with no cap", hint="leave --max-mem or --reference out"
-        )
-    if reference and space is None:
-        raise InvalidInput(
-            "--reference needs a search space with a published table",
-            hint="add --space peak_memory",
-        )
     loaded = None if space is None else options.scaled_space(space, scale)
 
     extrapolates: Extrapolation = "compiled"
     if whole_depth:
         extrapolates = "nothing"
-    elif space is not None and not reference:
+    elif space is not None:
         extrapolates = "any"
 
     def requested_workload(device_type: str) -> Workload:
         return predictions.requested_workload(device_type, workload, configuration, space=loaded)
 
-    if reference and loaded is not None:
-        reference_of(loaded, what="what is predicted")
     if study is None:
         on_some_device(target_device, requested_workload)
     with ExitStack() as stack:
@@ -171,26 +151,16 @@ def predict(
                 extrapolates=extrapolates,
             )
         if loaded is not None:
-            if (
-                reference
-                and torch_version is None
-                and forecaster.device_type == "cuda"
-                and loaded.reference
-            ):
-                forecaster = replace(forecaster, torch_version=loaded.reference.torch)
-            if reference:
-                predictions.predict_reference(forecaster, loaded, as_json=as_json, quiet=quiet)
-            else:
-                answers = predictions.predict_space(
-                    forecaster,
-                    loaded,
-                    cap_bytes=cap_bytes,
-                    with_unnamed=with_unnamed,
-                    as_json=as_json,
-                    quiet=quiet,
-                )
-                if answers.nothing_fits:
-                    raise typer.Exit(1)
+            answers = predictions.predict_space(
+                forecaster,
+                loaded,
+                cap_bytes=cap_bytes,
+                with_unnamed=with_unnamed,
+                as_json=as_json,
+                quiet=quiet,
+            )
+            if answers.nothing_fits:
+                raise typer.Exit(1)
             return
         record = None
         measured_on = None

@@ -15,16 +15,14 @@ from rich.table import Table
 
 from autotune import api
 from autotune.analysis.pick import chosen_trial
-from autotune.analysis.published_comparison import reference_of
 from autotune.cli.lines import print_line
-from autotune.cli.published import of_forecasts, print_reference
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
 from autotune.reporting.trial_text import extrapolation_note, peaks_text, short_description
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
-from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
+from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.predictions import Forecaster, workload_of
 from autotune.units import format_amount, format_percent, format_size
@@ -399,7 +397,7 @@ def predict_space(
 
     `with_unnamed` also predicts the others.
     """
-    legal = _legal(forecaster, space)
+    legal = bind_space(space, forecaster.workload.legality_context, unavailable={})
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {config.fingerprint: config for config in legal.named.values()}
     is_whole_space = with_unnamed or not configs
@@ -435,27 +433,6 @@ def predict_space(
     for note in answer.notes():
         console.print(as_text(f"Note: {note}."), soft_wrap=True)
     return answer
-
-
-def predict_reference(
-    forecaster: Forecaster, space: SearchSpace, *, as_json: bool, quiet: bool
-) -> None:
-    rows = reference_of(space, what="what is predicted").rows
-    named = {
-        name: config for name, config in _legal(forecaster, space).named.items() if name in rows
-    }
-    configs = {config.fingerprint: config for config in named.values()}
-    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
-    for_devices = _for_devices(forecaster.workload, forecaster.device_type)
-    about = f"{forecaster.workload.describe()}, {for_devices}"
-    if forecaster.torch_version is not None:
-        about += f" as with torch {forecaster.torch_version}"
-    answer = of_forecasts(space, forecaster.workload, forecasts, named, about=about)
-    print_reference(answer, form="json" if as_json else "table")
-
-
-def _legal(forecaster: Forecaster, space: SearchSpace) -> LegalSpace:
-    return bind_space(space, forecaster.workload.legality_context, unavailable={})
 
 
 def _with_progress(

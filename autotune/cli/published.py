@@ -1,150 +1,169 @@
-"""Comparison with a published table, for `show --reference` and `predict --reference`."""
+"""What `autotune show --reference` prints: a study beside the published table of its space."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from autotune.analysis.published_comparison import (
-    EXCLUDED,
     ComparedRow,
-    StudyRow,
     compare_with_published,
     is_of_published_size,
-    reference_of,
 )
 from autotune.cli.tables import as_text, make_console
-from autotune.reporting import published_rows
+from autotune.errors import InvalidInput
 from autotune.reporting.plain_tables import reference_markdown
 from autotune.reporting.study_view import StudyView
-from autotune.spec.config import TrainingConfig
-from autotune.spec.prediction import Forecast
-from autotune.spec.published_table import Figures, Reference
+from autotune.spec.published_table import Reference
 from autotune.spec.result import JSON_SCHEMA
-from autotune.spec.search_space import SearchSpace
-from autotune.spec.workload import Workload
+from autotune.units import format_percent, format_size
 
 _NARROW = 124
 """On a console of fewer columns each row of the table takes three lines."""
 
-Form = Literal["table", "json", "markdown"]
+_PREDICTED_MARK = "~"
+_HEADS = (
+    "row",
+    *("peak", "published", "ratio"),
+    *("saved", "published", "difference"),
+    *("speed", "published", "ratio"),
+    *("perplexity", "published"),
+    "remark",
+)
+_STACKED_HEADS = ("row", "peak", "saved", "speed", "perplexity", "remark")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceAnswer:
-    """A published table compared with the rows of one study, or with predictions."""
-
-    reference: Reference
-    rows: tuple[ComparedRow, ...]
-    about: str
-    has_published_size: bool
-    facts: Mapping[str, Any]
-    """The first entries of the JSON: which study or which workload."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
+def print_reference(view: StudyView, *, as_json: bool = False, as_markdown: bool = False) -> None:
+    """Prints the comparison. Raises InvalidInput if the search space of the study has no table."""
+    result, definition = view.result, view.definition
+    reference = definition.space.reference
+    if reference is None:
+        raise InvalidInput(
+            f"study {result.study!r} has no published table to compare with: search space "
+            f"{definition.space.name!r} has no [reference]",
+            hint="search --space peak_memory, or add the table to your search space",
+        )
+    has_published_size = is_of_published_size(definition.space, definition.workload)
+    rows = compare_with_published(reference, definition, result.trials)
+    if as_json:
+        answer = {
             "schema": JSON_SCHEMA,
-            **self.facts,
-            "source": self.reference.source,
-            "measured_on": self.reference.measured_on,
-            "control": self.reference.control,
-            "has_published_size": self.has_published_size,
-            "rows": [row.to_dict() for row in self.rows],
+            "study": result.study,
+            "source": reference.source,
+            "measured_on": reference.measured_on,
+            "control": reference.control,
+            "has_published_size": has_published_size,
+            "rows": [row.to_dict() for row in rows],
         }
-
-
-def of_study(view: StudyView) -> ReferenceAnswer:
-    """Compare a study with the published table of its search space.
-
-    Raises InvalidInput if the search space has no table.
-    """
-    result = view.result
-    torch = result.device.versions.get("torch", "?")
-    return ReferenceAnswer(
-        reference=reference_of(view.definition.space, what=f"study {result.study!r}"),
-        rows=published_rows.compared_rows(view),
-        about=f"Study {result.study}: {result.workload.describe()}, {result.workload.steps} steps, "
-        f"on {result.device.name}, torch {torch}",
-        has_published_size=published_rows.has_published_size(view),
-        facts={"study": result.study},
+        print(json.dumps(answer, indent=2, allow_nan=False))
+        return
+    about = (
+        f"Study {result.study}: {result.workload.describe()}, {result.workload.steps} steps, "
+        f"on {result.device.name}, torch {result.device.versions.get('torch', '?')}"
     )
-
-
-def of_forecasts(
-    space: SearchSpace,
-    workload: Workload,
-    forecasts: Sequence[Forecast],
-    named: Mapping[str, TrainingConfig],
-    *,
-    about: str,
-) -> ReferenceAnswer:
-    """Compare predictions with the published table of a search space.
-
-    `named` holds the legal configurations of the table by row name; two rows may have the same
-    configuration. Raises InvalidInput if the search space has no table.
-    """
-    reference = reference_of(space, what="what is predicted")
-    known = {forecast.config.fingerprint: _predicted(forecast) for forecast in forecasts}
-
-    def row_of(name: str) -> StudyRow:
-        return known[named[name].fingerprint] if name in named else StudyRow(remark=EXCLUDED)
-
-    has_published_size = is_of_published_size(space, workload)
-    return ReferenceAnswer(
-        reference=reference,
-        rows=compare_with_published(reference, row_of, has_published_size=has_published_size),
-        about=f"Predicted: {about}",
-        has_published_size=has_published_size,
-        facts={"predicted": about, "workload": workload.to_dict()},
-    )
-
-
-def _predicted(forecast: Forecast) -> StudyRow:
-    if forecast.prediction is None:
-        return StudyRow(remark=forecast.error)
-    return StudyRow(
-        figures=Figures(peak_memory_bytes=forecast.prediction.peak_memory_bytes),
-        peak_is_predicted=True,
-    )
-
-
-def print_reference(answer: ReferenceAnswer, *, form: Form) -> None:
-    if form == "json":
-        print(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
-    elif form == "markdown":
-        print(reference_markdown(answer.about, _notes(answer), answer.rows), end="")
-    else:
-        _print_table(answer)
-
-
-def _notes(answer: ReferenceAnswer) -> list[str]:
-    return published_rows.notes(
-        answer.reference, answer.rows, has_published_size=answer.has_published_size
-    )
-
-
-def _print_table(answer: ReferenceAnswer) -> None:
+    cells = [_cells(row) for row in rows]
+    notes = list(_notes(reference, rows, has_published_size=has_published_size))
     console = make_console()
-    if console.width < _NARROW:
-        heads, lines = list(published_rows.STACKED_HEADS), published_rows.stacked_cells(answer.rows)
+    if as_markdown:
+        heads, lines = _without_empty_columns(cells)
+        print(reference_markdown(about, heads, lines, notes), end="")
+    elif console.width < _NARROW:
+        stacked = [line for row in cells for line in _stacked(row)]
+        console.print(_table(about, _STACKED_HEADS, stacked))
     else:
-        heads, lines = published_rows.heads(answer.rows), published_rows.cells(answer.rows)
+        console.print(_table(about, *_without_empty_columns(cells)))
+    if not as_markdown:
+        for note in notes:
+            console.print(as_text(note))
+
+
+def _cells(row: ComparedRow) -> list[str]:
+    """Returns a cell for each of `_HEADS`."""
+    mark = _PREDICTED_MARK if row.peak_is_predicted else ""
+    difference = "-"
+    if row.saved_difference is not None:
+        difference = format_percent(row.saved_difference, digits=1, sign=True)
+    return [
+        row.name,
+        mark + _size(row.peak_memory_bytes),
+        _size(row.published_peak_memory_bytes),
+        _number(row.peak_ratio, "{:.3f}"),
+        _percent(row.saved),
+        _percent(row.published_saved),
+        difference,
+        _number(row.speed, "{:.2f}x"),
+        _number(row.published_speed, "{:.2f}x"),
+        _number(row.speed_ratio, "{:.3f}"),
+        _number(row.perplexity, "{:,.2f}"),
+        _number(row.published_perplexity, "{:,.2f}"),
+        row.remark,
+    ]
+
+
+def _without_empty_columns(rows: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """Returns the headings of the columns with a value in any row, and the cells of each row."""
+    shown = [
+        place for place in range(len(_HEADS)) if any(row[place] not in ("-", "") for row in rows)
+    ]
+    heads = [_HEADS[place] for place in shown]
+    return heads, [[row[place] for place in shown] for row in rows]
+
+
+def _stacked(cells: list[str]) -> Iterator[list[str]]:
+    """Yields three lines for a narrow page: the study's numbers, the published, the difference."""
+    name, *numbers, remark = cells
+    yield [name, *numbers[0::3], remark]
+    yield ["  published", *numbers[1::3]]
+    yield ["  difference", *numbers[2::3]]
+
+
+def _table(about: str, heads: Sequence[str], lines: Sequence[list[str]]) -> Table:
     table = Table(
-        title=as_text(answer.about),
+        title=as_text(about),
         title_justify="left",
         title_style="bold",
         box=None,
         pad_edge=False,
     )
     for head in heads:
-        is_text = head in ("row", "remark")
         table.add_column(
-            head, justify="left" if is_text else "right", no_wrap=head != "remark", overflow="fold"
+            head,
+            justify="left" if head in ("row", "remark") else "right",
+            no_wrap=head != "remark",
+            overflow="fold",
         )
     for cells in lines:
         table.add_row(*map(as_text, cells))
-    console.print(table)
-    for line in _notes(answer):
-        console.print(as_text(line))
+    return table
+
+
+def _notes(
+    reference: Reference, rows: Sequence[ComparedRow], *, has_published_size: bool
+) -> Iterator[str]:
+    """Yields the sentences that a reader needs in order to read the table."""
+    yield f"Published: {reference.source}, on {reference.measured_on}."
+    yield (
+        f"Savings and speeds are relative to {reference.control} of the same run; the difference "
+        "of two savings is in percentage points."
+    )
+    if not has_published_size:
+        yield (
+            "The model or the batch here has another size: savings can be compared, peaks cannot."
+        )
+    predicted = [row.name for row in rows if row.peak_is_predicted]
+    if predicted:
+        yield f"{_PREDICTED_MARK} is predicted, not measured."
+    if reference.control in predicted:
+        yield "The control is predicted, so savings relative to it are predictions."
+
+
+def _size(size_bytes: int | None) -> str:
+    return "-" if size_bytes is None else format_size(size_bytes)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{format_percent(share, digits=1)} %"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -7,7 +7,7 @@ import typer
 
 from autotune import api
 from autotune.cli import options
-from autotune.cli.published import of_study, print_reference
+from autotune.cli.published import print_reference
 from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.cli.tables import make_console, print_pick, print_trials
 from autotune.errors import InvalidInput
@@ -55,7 +55,10 @@ def show(
             raise InvalidInput(
                 "--reference needs the database of the study", hint="run it on the server"
             )
-        _show_reference(study, storage=storage, forms=forms)
+        if as_csv:
+            raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")
+        view = api.view(study, storage=storage)
+        print_reference(view, as_json=as_json, as_markdown=as_markdown)
         return
     if server is None:
         result: StudyResult = api.show(study, storage=storage, preferences=preferences)
@@ -77,18 +80,6 @@ def show(
         print(markdown_text(result), end="")
     else:
         _print_tables(result)
-
-
-def _show_reference(study: str, *, storage: str, forms: list[str]) -> None:
-    if "--csv" in forms:
-        raise InvalidInput("--reference has no CSV form", hint="use --json or --markdown")
-    answer = of_study(api.view(study, storage=storage))
-    if "--json" in forms:
-        print_reference(answer, form="json")
-    elif "--markdown" in forms:
-        print_reference(answer, form="markdown")
-    else:
-        print_reference(answer, form="table")
 
 
 def _print_tables(result: StudyResult) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from autotune.analysis.published_comparison import ComparedRow
 from autotune.printable import printable
-from autotune.reporting import published_rows
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.trial_text import (
     BEFORE_TRAINING,
@@ -101,11 +99,12 @@ def _cell(value: Any) -> Any:
 # -- Markdown --------------------------------------------------------------------------------------
 
 
-def reference_markdown(about: str, notes: Iterable[str], rows: Sequence[ComparedRow]) -> str:
-    """Return a published table compared with a study or predictions, as Markdown."""
-    heads = published_rows.heads(rows)
+def reference_markdown(
+    about: str, heads: Sequence[str], rows: Iterable[Sequence[str]], notes: Iterable[str]
+) -> str:
+    """Returns a study compared with a published table, as Markdown."""
     rules = [":--" if head in ("row", "remark") else "--:" for head in heads]
-    cells = ([_plain(cell) for cell in row] for row in published_rows.cells(rows))
+    cells = ([_plain(cell) for cell in row] for row in rows)
     table = "\n".join(_row(line) for line in [heads, rules, *cells])
     return "\n\n".join([f"**{_plain(about)}**", table, *map(_plain, notes)]) + "\n"
 

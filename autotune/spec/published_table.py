@@ -33,7 +33,7 @@ class Reference(Schema):
     measured_on: str
     """Device and versions, as text."""
     torch: str | None = None
-    """The torch release they were measured with, and for which predictions are made."""
+    """The torch release they were measured with."""
     control: str
     """Name of the row that the savings and speeds of all others are relative to."""
     rows: Mapping[str, Figures]

@@ -1,13 +1,6 @@
 import pytest
 
-from autotune.analysis.published_comparison import (
-    StudyRow,
-    compare_with_published,
-    is_of_published_size,
-    reference_of,
-    rows_of_study,
-)
-from autotune.errors import InvalidInput
+from autotune.analysis.published_comparison import compare_with_published, is_of_published_size
 from autotune.spec.config import TrainingConfig
 from autotune.spec.published_table import Figures, Reference
 from autotune.spec.space_file import load_space
@@ -18,47 +11,54 @@ from tests.building.studies import definition
 REFERENCE = Reference(
     source="a paper",
     measured_on="one GPU",
-    control="plain",
+    control="control",
     rows={
-        "plain": Figures(peak_memory_bytes=20 * GIB, tokens_per_second=1000.0, perplexity=12.0),
+        "control": Figures(peak_memory_bytes=20 * GIB, tokens_per_second=1000.0, perplexity=12.0),
         "fused": Figures(peak_memory_bytes=5 * GIB, tokens_per_second=1500.0, perplexity=13.0),
+        "compile": Figures(peak_memory_bytes=15 * GIB),
     },
 )
-OWN = {
-    "plain": StudyRow(figures=Figures(peak_memory_bytes=10 * GIB, tokens_per_second=100.0)),
-    "fused": StudyRow(figures=Figures(peak_memory_bytes=4 * GIB, tokens_per_second=200.0)),
-}
+TABLE = load_space("peak_memory")
+OF_PUBLISHED_SIZE = definition(space=TABLE, workload=make_workload("cuda", TABLE.workload))
+CONTROL = TrainingConfig(optimizer="adafactor-fixed-rate", micro_batch_size=4)
+FUSED = TrainingConfig(
+    optimizer="adafactor-fixed-rate", optimizer_fusion="backward", micro_batch_size=4
+)
+TRIALS = (
+    record(0, memory=10 * GIB, speed=100.0, config=CONTROL),
+    record(1, memory=4 * GIB, speed=200.0, config=FUSED, name="another name"),
+)
 
 
-def rows(own=OWN, *, has_published_size=True):
-    return {
-        row.name: row
-        for row in compare_with_published(
-            REFERENCE, own.__getitem__, has_published_size=has_published_size
-        )
-    }
+def rows(trials=TRIALS, *, study=OF_PUBLISHED_SIZE):
+    return {row.name: row for row in compare_with_published(REFERENCE, study, trials)}
+
+
+def row_of_fused(**changes):
+    """Returns the row of a study whose only trial is configured as `fused`."""
+    defaults = {"memory": None, "speed": None, "perplexity": None, "config": FUSED}
+    return rows([record(3, **(defaults | changes))])["fused"]
 
 
 def test_savings_are_relative_to_the_control_of_the_same_table():
-    assert (rows()["fused"].saved, rows()["fused"].published_saved) == pytest.approx((0.6, 0.75))
+    fused = rows()["fused"]
+    assert (fused.saved, fused.published_saved) == pytest.approx((0.6, 0.75))
 
 
-def test_the_difference_of_savings_is_the_users_less_the_published():
+def test_the_difference_of_savings_is_the_studys_less_the_published():
     assert rows()["fused"].saved_difference == pytest.approx(-0.15)
 
 
 def test_speeds_are_relative_to_the_control_of_the_same_table():
-    assert (rows()["fused"].speed, rows()["fused"].published_speed) == pytest.approx((2.0, 1.5))
+    fused = rows()["fused"]
+    assert (fused.speed, fused.published_speed) == pytest.approx((2.0, 1.5))
+    assert fused.speed_ratio == pytest.approx(2.0 / 1.5)
 
 
 def test_the_control_is_the_unit_of_everything():
-    control = rows()["plain"]
-    assert (control.saved, control.speed, control.published_saved, control.published_speed) == (
-        0,
-        1,
-        0,
-        1,
-    )
+    control = rows()["control"]
+    units = (control.saved, control.speed, control.published_saved, control.published_speed)
+    assert units == (0, 1, 0, 1)
 
 
 def test_peaks_of_the_same_size_have_a_ratio():
@@ -66,99 +66,51 @@ def test_peaks_of_the_same_size_have_a_ratio():
 
 
 def test_peaks_of_another_size_have_none():
-    assert rows(has_published_size=False)["fused"].peak_ratio is None
+    workload = make_workload("cuda", TABLE.workload, {"layers": 2})
+    assert rows(study=definition(space=TABLE, workload=workload))["fused"].peak_ratio is None
 
 
 def test_without_a_control_nothing_is_relative_to_it():
-    row = rows({**OWN, "plain": StudyRow()})["fused"]
-    assert (row.saved, row.speed, row.saved_difference, row.speed_ratio) == (None, None, None, None)
-    assert row.published_saved == pytest.approx(0.75)
-
-
-def test_a_row_that_was_not_trained_has_no_speed():
-    row = rows(
-        {**OWN, "fused": StudyRow(figures=Figures(peak_memory_bytes=GIB), peak_is_predicted=True)}
-    )["fused"]
-    assert (row.saved, row.speed) == (pytest.approx(0.9), None)
-
-
-# -- rows of a study -------------------------------------------------------------------------------
-
-TABLE = load_space("peak_memory")
-STUDY = definition(space=TABLE, workload=make_workload("cpu", {"global_batch": 4, "layers": 2}))
-FUSED = TrainingConfig(
-    optimizer="adafactor-fixed-rate", optimizer_fusion="backward", micro_batch_size=4
-)
-
-
-def own_row(name, *records):
-    return rows_of_study(STUDY, {one.config.fingerprint: one for one in records})(name)
+    fused = rows(TRIALS[1:])["fused"]
+    relative = (fused.saved, fused.speed, fused.saved_difference, fused.speed_ratio)
+    assert relative == (None, None, None, None)
+    assert fused.published_saved == pytest.approx(0.75)
 
 
 def test_a_row_is_found_by_its_configuration_whatever_the_trial_is_called():
-    row = own_row(
-        "fused",
-        record(3, memory=7 * GIB, speed=5.0, perplexity=9.0, config=FUSED, name="another name"),
-    )
-    assert (row.trial, row.figures) == (
-        3,
-        Figures(peak_memory_bytes=7 * GIB, tokens_per_second=5.0, perplexity=9.0),
-    )
+    assert (rows()["fused"].trial, rows()["fused"].peak_memory_bytes) == (1, 4 * GIB)
 
 
-def test_a_peak_that_was_not_measured_is_the_predicted_one_and_says_so():
-    trial = record(
-        3,
-        memory=None,
-        speed=None,
-        perplexity=None,
-        outcome="predicted_over_cap",
-        config=FUSED,
-        predicted_peak_memory_bytes=9 * GIB,
-    )
-    row = own_row("fused", trial)
-    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (
-        9 * GIB,
-        True,
-        "predicted over cap",
-    )
-
-
-def test_what_a_training_held_when_it_ran_out_of_memory_is_no_peak():
-    trial = record(
-        3,
-        memory=2 * GIB,
-        speed=None,
-        perplexity=None,
-        outcome="out_of_memory",
-        config=FUSED,
-        predicted_peak_memory_bytes=9 * GIB,
-    )
-    row = own_row("fused", trial)
-    assert (row.figures.peak_memory_bytes, row.peak_is_predicted, row.remark) == (
-        9 * GIB,
-        True,
-        "out of memory",
-    )
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"outcome": "predicted_over_cap"}, "predicted over cap"),
+        # What a training held when it ran out of memory is no peak.
+        ({"outcome": "out_of_memory", "memory": 2 * GIB}, "out of memory"),
+    ],
+)
+def test_a_peak_that_was_not_measured_is_the_predicted_one_and_says_so(changes, remark):
+    row = row_of_fused(predicted_peak_memory_bytes=9 * GIB, **changes)
+    assert (row.peak_memory_bytes, row.peak_is_predicted, row.remark) == (9 * GIB, True, remark)
+    assert row.speed is None
 
 
 def test_without_a_prediction_the_peak_of_what_ran_out_of_memory_is_not_known():
-    trial = record(
-        3, memory=2 * GIB, speed=None, perplexity=None, outcome="out_of_memory", config=FUSED
-    )
-    row = own_row("fused", trial)
-    assert (row.figures.peak_memory_bytes, row.peak_is_predicted) == (None, False)
+    row = row_of_fused(outcome="out_of_memory", memory=2 * GIB)
+    assert (row.peak_memory_bytes, row.peak_is_predicted) == (None, False)
 
 
 def test_a_row_that_was_not_tried_says_so():
-    assert own_row("fused").remark == "not tried"
+    assert rows([])["fused"].remark == "not tried"
 
 
 def test_a_row_that_does_not_work_here_says_so():
     study = definition(
-        space=TABLE, workload=STUDY.workload, unavailable={"compile": {"model": "no compiler"}}
+        space=TABLE,
+        workload=OF_PUBLISHED_SIZE.workload,
+        unavailable={"compile": {"model": "no compiler"}},
     )
-    assert rows_of_study(study, {})("compile").remark == "cannot be trained here"
+    assert rows([], study=study)["compile"].remark == "cannot be trained here"
 
 
 # -- sizes -----------------------------------------------------------------------------------------
@@ -180,8 +132,3 @@ def test_a_row_that_does_not_work_here_says_so():
 def test_peaks_compare_where_model_and_batch_are_those_of_the_table(scale, changes, is_same):
     space = TABLE.at_scale(scale)
     assert is_of_published_size(space, make_workload("cuda", space.workload, changes)) == is_same
-
-
-def test_a_space_without_a_table_is_rejected():
-    with pytest.raises(InvalidInput, match="'quick'"):
-        reference_of(load_space("quick"), what="study 'x'")

@@ -5,9 +5,7 @@ from itertools import product
 from autotune.reporting.report import contents
 from autotune.reporting.study_view import StudyView
 from autotune.spec.config import CHOICES, TrainingConfig
-from autotune.spec.published_table import Figures, Reference
 from autotune.spec.result import Pick
-from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from tests.building.results import MIB, out_of_memory, record, shared_with, study_result
 from tests.building.studies import definition
@@ -80,23 +78,6 @@ def view_of(
 
 def plain_view(**changes):
     return view_of(**{**FOUND, **changes})
-
-
-def published_view(words="a paper"):
-    """Return a study whose search space has a published table from the source `words`."""
-    figures = Figures(peak_memory_bytes=2 * MIB, tokens_per_second=10.0, perplexity=3.0)
-    space = SearchSpace(
-        name="table",
-        techniques={},
-        configurations=({"name": words}, {"name": "blocks", "checkpointing": "block"}),
-        reference=Reference(
-            source=words,
-            measured_on="one GPU",
-            control=words,
-            rows={words: figures, "blocks": figures},
-        ),
-    )
-    return view_of(**FOUND, definition_of={"space": space})
 
 
 def hostile_view(words=HOSTILE):

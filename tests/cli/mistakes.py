@@ -237,8 +237,7 @@ COMMAND_LINES = {
         --study real --trial 0 --storage sqlite:///garbage.db
         --space nope | --space quick --precision fp32 | --space quick --plot step.html
         --scale tiny
-        --space peak_memory --scale huge | --reference | --reference --max-mem 1GiB
-        --reference --space quick
+        --space peak_memory --scale huge
         --model nope | --model llama --width 64 | --layers 0 | --width 130 --heads 4 | --heads 0
         --feed-forward-width 0
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan

@@ -124,7 +124,6 @@ def test_a_default_does_not_name_devices_beside_those_that_are_given(default, li
     [
         ("explain mine 3", "layers"),
         ("predict --study mine --trial 3", "layers"),
-        ("predict --space peak_memory --reference", "max_mem"),
         ("search --script train.py", "layers"),
         ("search --script train.py", "tokenizer"),
         ("search --model deep-one", "layers"),

@@ -1,12 +1,9 @@
-"""`--reference` and `--scale` as a user types them, on a study made by hand and on predictions."""
+"""`show --reference` on a study made by hand, and `--scale`, as a user types them."""
 
 import json
 
 import pytest
 
-from autotune.cli.published import of_forecasts
-from autotune.spec.prediction import Forecast
-from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from tests.building.commands import run_here
@@ -85,9 +82,6 @@ def test_markdown_keeps_a_name_in_its_cell(folder):
     [
         (("show", "plain", "--reference"), "'plain'"),
         (("show", "mine", "--reference", "--csv"), "--csv"),
-        (("predict", "--space", "quick", "--reference"), "'quick'"),
-        (("predict", "--reference"), "--reference"),
-        (("predict", "--space", "table.toml", "--reference", "--max-mem", "1GiB"), "--max-mem"),
         (("predict", "--scale", "tiny"), "--scale"),
         (("explain", "--scale", "tiny"), "--scale"),
         (("fit", "--max-mem", "1GiB", "--scale", "tiny"), "--scale"),
@@ -102,66 +96,10 @@ def test_what_has_no_table_or_no_scale_is_rejected_by_name(arguments, named, fol
     assert "Traceback" not in ended.stderr
 
 
-def test_predictions_are_compared_with_the_table(folder):
-    ended = run_here(
-        "predict",
-        "--space",
-        "table.toml",
-        "--device",
-        "cpu",
-        "--reference",
-        "--json",
-        folder=folder,
-    )
-    plain, checkpointed = json.loads(ended.stdout)["rows"]
-    assert checkpointed["peak_memory_bytes"] < plain["peak_memory_bytes"]
-    assert (plain["peak_is_predicted"], plain["speed"], plain["published_speed"]) == (
-        True,
-        None,
-        1.0,
-    )
-
-
 def test_a_scale_is_predicted_in_its_size(folder):
     peaks = []
     for scale in ((), ("--scale", "double")):
-        ended = run_here(
-            "predict",
-            "--space",
-            "table.toml",
-            *scale,
-            "--device",
-            "cpu",
-            "--reference",
-            "--json",
-            folder=folder,
-        )
-        peaks.append(json.loads(ended.stdout)["rows"][0]["peak_memory_bytes"])
+        arguments = ("predict", "--space", "table.toml", *scale, "--device", "cpu", "--json")
+        ended = run_here(*arguments, folder=folder)
+        peaks.append(json.loads(ended.stdout)["predictions"][-1]["peak_memory_bytes"])
     assert peaks[1] > 1.5 * peaks[0]
-
-
-def predicted_rows(text, tmp_path, *, error="no kernel"):
-    """The rows of a table whose configurations cannot be predicted, by name."""
-    file = tmp_path / "space.toml"
-    file.write_text(text)
-    space = load_space(str(file))
-    workload = make_workload("cpu", space.workload)
-    named = bind_space(space, workload.legality_context, unavailable={}).named
-    forecasts = [Forecast(config=config, error=error) for config in set(named.values())]
-    answer = of_forecasts(space, workload, forecasts, named, about="")
-    return {row.name: row for row in answer.rows}
-
-
-def test_two_rows_of_one_configuration_have_the_same_prediction(tmp_path):
-    rows = predicted_rows(
-        TABLE.replace('checkpointing = "block"', 'checkpointing = "none"'), tmp_path
-    )
-    assert [row.own.remark for row in rows.values()] == ["no kernel"] * 2
-
-
-def test_a_row_that_is_not_legal_here_says_so(tmp_path):
-    text = TABLE.replace('checkpointing = "block"', 'optimizer_fusion = "backward"')
-    rows = predicted_rows(
-        text.replace("[workload]", "[workload]\ngradient_clipping = 1.0"), tmp_path
-    )
-    assert [row.own.remark for row in rows.values()] == ["no kernel", "cannot be trained here"]

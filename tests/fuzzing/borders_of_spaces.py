@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES
 from autotune.cli import app
-from autotune.cli.published import of_study, print_reference
+from autotune.cli.published import print_reference
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.spec.config import LegalityContext
 from autotune.spec.model_choice import with_model_config
@@ -176,11 +176,11 @@ class _Tables(Reader):
         assert parse(Reference, json.loads(json.dumps(asdict(space.reference)))) == (
             space.reference
         )
-        answer = of_study(study_view(self._result, space=space))
-        for form in ("table", "json", "markdown"):
+        view = study_view(self._result, space=space)
+        for form in ({}, {"as_json": True}, {"as_markdown": True}):
             out = io.StringIO()
             with contextlib.redirect_stdout(out):
-                print_reference(answer, form=form)
+                print_reference(view, **form)
             yield out.getvalue()
 
 
@@ -206,7 +206,7 @@ PUBLISHED_TABLE = Border(
     modules=(
         "spec/published_table.py",
         "analysis/published_comparison.py",
-        "reporting/published_rows.py",
+        "cli/published.py",
     ),
 )
 

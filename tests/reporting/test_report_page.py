@@ -18,7 +18,6 @@ from tests.building.reports import (
     hostile_view,
     nothing_view,
     plain_view,
-    published_view,
     report_of,
     view_of,
 )
@@ -210,25 +209,3 @@ def test_everything_is_in_the_page_without_javascript(documents):
         "Cannot be combined",
     ):
         assert text in documents["plain"].text
-
-
-def test_a_published_table_is_compared_with_the_rows_of_the_study():
-    document = Document(page(report_of(published_view())))
-    assert "Comparison with the published table" in document.text
-    assert "Published: a paper, on one GPU." in document.text
-    assert {"id": "published", "class": "card"}.items() <= next(
-        attributes.items()
-        for attributes in document.all("section")
-        if attributes["id"] == "published"
-    )
-
-
-def test_a_study_without_a_published_table_has_no_such_part(documents):
-    assert "published" not in {attributes["id"] for attributes in documents["plain"].all("section")}
-
-
-def test_hostile_text_in_a_published_table_adds_no_element():
-    hostile, plain = (
-        Document(page(report_of(published_view(words)))) for words in (HOSTILE, "a paper")
-    )
-    assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in plain.elements]

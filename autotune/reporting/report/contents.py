@@ -7,7 +7,6 @@ from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
-from autotune.reporting import published_rows
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
@@ -55,15 +54,6 @@ class Command:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublishedTable:
-    """The published table of the search space compared with the study, as text."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that the page shows."""
 
@@ -76,8 +66,6 @@ class Report:
     before_training: BeforeTraining | None
     """The first row of the front's table, with pretrained weights."""
     is_cuda: bool
-    published: PublishedTable | None
-    """None if the search space has no table."""
     perplexity_notes: tuple[str, ...]
     """What explains the marks at perplexities."""
     trials: Mapping[str, Any]
@@ -122,7 +110,6 @@ def compute(
         front=front_rows(view),
         before_training=before_training(result),
         is_cuda=result.device.type == "cuda",
-        published=published_table(view),
         perplexity_notes=tuple(perplexity_notes(result.trials)),
         trials=trial_table(view),
         rerun_template=commands.rerun_template(definition),
@@ -145,22 +132,6 @@ def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
     if view.baseline is not None and view.baseline not in records:
         records.append(view.baseline)
     return tuple(_front_row(view, record) for record in records)
-
-
-def published_table(view: StudyView) -> PublishedTable | None:
-    """Return the comparison with the published table, or None if the search space has none."""
-    reference = view.definition.space.reference
-    if reference is None:
-        return None
-    rows = published_rows.compared_rows(view)
-    notes = published_rows.notes(
-        reference, rows, has_published_size=published_rows.has_published_size(view)
-    )
-    return PublishedTable(
-        heads=tuple(published_rows.heads(rows)),
-        rows=tuple(map(tuple, published_rows.cells(rows))),
-        notes=tuple(notes),
-    )
 
 
 def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:

@@ -89,8 +89,6 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
     """Return (id, title) of the sections of the page, in order."""
     sections = [("answer", "Answer"), ("front", "Front")]
     sections += [(figure.id, figure.short_title) for figure in others]
-    if report.published:
-        sections.append(("published", "Published table"))
     sections.append(("trials", "All trials"))
     if report.profiles:
         sections.append(("profiles", "Profiles"))
