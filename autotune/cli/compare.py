@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,15 +12,9 @@ from rich.text import Text
 from autotune import api
 from autotune.cli import completion, options
 from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
-from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
+from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
-from autotune.reporting.trial_text import (
-    format_speed,
-    short_description,
-    short_label,
-    trial_label,
-)
-from autotune.spec.config import TrainingConfig
+from autotune.reporting.trial_text import format_speed, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_decimal, format_percent, format_size
@@ -29,7 +22,6 @@ from autotune.units import format_decimal, format_percent, format_size
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
     from autotune.reporting.figures.comparison import Comparison, Side
-    from autotune.reporting.study_view import StudyView
 
 _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
@@ -107,23 +99,15 @@ def compare(
         print(json.dumps(_to_dict(compared, target.file, matches), indent=2, allow_nan=False))
         return
     console = make_console(sys.stdout)
-    narrow = is_narrow(console)
-    if narrow:
-        console.print(_narrow_table(compared, views))
-        console.print()
-        for side in compared.sides:
-            console.print(_facts(side))
-    else:
-        console.print(_table(compared))
+    console.print(_table(compared))
+    console.print()
+    for side in compared.sides:
+        console.print(_facts(side))
     for sentence in (*compared.scaling, *compared.differences):
         console.print(sentence, markup=False)
     if matches is not None:
         console.print()
-        if narrow:
-            baseline = views[0].definition.baseline_config()
-            console.print(_narrow_matches_table(matches, *studies, baseline=baseline))
-        else:
-            console.print(_matches_table(matches, *studies))
+        console.print(_matches_table(matches, *studies))
     console.print(str(target.file), markup=False, soft_wrap=True)
 
 
@@ -149,35 +133,14 @@ def _summary(side: "Side") -> str:
 
 
 def _table(compared: "Comparison") -> Table:
-    table = Table(box=None, pad_edge=False)
-    columns = ["study", "device", "torch", "cap"]
-    if compared.workloads_differ:
-        columns.append("workload")
-    for column in (*columns, "pick"):
-        table.add_column(column, overflow="fold")
-    for column in ("peak memory", "tokens/s", "perplexity", "saved"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for side in compared.sides:
-        cells = [side.study, side.device, side.torch, format_size(side.cap_bytes)]
-        if compared.workloads_differ:
-            cells.append(side.workload)
-        cells.append(side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}")
-        cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
-        table.add_row(*map(as_text, cells))
-    return table
-
-
-def _narrow_table(compared: "Comparison", views: Sequence["StudyView"]) -> Table:
-    """Return the numbers of the picks; `_facts` has the rest of a study."""
+    """Return the picks and their numbers; `_facts` has the rest of a study."""
     table = Table(box=None, pad_edge=False)
     table.add_column("study", overflow="fold")
     table.add_column("pick", overflow="fold")
-    for column in ("peak", "tokens/s", "perpl.", "saved"):
+    for column in ("peak", "tokens/s", "perplexity", "saved"):
         table.add_column(column, justify="right", no_wrap=True)
-    for side, view in zip(compared.sides, views, strict=True):
-        pick = side.pick_words
-        if view.pick is not None:
-            pick = f"#{view.pick.number} {short_label(view.pick, view.baseline)}"
+    for side in compared.sides:
+        pick = side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}"
         cells = [side.study, pick]
         cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
         table.add_row(*map(as_text, cells))
@@ -185,49 +148,13 @@ def _narrow_table(compared: "Comparison", views: Sequence["StudyView"]) -> Table
 
 
 def _facts(side: "Side") -> Text:
-    """Return on one line what a study ran on and, if it has a pick, all of its configuration."""
+    """Return on one line what a study trained, on which device."""
     text = as_text(f"{side.study}: ", style="bold")
     line = f"{side.workload}; {side.device}, torch {side.torch}, cap {format_size(side.cap_bytes)}"
-    if side.pick is not None:
-        line += f"; pick #{side.pick} {side.pick_words}"
     return text.append_text(as_text(line, style="not bold"))
 
 
-def _matches_table(
-    matches: "tuple[Match, ...]",
-    first: str,
-    other: str,
-) -> Table:
-    """Return a row for each trial of `first`, with what was found in `other`."""
-    table = Table(
-        box=None,
-        pad_edge=False,
-        title=as_text(_matches_title(matches, first, other)),
-        title_justify="left",
-        title_style="bold",
-    )
-    for study in (first, other):
-        table.add_column(as_text(study), overflow="fold")
-        for objective in ("peak", "perplexity"):
-            table.add_column(as_text(objective), justify="right", no_wrap=True)
-    table.add_column("speed", justify="right", no_wrap=True)
-    for match in matches:
-        name = match.trial.name or trial_label(match.trial)
-        cells = [f"#{match.trial.number} {name}", *_objectives(match.trial)]
-        if match.found is None:
-            cells.append("none")
-        else:
-            name = "itself, on the front" if match.found_itself else match.found.config.describe()
-            cells += [f"#{match.found.number} {name}", *_objectives(match.found)]
-            cells.append(_relative_speed(match))
-        table.add_row(*map(as_text, cells))
-    table.caption, table.caption_justify = _SPEED_NOTE.format(place="on the left"), "left"
-    return table
-
-
-def _narrow_matches_table(
-    matches: "tuple[Match, ...]", first: str, other: str, *, baseline: TrainingConfig
-) -> Table:
+def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Table:
     """Return two rows for each trial of `first`: the trial, and what was found in `other`."""
     table = Table(
         box=None,
@@ -237,26 +164,23 @@ def _narrow_matches_table(
         title_style="bold",
     )
     table.add_column(as_text(f"{first}\n  {other}"), overflow="fold")
-    for column in ("peak", "perpl.", "speed"):
+    for column in ("peak", "perplexity", "speed"):
         table.add_column(column, justify="right", no_wrap=True)
     for match in matches:
-        name = match.trial.name or short_description(match.trial.config, baseline)
+        name = match.trial.name or trial_label(match.trial)
         cells = [f"#{match.trial.number} {name}", *_objectives(match.trial), ""]
         table.add_row(*map(as_text, cells))
         if match.found is None:
             table.add_row("  none")
             continue
-        name = "itself, on the front"
-        if not match.found_itself:
-            name = short_description(match.found.config, baseline)
+        name = "itself, on the front" if match.found_itself else match.found.config.describe()
         cells = [f"  #{match.found.number} {name}", *_objectives(match.found)]
         table.add_row(*map(as_text, [*cells, _relative_speed(match)]))
-    note = f"{_SPEED_NOTE.format(place='above')}\n{narrow_note(baseline)}"
-    table.caption, table.caption_justify = note, "left"
+    table.caption, table.caption_justify = _SPEED_NOTE, "left"
     return table
 
 
-_SPEED_NOTE = "speed: relative to the trial {place}, both converted to one run"
+_SPEED_NOTE = "speed: relative to the trial above, both converted to one run"
 
 
 def _matches_title(matches: "tuple[Match, ...]", first: str, other: str) -> str:
