@@ -1,7 +1,8 @@
 """Progress in a notebook: one output of the cell, replaced while a search runs.
 
 Jupyter, JupyterLab, VS Code and Colab show it: an output with an identity that later messages
-update needs no widgets, which Rich's live display would.
+update needs no widgets, which Rich's live display would. Its rows are those of a result's table in
+`reporting/result_html.py`, HTML that a reader can copy into a spreadsheet.
 """
 
 import contextvars

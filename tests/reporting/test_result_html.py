@@ -1,14 +1,12 @@
-"""What a notebook shows of a result: the pick, the front as a figure and a table, every trial."""
+"""What a notebook shows of a result: the pick, the front, every trial."""
 
-import re
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from autotune.reporting.result_html import MOST_ROWS, front_svg, result_html
+from autotune.reporting.result_html import MOST_ROWS, result_html
 from autotune.spec.result import Pick
-from autotune.units import format_size
 from tests.building.results import MIB, out_of_memory, record, study_result
 from tests.building.views import HOSTILE, four_trials, many_trials
 
@@ -42,27 +40,8 @@ def test_it_is_well_formed(result):
     ElementTree.fromstring(result_html(result))
 
 
-def test_the_figure_has_a_mark_and_its_numbers_for_every_trial_with_a_speed(result):
-    svg = front_svg(study_result([*result.trials, out_of_memory(4)], front=(3, 1, 2), pick=PICK))
-    titles = re.findall(r"<circle[^>]*><title>#(\d)", svg)
-    assert sorted(titles) == ["0", "1", "2", "3"]
-
-
-def test_the_figure_shows_the_cap(result):
-    assert f"cap {format_size(256 * MIB)}" in front_svg(result)
-
-
-def test_everything_in_the_figure_is_within_it(result):
-    root = ElementTree.fromstring(front_svg(result))
-    width, height = map(float, root.attrib["viewBox"].split()[2:])
-    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
-        assert 0 < float(circle.attrib["cx"]) < width
-        assert 0 < float(circle.attrib["cy"]) < height
-
-
-def test_a_study_without_a_speed_has_no_figure_and_says_why_there_is_no_pick():
+def test_a_study_without_a_pick_says_why():
     html = result_html(study_result([out_of_memory(0)]))
-    assert "<svg" not in html
     assert "Nothing that was tried trains under" in html
 
 
