@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput
+from autotune.spec.limits import NeededBytes, Perplexity, Speed
 from autotune.spec.prediction import check_release
 from autotune.spec.schema import Schema
-from autotune.units import is_positive_number, parse_size
+from autotune.units import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figures(Schema):
     """The three objectives of one configuration; None: not published."""
 
-    peak_memory_bytes: int | None = None
-    tokens_per_second: float | None = None
-    perplexity: float | None = None
+    peak_memory_bytes: NeededBytes | None = None
+    tokens_per_second: Speed | None = None
+    perplexity: Perplexity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,33 +47,40 @@ class Reference(Schema):
         return table
 
 
-KEYS = ("source", "measured_on", "torch", "control", "rows")
 ROW_KEYS = {
     "peak_memory": "peak_memory_bytes",
     "tokens_per_second": "tokens_per_second",
     "perplexity": "perplexity",
 }
+_KEYS_HINT = (
+    "source, measured_on, torch and control are texts; a row may have peak_memory, such as "
+    '"21GiB", and the numbers tokens_per_second and perplexity, above 0'
+)
 
 
 def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Reference:
-    """Check the [reference] table of a search-space file and return it.
+    """Returns the [reference] table of a search-space file, checked.
 
     `names` are the names of the file's configurations. Raises InvalidInput.
     """
-    _check_keys(table, KEYS, where="reference")
-    for key in ("source", "measured_on", "control"):
-        _check_text(key, table.get(key))
-    if table.get("torch") is not None:
-        _check_text("torch", table["torch"])
-        check_release(table["torch"])
+    # It imports pydantic, which few search spaces need.
+    from autotune.spec.reading import parse  # noqa: PLC0415
+
     rows = table.get("rows")
     if not isinstance(rows, Mapping) or not rows:
         raise InvalidInput(
             "reference.rows is missing",
             hint='write [reference.rows] and below it control = { peak_memory = "21GiB" }',
         )
+    figures = {name: _figures(name, row) for name, row in rows.items()}
+    try:
+        reference = parse(Reference, {**table, "rows": figures})
+    except ValueError as error:
+        raise InvalidInput(f"the table cannot be read: {error}", hint=_KEYS_HINT) from None
+    if reference.torch is not None:
+        check_release(reference.torch)
     known = list(names)
-    for name in (*rows, table["control"]):
+    for name in (*rows, reference.control):
         if name not in known:
             if known:
                 hint = f"the configurations are {', '.join(known)}"
@@ -81,31 +89,26 @@ def read_reference(table: Mapping[str, Any], *, names: Iterable[str]) -> Referen
             raise InvalidInput(
                 f"reference names {name!r}, but there is no configuration of that name", hint=hint
             )
-    if table["control"] not in rows:
+    if reference.control not in rows:
         raise InvalidInput(
-            f"reference.rows has no row for its control, {table['control']!r}",
+            f"reference.rows has no row for its control, {reference.control!r}",
             hint="add that row",
         )
-    figures = {name: _figures(name, row) for name, row in rows.items()}
-    return Reference(**{**table, "rows": figures})
+    return reference
 
 
-def _figures(name: str, row: Any) -> Figures:
-    _check_keys(row, ROW_KEYS, where=f"reference.rows.{name}")
-    for key, value in row.items():
-        if key == "peak_memory":
-            _check_text(f"rows.{name}.{key}", value)
-        elif not is_positive_number(value):
-            raise InvalidInput(
-                f"reference.rows.{name}.{key} = {value!r} is not possible",
-                hint="use a number above 0",
-            )
-    size = row.get("peak_memory")
-    return Figures(
-        peak_memory_bytes=None if size is None else parse_size(size),
-        tokens_per_second=row.get("tokens_per_second"),
-        perplexity=row.get("perplexity"),
-    )
+def _figures(name: str, row: Any) -> Any:
+    """Returns a row with its size in bytes."""
+    if not isinstance(row, Mapping) or "peak_memory" not in row:
+        return row
+    size = row["peak_memory"]
+    if not isinstance(size, str):
+        raise InvalidInput(
+            f"reference.rows.{name}.peak_memory = {size!r} is not a string",
+            hint='write peak_memory = "21GiB"',
+        )
+    others = {key: value for key, value in row.items() if key != "peak_memory"}
+    return {**others, "peak_memory_bytes": parse_size(size)}
 
 
 def _row_table(row: Figures) -> dict[str, Any]:
@@ -113,22 +116,3 @@ def _row_table(row: Figures) -> dict[str, Any]:
     if values["peak_memory"] is not None:
         values["peak_memory"] = str(values["peak_memory"])
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _check_keys(given: Any, known: Iterable[str], *, where: str) -> None:
-    if not isinstance(given, Mapping):
-        raise InvalidInput(
-            f"{where} = {given!r} is not a table", hint=f"its keys are {', '.join(known)}"
-        )
-    for key in given:
-        if key not in known:
-            raise InvalidInput(
-                f"unknown key {key!r} in {where}", hint=f"its keys are {', '.join(known)}"
-            )
-
-
-def _check_text(key: str, value: object) -> None:
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(
-            f"reference.{key} = {value!r} is not a string", hint=f'write {key} = "..."'
-        )
