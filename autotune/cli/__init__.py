@@ -13,7 +13,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -21,14 +20,13 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from autotune import __version__
-from autotune.cli.lazy import LazyCommand, LazyGroup
+from autotune.cli.lazy import SOURCES_OF_DEFAULTS, LazyCommand, LazyGroup
 from autotune.cli.lines import on_one_line, print_line, print_warning
 from autotune.errors import (
     AutotuneError,
     InvalidInput,
     OutputLost,
     missing_parallelism,
-    near_misses,
 )
 from autotune.printable import printable
 from autotune.standard_streams import protect_streams
@@ -39,14 +37,6 @@ _PROGRAM = "autotune"
 
 class _Commands(LazyGroup):
     """All commands, each with the first sentence of its own help."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Take the name of a shell after the options of completion, which need none."""
-        if args and args[0].startswith(("--install-completion", "--show-completion")):
-            option, *named = [*args[0].split("=", 1), *args[1:]]
-            if len(named) == 1 and not named[0].startswith("-"):
-                ctx.obj, args = named[0], [option]
-        return super().parse_args(ctx, args)
 
     lazy_commands = (
         LazyCommand(
@@ -144,32 +134,12 @@ class _Commands(LazyGroup):
             help="List the studies of a database; with a subcommand, check, export or import them.",
         ),
     )
-    meant_by = MappingProxyType(
-        {
-            "run": "autotune search",
-            "train": "autotune search",
-            "tune": "autotune search",
-            "list": "autotune studies",
-            "ls": "autotune studies",
-            "results": "autotune show",
-            "import": "autotune studies import",
-            "check": "autotune studies check",
-            "help": "autotune --help",
-            "version": "autotune --version",
-            "server": "autotune serve",
-            "tokens": "autotune serve tokens",
-            "searches": "autotune queue",
-            "follow": "autotune watch",
-            "stop": "autotune cancel",
-        }
-    )
 
 
 app = typer.Typer(
     name=_PROGRAM,
     cls=_Commands,
     help="Find the fastest way to train a model within your GPU memory, by short real trainings.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     # Plain help starts faster, never cuts option names and prints brackets as they are written.
     rich_markup_mode=None,
@@ -186,27 +156,9 @@ def root(
         "--no-defaults",
         help="Leave out the defaults of autotune.toml, pyproject.toml and the environment.",
     ),
-    install_completion: bool = typer.Option(
-        False,
-        "--install-completion",
-        help="Install completion for your shell, or for the one named next: bash, zsh or fish.",
-    ),
-    show_completion: bool = typer.Option(
-        False,
-        "--show-completion",
-        help="Print the script that completes commands in your shell, or in the one named next.",
-    ),
 ) -> None:
     if version:
         print(__version__)
-        raise typer.Exit
-    if install_completion or show_completion:
-        from autotune.cli import completion  # noqa: PLC0415  # help and commands do without
-
-        if install_completion:
-            completion.install(context.obj)
-        else:
-            completion.show(context.obj)
         raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -234,10 +186,6 @@ def main() -> None:
 def _run() -> int:
     """Run the command of this process; return its exit code, with the error on stderr."""
     try:
-        if os.environ.get(f"_{_PROGRAM.upper()}_COMPLETE"):
-            from autotune.cli.completion import answer  # noqa: PLC0415  # only a shell's key does
-
-            answer(_command())
         return _command()(prog_name=_PROGRAM, standalone_mode=False) or 0
     except OutputLost as lost:
         return _report_lost(lost, 0)
@@ -245,10 +193,9 @@ def _run() -> int:
         print_error(error.message, error.hint)
         return error.exit_code
     except TyperException as error:
-        # Its own text for an unknown option would end in suggestions, which are in the hint here.
-        message = error.message if hasattr(error, "possibilities") else error.format_message()
-        if message:  # it is empty where typer has printed the help instead
-            print_error(*_invalid_number(error) or (" ".join(message.split()), _usage_hint(error)))
+        message = " ".join(error.format_message().split())
+        message, hint = _invalid_number(error) or (message, _usage_hint(error))
+        print_error(_source_of_default(error) + message, hint)
         return 2
     except typer.Abort:
         return 130
@@ -280,6 +227,16 @@ def print_error(message: str, hint: str) -> None:
     print_line(f"error: {on_one_line(message)}", to_stderr=True)
     if hint:
         print_line(f"hint: {on_one_line(hint)}", to_stderr=True)
+
+
+def _source_of_default(error: TyperException) -> str:
+    """Return `FILE: ` where the value that is wrong is a default from there, else nothing."""
+    context = getattr(error, "ctx", None)
+    parameter = getattr(error, "param", None)
+    if context is None or parameter is None:
+        return ""
+    source = context.meta.get(SOURCES_OF_DEFAULTS, {}).get(parameter.name)
+    return f"{source}: " if source else ""
 
 
 _NUMBERS = {"int": "a whole number", "float": "a number, with a point for decimals"}
@@ -314,7 +271,7 @@ _AT_LEAST_ONE = ("--trials", "--seeds", "--workers", "--steps", "--layers", "--w
 
 
 def _usage_hint(error: TyperException) -> str:
-    """Return the options that an unknown one resembles, and where the help is."""
+    """Return the help of an argument that is missing, and where the help of the command is."""
     context = getattr(error, "ctx", None)
     if context is None:
         return f"see {_PROGRAM} --help"
@@ -322,13 +279,4 @@ def _usage_hint(error: TyperException) -> str:
     missing = getattr(error, "param", None) if "Missing" in error.format_message() else None
     if missing is not None and getattr(missing, "help", None):
         return f"{missing.help} For more {otherwise}"
-    unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
-    if unknown is None:
-        return otherwise
-    if missing := missing_parallelism(unknown):
-        return missing
-    parameters = context.command.get_params(context)
-    options = [name for each in parameters for name in (*each.opts, *each.secondary_opts)]
-    names = [name.removeprefix("--") for name in options if name.startswith("--")]
-    near = [f"--{name}" for name in near_misses(unknown.lstrip("-"), names)]
-    return f"did you mean {' or '.join(near)}? otherwise {otherwise}" if near else otherwise
+    return missing_parallelism(getattr(error, "option_name", "")) or otherwise

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import completion, options
+from autotune.cli import options
 from autotune.cli.search_run import run_with_display
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.study.confirmation.request import confirmation_request
@@ -19,7 +19,6 @@ def confirm(
             "--trial",
             rich_help_panel=EVERYDAY,
             metavar="N",
-            autocompletion=completion.trials,
             help="Measure only this trial. [default: the pick, the front, and what may be as good]",
         ),
     ] = None,

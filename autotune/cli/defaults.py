@@ -5,19 +5,21 @@ for every command that has the option in the same meaning. A table of the name o
 `[predict]`, has options of that command. What stands on the command line comes first, then
 `AUTOTUNE_DEFAULT_MAX_MEM` of the environment, then the file, then what is built in.
 
+They are Click's `default_map` of the command, which checks a value as if it stood on the command
+line.
+
 A file that merely lies in a folder, such as one of a repository that was just cloned, must not run
 code, and must not say which files are written: such keys are rejected.
 """
 
 import os
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.lazy import SOURCES_OF_DEFAULTS
 from autotune.cli.lines import on_one_line, print_line
-from autotune.errors import InvalidInput, near_misses, suggestion
+from autotune.errors import InvalidInput, suggestion
 from autotune.spec.user_code import SET_BY_SCRIPT, is_function_reference
 from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
 from autotune.spec.workload_settings import OF_ONE_DATASET
@@ -26,9 +28,8 @@ FILE = "autotune.toml"
 PROJECT_FILE = "pyproject.toml"
 VARIABLE = "AUTOTUNE_DEFAULT_"
 """Begins the names of environment variables; `AUTOTUNE_DEFAULT_TRIALS` is for `--trials`."""
+ENVIRONMENT = "the environment"
 WITHOUT = "leave all defaults out with autotune --no-defaults"
-APPLIED = "autotune:defaults"
-"""The key of a context's `meta` that says whether a default applies to the command."""
 
 _WORKLOAD = {option.parameter for option in WORKLOAD_OPTIONS.values()}
 _SIZES = {WORKLOAD_OPTIONS[name].parameter for name in SIZE_SETTINGS}
@@ -76,40 +77,12 @@ REJECTED_IN_FILES = {
     "plot": "would choose which files are written",
     "force": "would choose which files are written",
 }
-_SWITCHES = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Default:
-    """A value for an option, and where it comes from."""
-
-    source: str
-    """A file, or "the environment"."""
-    option: Any
-    """The option of the command, as typer has it."""
-    value: Any
-    is_of_command: bool = False
-    """Whether it stands in the table of one command, and not at the top."""
-
-    @property
-    def arguments(self) -> list[str]:
-        """The arguments that set the same; none for a switch that is left off."""
-        flag = next(str(name) for name in self.option.opts if name.startswith("--"))
-        if self.option.is_flag:
-            return [flag] if self.value else list(self.option.secondary_opts)
-        values = self.value if self.option.multiple else [self.value]
-        if self.option.name == "server":
-            values = [_without_token(value) for value in values]
-        return [word for value in values for word in (flag, str(value))]
 
 
 def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[str, Any]:
-    """Return {parameter: value} of the defaults that apply to a command line, and print them.
+    """Return {parameter: value} of the defaults that apply to a command line.
 
-    Raises InvalidInput for a file, key, variable or value that is invalid.
+    Raises InvalidInput for a file that is invalid and for keys that are no options.
     """
     if parent is None or parent.find_root().params.get("no_defaults"):
         return {}
@@ -118,40 +91,31 @@ def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[
     given = {known for known in [*tried.params, "help"] if _is_given(tried, known)}
     if "help" in given:
         return {}
-    commands = parent.find_root().command.commands
-    of_command = tried.command_path.split()[1]
-    applied: dict[str, Default] = {}
-    for default in (*_of_files(commands, of_command), *_of_environment(commands)):
-        option = _options(command).get(default.option.name)
-        is_meant = default.is_of_command or of_command == "search"
-        if option is not None and (is_meant or option.name in SHARED):
-            applied[option.name] = replace(default, option=option)
     excluded = given.union(*(_EXCLUDED.get(option, set()) for option in given))
-    applied = {
-        option: default
-        for option, default in applied.items()
-        if option not in excluded and default.arguments
-    }
-    _print(applied.values())
-    parent.meta[APPLIED] = bool(applied)
-    return {option: default.value for option, default in applied.items()}
+    options = _options(command)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    of_command = tried.command_path.split()[1]
+    for source, found in _tables(parent.find_root().command.commands, of_command):
+        for option, value in found.items():
+            if option in options and option not in excluded:
+                values[option] = _as_typed(value, options[option])
+                sources[option] = source
+    parent.meta[SOURCES_OF_DEFAULTS] = sources
+    return values
 
 
-def _without_token(server: str) -> str:
-    """Return the URL of a server as it may be printed. Raises InvalidInput."""
-    from autotune.client.address import server_address  # noqa: PLC0415  # only with a server
+def print_defaults(context: Any) -> None:
+    """Print what applies to a command on stderr, a server without the token in its URL."""
+    sources = context.meta.get(SOURCES_OF_DEFAULTS, {})
+    values = dict(context.default_map or {})
+    if "server" in values:
+        from autotune.client.address import server_address  # noqa: PLC0415  # only with a server
 
-    return server_address(server).url
-
-
-def _print(applied: Iterable[Default]) -> None:
-    """Print one line on stderr for each source, with the arguments that would set the same."""
-    by_source: dict[str, list[str]] = {}
-    for default in applied:
-        by_source.setdefault(default.source, []).extend(default.arguments)
-    for source, arguments in by_source.items():
-        line = f"defaults from {source}: {shlex.join(arguments)}"
-        print_line(on_one_line(line), to_stderr=True)
+        values["server"] = server_address(values["server"]).url
+    for source in dict.fromkeys(sources.values()):
+        listed = [f"{_key(name)} = {values[name]}" for name in values if sources[name] == source]
+        print_line(on_one_line(f"defaults from {source}: {', '.join(listed)}"), to_stderr=True)
 
 
 def _is_given(context: Any, parameter: str) -> bool:
@@ -163,103 +127,68 @@ def _options(command: Any) -> dict[str, Any]:
     return {each.name: each for each in command.params if each.param_type_name == "option"}
 
 
-# -- the environment -------------------------------------------------------------------------------
-
-
-def _of_environment(commands: Mapping[str, Any]) -> Iterator[Default]:
-    found = {name: text for name, text in os.environ.items() if name.startswith(VARIABLE)}
-    if not found:
-        return
-    known = {f"{VARIABLE}{name.upper()}": each for name, each in _options_of_search(commands)}
-    for name, text in found.items():
-        if name not in known:
-            hint = f"remove it, or {WITHOUT}"
-            near = near_misses(name.removeprefix(VARIABLE), [key[len(VARIABLE) :] for key in known])
-            if near:
-                hint = f"did you mean {VARIABLE}{near[0]}? otherwise {hint}"
-            raise InvalidInput(f"the variable {name} sets no option of autotune search", hint=hint)
-        if text:
-            value = _read(text, known[name])
-            yield Default(
-                source="the environment",
-                option=known[name],
-                value=_checked(value, known[name], f"{name} = {text!r}"),
-            )
-
-
-def _read(text: str, option: Any) -> Any:
-    """Return the value that a text of the environment means, or the text if it means none."""
-    if option.is_flag:
-        return _SWITCHES.get(text.lower(), text)
+def _as_typed(value: Any, option: Any) -> Any:
+    """Return the value as it would come from the command line: as text, or as a list of texts."""
     if option.multiple:
-        return text.split()
-    kind = option.type_descriptor.annotation
-    if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            return text
-    return text
+        return value.split() if isinstance(value, str) else value
+    return value if option.is_flag else str(value)
 
 
-# -- files -----------------------------------------------------------------------------------------
-
-
-def _of_files(commands: Mapping[str, Any], of_command: str) -> Iterator[Default]:
-    """Yield what the nearest file says for all commands, and then what it says for this one."""
-    found = nearest_file()
-    if found is None:
-        return
-    file, content = found
-    common = dict(_options_of_search(commands))
-    tables = {key: value for key, value in content.items() if key in commands}
-    keys = {key: value for key, value in content.items() if key not in commands}
-    yield from _of_table(file, keys, common, known=[*map(_key, common), *commands], where="")
-    for key, table in tables.items():
-        if not isinstance(table, dict):
+def _tables(commands: Mapping[str, Any], of_command: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return (source, {parameter: value}) of all defaults for a command; the last one counts."""
+    of_search = _options(commands["search"].load())
+    file, content = nearest_file() or (Path(FILE), {})
+    top = {key: value for key, value in content.items() if key not in commands}
+    own = content.get(of_command, {})
+    for key, table in content.items():
+        if key in commands and not isinstance(table, dict):
             raise InvalidInput(
                 f"{file}: {key} = {table!r} is not a table",
                 hint=f"write [{key}] with its options below it, or {WITHOUT}",
             )
-    if of_command in tables:
-        own = _options(commands[of_command].load())
-        of_table = _of_table(
-            file, tables[of_command], own, known=[*map(_key, own)], where=f"{of_command}."
-        )
-        for default in of_table:
-            yield replace(default, is_of_command=True)
+    environment = {
+        _key(name.removeprefix(VARIABLE).lower()): text
+        for name, text in os.environ.items()
+        if name.startswith(VARIABLE) and text
+    }
+    return [
+        (str(file), _meant(_of_file(file, top, [*of_search, *commands]), of_command)),
+        (str(file), _of_file(file, own, [*_options(commands[of_command].load())])),
+        (ENVIRONMENT, _meant(_known(ENVIRONMENT, environment, [*of_search]), of_command)),
+    ]
 
 
-def _of_table(
-    file: Path,
-    table: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    known: list[str],
-    where: str,
-) -> Iterator[Default]:
-    for key, given in table.items():
-        name = key.replace("-", "_")
-        if name not in options or key.startswith("-"):
-            hint = suggestion(key, known, otherwise=f"remove it, or {WITHOUT}")
-            raise InvalidInput(f"{file}: there is no option {where}{key}", hint=hint)
-        what = f"{file}: {where}{key} = {given!r}"
-        value = _checked(given, options[name], what)
-        _check_harmless(name, value, what)
+def _meant(values: dict[str, Any], of_command: str) -> dict[str, Any]:
+    """Return the defaults of a search that mean the same in another command."""
+    if of_command == "search":
+        return values
+    return {name: value for name, value in values.items() if name in SHARED}
+
+
+def _of_file(file: Path, table: Mapping[str, Any], known: list[str]) -> dict[str, Any]:
+    values = _known(str(file), table, known)
+    for name, value in values.items():
+        _check_harmless(name, str(value), f"{file}: {_key(name)} = {value!r}")
         if name in _OF_PATHS:
-            value = _below(file.parent, value)
-        yield Default(source=str(file), option=options[name], value=value)
+            values[name] = _below(file.parent, str(value))
+    return values
 
 
-def _options_of_search(commands: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return list(_options(commands["search"].load()).items())
+def _known(source: str, table: Mapping[str, Any], known: list[str]) -> dict[str, Any]:
+    """Return {parameter: value} of a table. Raises InvalidInput for a key that is no option."""
+    names = [_key(name) for name in known]
+    for key in table:
+        if _key(key) not in names:
+            hint = suggestion(key, names, otherwise=f"remove it, or {WITHOUT}")
+            raise InvalidInput(f"{source}: there is no option {key}", hint=hint)
+    return {key.replace("-", "_"): value for key, value in table.items()}
 
 
 def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _check_harmless(name: str, value: Any, what: str) -> None:
+def _check_harmless(name: str, value: str, what: str) -> None:
     """Raise InvalidInput for what a file that only lies in a folder may not decide."""
     why = REJECTED_IN_FILES.get(name)
     if name == "model" and is_function_reference(value):
@@ -277,32 +206,6 @@ def _below(folder: Path, value: str) -> str:
     if looks_like_path and not os.path.isabs(value) and (folder / value).exists():
         return os.path.relpath(folder / value)
     return value
-
-
-def _checked(value: Any, option: Any, what: str) -> Any:
-    """Return the value as the command takes it. Raises InvalidInput for one of another type."""
-    if option.is_flag:
-        if isinstance(value, bool):
-            return value
-        raise InvalidInput(f"{what} is not a switch", hint="write true or false")
-    if option.multiple:
-        values = [value] if isinstance(value, str) else value
-        if isinstance(values, list) and all(isinstance(each, str) for each in values):
-            return values
-        raise InvalidInput(f"{what} is not a list of texts", hint='write ["...", "..."]')
-    kind = option.type_descriptor.annotation
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        if is_number and not isinstance(value, float):
-            return value
-        raise InvalidInput(f"{what} is not a whole number", hint="write a number without quotes")
-    if kind is float:
-        if is_number:
-            return value
-        raise InvalidInput(f"{what} is not a number", hint="write a number without quotes")
-    if isinstance(value, str) or is_number:
-        return str(value)
-    raise InvalidInput(f"{what} is not a text", hint='write it between quotes: "..."')
 
 
 def nearest_file() -> tuple[Path, dict[str, Any]] | None:

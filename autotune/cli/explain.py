@@ -38,7 +38,6 @@ def explain(
         int | None,
         typer.Argument(
             metavar="TRIAL",
-            autocompletion=completion.trials,
             help="Number of a trial of the study. [default: the study's pick]",
         ),
     ] = None,
@@ -57,7 +56,6 @@ def explain(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="ROW",
-            autocompletion=completion.configurations,
             help="Name of the configuration, with --space.",
         ),
     ] = None,

@@ -36,7 +36,6 @@ def export(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="NUMBER",
-            autocompletion=completion.trials,
             help="Number of the trial. [default: the study's pick]",
             min=0,
         ),

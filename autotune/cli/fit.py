@@ -57,7 +57,6 @@ def fit(
         typer.Option(
             rich_help_panel=EVERYDAY,
             metavar="NUMBER",
-            autocompletion=completion.trials,
             help="Take the configuration of this trial of the study. [default: the study's pick]",
         ),
     ] = None,

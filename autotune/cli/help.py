@@ -1,8 +1,7 @@
 """How the help of a command is written: options under headings, examples, whole sentences.
 
-Typer's own panels need rich's markup, which cuts the names of options and swallows brackets. An
-option still carries the heading of its group as typer's `rich_help_panel`; here Click's formatter
-writes it.
+An option carries its heading as typer's `rich_help_panel`. typer's own panels cut names of options
+at 80 columns, so that Click's plain formatter writes them here.
 """
 
 import shlex
@@ -18,7 +17,7 @@ MOST_UNGROUPED = 12
 """A command with more options than this has them under the headings of their groups."""
 AFTER_SEPARATOR = "after_separator"
 """Key of a context's `meta`: how many arguments stand after `--`, which parsing removes."""
-_OTHER = "Other options"
+_OTHER = "Options"
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for each hyphen while lines are wrapped, so that no name of an option is divided."""
 
@@ -154,12 +153,6 @@ class HelpfulCommand(TyperCommand):
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        if extra.get("resilient_parsing") and args and self._takes_value(args[-1]):
-            # A shell completes the value of the last option. Without the value, parsing would end
-            # there, and the arguments before it would not be known.
-            args = args[:-1]
-        if not extra.get("resilient_parsing"):
-            self._check_synonyms(args)
         # Parsing empties the list.
         after_separator = len(args) - args.index("--") - 1 if "--" in args else 0
         context = super().make_context(
@@ -169,34 +162,6 @@ class HelpfulCommand(TyperCommand):
             raise _unexpected_argument(context)
         context.meta[AFTER_SEPARATOR] = after_separator
         return context
-
-    def _check_synonyms(self, args: Sequence[str]) -> None:
-        """Raise InvalidInput where two names of one option are given different values.
-
-        Parsing would take the last one.
-        """
-        given = list(args)
-        if "--" in given:
-            given = given[: given.index("--")]
-        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
-        for option in options:
-            names = [name for name in option.opts if name.startswith("--")]
-            if option.is_flag or len(names) < 2:
-                continue
-            values: dict[str, str] = {}
-            for position, word in enumerate(given):
-                name, equals, value = word.partition("=")
-                if name in names and (equals or position + 1 < len(given)):
-                    values[name] = value if equals else given[position + 1]
-            if len(set(values.values())) > 1:
-                listed = " and ".join(f"{name} {value}" for name, value in values.items())
-                raise InvalidInput(
-                    f"{listed} give one setting two values", hint="give only one of them"
-                )
-
-    def _takes_value(self, word: str) -> bool:
-        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
-        return any(word in option.opts and not option.is_flag for option in options)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(_HYPHEN, "-")
@@ -237,17 +202,10 @@ class HelpfulGroup(TyperGroup):
         self.format_commands(ctx, formatter)
         _write_parameters(self, ctx, formatter)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        commands = [self.commands[name] for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(command.name, command.help or "") for command in commands])
-
 
 def _write_examples(ctx: Any, formatter: Any) -> None:
     """Write the examples of a command, each on one line that can be copied whole."""
-    examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
-    if not examples:
-        return
+    examples = EXAMPLES[ctx.command_path.partition(" ")[2]]
     width = max(len(line) for line, _ in examples)
     with formatter.section("Examples"):
         for line, purpose in examples:
@@ -255,24 +213,19 @@ def _write_examples(ctx: Any, formatter: Any) -> None:
 
 
 def _write_parameters(command: Any, ctx: Any, formatter: Any) -> None:
-    arguments = []
-    options = []
-    for parameter in command.get_params(ctx):
+    parameters = command.get_params(ctx)
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in parameters:
         record = parameter.get_help_record(ctx)
-        if record is None:  # it is hidden
-            continue
-        name, text = (part.replace("-", _HYPHEN) for part in record)
+        heading = _OTHER
         if parameter.param_type_name == "argument":
-            arguments.append((name, text))
-        else:
-            options.append((parameter.rich_help_panel or _OTHER, (name, text)))
-    sections = {"Arguments": arguments}
-    if len(options) <= MOST_UNGROUPED:
-        sections["Options"] = [row for _, row in options]
-    else:
-        for group in (*GROUPS, _OTHER):
-            sections[group] = [row for heading, row in options if heading == group]
-    for heading, rows in sections.items():
-        if rows:
+            heading = "Arguments"
+        elif parameter.rich_help_panel and len(parameters) > MOST_UNGROUPED:
+            heading = parameter.rich_help_panel
+        if record is not None:  # it is not hidden
+            name, text = (part.replace("-", _HYPHEN) for part in record)
+            sections.setdefault(heading, []).append((name, text))
+    for heading in ("Arguments", *GROUPS, _OTHER):
+        if heading in sections:
             with formatter.section(heading):
-                formatter.write_dl(rows)
+                formatter.write_dl(sections[heading])

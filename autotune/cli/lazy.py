@@ -1,7 +1,7 @@
 """Commands that are imported when they are used, so that `autotune --help` stays fast."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -10,7 +10,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
-from autotune.errors import InvalidInput, StudyMismatch, near_misses
+
+SOURCES_OF_DEFAULTS = "autotune:sources_of_defaults"
+"""The key of a context's `meta` for {parameter: the file of its default, or the environment}."""
 
 
 class LazyCommand(TyperCommand):
@@ -21,7 +23,7 @@ class LazyCommand(TyperCommand):
 
     def __init__(self, name: str, source: str, help: str) -> None:
         """`source` is `module:name` of a function or, for a group, of a `typer.Typer`."""
-        super().__init__(name, help=help)
+        super().__init__(name, help=help, short_help=help)
         self._source = source
 
     def load(self) -> TyperCommand | TyperGroup:
@@ -38,12 +40,15 @@ class LazyCommand(TyperCommand):
         Options that are not given have the user's defaults (`defaults.py`).
         """
         command = self.load()
-        if not extra.get("resilient_parsing"):
-            # This imports the declared options, which the list of commands does without.
-            from autotune.cli.defaults import defaults_for  # noqa: PLC0415
+        if extra.get("resilient_parsing"):
+            return command.make_context(info_name, args, parent, **extra)
+        # This imports the declared options, which the list of commands does without.
+        from autotune.cli.defaults import defaults_for, print_defaults  # noqa: PLC0415
 
-            extra["default_map"] = defaults_for(command, info_name, args, parent)
-        return command.make_context(info_name, args, parent, **extra)
+        extra["default_map"] = defaults_for(command, info_name, args, parent)
+        context = command.make_context(info_name, args, parent, **extra)
+        print_defaults(context)
+        return context
 
 
 @functools.cache
@@ -65,36 +70,8 @@ class LazyGroup(HelpfulGroup):
     """A group of `LazyCommand`, in the order of its help."""
 
     lazy_commands: ClassVar[Sequence[LazyCommand]] = ()
-    meant_by: ClassVar[Mapping[str, str]] = {}
-    """{a name that people try: the command that does it, with the name of the program}"""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for command in self.lazy_commands:
             self.add_command(command)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; say it where a study may differ only by the user's defaults."""
-        try:
-            return super().invoke(ctx)
-        except StudyMismatch as error:
-            from autotune.cli.defaults import APPLIED, WITHOUT  # noqa: PLC0415  # as above
-
-            if not ctx.meta.get(APPLIED):
-                raise
-            raise StudyMismatch(error.message, hint=f"{error.hint}; or {WITHOUT}") from None
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return name, command and its arguments. Raises InvalidInput for an unknown command."""
-        name = args[0]
-        is_unknown = name not in self.commands and not name.startswith("-")
-        if is_unknown and not ctx.resilient_parsing:
-            raise InvalidInput(f"there is no command {name!r}", hint=self._hint(name, ctx))
-        return super().resolve_command(ctx, args)
-
-    def _hint(self, name: str, ctx: Any) -> str:
-        otherwise = f"see {ctx.command_path} --help"
-        near = [f"{ctx.command_path} {command}" for command in near_misses(name, self.commands)]
-        if name in self.meant_by:
-            near = [self.meant_by[name]]
-        return f"did you mean {' or '.join(near)}? otherwise {otherwise}" if near else otherwise

@@ -93,7 +93,6 @@ def plot(
         int | None,
         typer.Option(
             "--trial",
-            autocompletion=completion.trials,
             rich_help_panel=THE_FIGURE,
             help="timeline: number of the trial. [default: the pick]",
         ),

@@ -50,7 +50,6 @@ def predict(
         int | None,
         typer.Option(
             rich_help_panel=EVERYDAY,
-            autocompletion=completion.trials,
             help="Number of the trial, with --study.",
         ),
     ] = None,

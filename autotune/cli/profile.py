@@ -9,7 +9,7 @@ from rich.table import Table
 
 from autotune import api
 from autotune.analysis.profile_comparison import compare_profiles
-from autotune.cli import completion, options
+from autotune.cli import options
 from autotune.cli.lines import print_line
 from autotune.cli.server import ServerOption, check_one_place
 from autotune.cli.tables import as_text, make_console
@@ -32,7 +32,6 @@ def profile(
         list[int] | None,
         typer.Argument(
             metavar="[TRIAL]...",
-            autocompletion=completion.trials,
             help="Numbers of trials of the study. [default: the study's pick]",
         ),
     ] = None,

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -51,9 +50,6 @@ class _Commands(LazyGroup):
             "autotune.cli.serve_tokens:app",
             help="Add, list and remove the named tokens of a server's users.",
         ),
-    )
-    meant_by = MappingProxyType(
-        {"token": "autotune serve tokens", "start": "autotune serve", "run": "autotune serve"}
     )
 
 

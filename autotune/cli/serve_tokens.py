@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,16 +34,6 @@ class _Commands(LazyGroup):
             "autotune.cli.serve_tokens:remove",
             help="Make a token invalid at once.",
         ),
-    )
-    meant_by = MappingProxyType(
-        {
-            "revoke": "autotune serve tokens remove",
-            "delete": "autotune serve tokens remove",
-            "rm": "autotune serve tokens remove",
-            "ls": "autotune serve tokens list",
-            "create": "autotune serve tokens add",
-            "new": "autotune serve tokens add",
-        }
     )
 
 

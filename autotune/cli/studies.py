@@ -1,6 +1,5 @@
 """`autotune studies`: list the studies of a database, or check, export, import or trust them."""
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import typer
@@ -43,9 +42,6 @@ class _Commands(LazyGroup):
             "autotune.cli.studies_trust:trust",
             help="Let the script or the Python model of a study run on this machine.",
         ),
-    )
-    meant_by = MappingProxyType(
-        {"list": "autotune studies", "ls": "autotune studies", "show": "autotune show STUDY"}
     )
 
 

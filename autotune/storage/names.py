@@ -1,4 +1,4 @@
-"""The names of studies and the numbers of trials, for a shell that completes them.
+"""The names of studies, for a shell that completes them.
 
 Reads the database of any version and changes nothing: neither a database that is not there nor an
 older one is created or upgraded because somebody pressed a key.
@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from sqlalchemy import Connection, select
 
 from autotune.storage.database import Database, sqlite_file
-from autotune.storage.tables import STUDIES, TRIALS
+from autotune.storage.tables import STUDIES
 
 _BUSY_TIMEOUT_SECONDS = 0.2
 
@@ -24,16 +24,6 @@ def study_names(url: str) -> list[str]:
         if connection is None:
             return []
         return list(connection.scalars(select(STUDIES.c.name).order_by(STUDIES.c.id.desc())))
-
-
-def trial_numbers(url: str, study: str) -> list[int]:
-    """Return the numbers of all trials of a study; none of a database on a server."""
-    with _connected(url) as connection:
-        if connection is None:
-            return []
-        trials = TRIALS.join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-        found = select(TRIALS.c.number).select_from(trials).where(STUDIES.c.name == study)
-        return list(connection.scalars(found.order_by(TRIALS.c.number)))
 
 
 @contextmanager

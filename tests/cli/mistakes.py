@@ -25,7 +25,6 @@ COMMAND_LINES = {
     "": """
         --bogus | frobnicate | --version=3 | --nonesuch search
         --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=x
-        --show-completion tcsh | --show-completion bash zsh
     """,
     "search": r"""
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
@@ -253,7 +252,6 @@ COMMAND_LINES = {
         --sharding x | --sharding zero3 | --devices-per-trial 0 | --devices-per-trial x
         --devices-per-trial 3 | --devices-per-trial 2 --sharding none | --offload disk
         --world-size 3 | --world-size x | --world-size 0
-        --devices-per-trial 2 --world-size 4 | --world-size=4 --devices-per-trial=2
         --devices-per-trial 4 --sharding hsdp --sharding-group 3 | --sharding-group 2
         --devices-per-trial 4 --tensor-parallel 3 | --tensor-parallel 2 | --engine jax
         --gradient-reduction fp16 | --gradient-reduction bf16

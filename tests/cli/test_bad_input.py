@@ -120,7 +120,6 @@ def test_the_error_names_what_is_wrong(arguments, named, rejected):
         ("show x --tolerance speed=5%", "'speed=5%'", "--tolerance speed=0.05"),
         ("show x --max-perplexity-increase 5%", "'5%'", "a share instead of percent: 0.05"),
         ("export x", "--to", "Trainer to export to: pytorch"),
-        ("--show-completion tcsh", "'tcsh'", "bash, zsh or fish"),
         ("search --script a.py b/c.py", "'b/c.py' is no option", "--script a.py ... -- b/c.py"),
         ("search --script a.py x.py -- y", "'x.py' is no option", "--script a.py ... -- x.py y"),
         ("show x 3", "autotune show takes no argument '3'", "autotune explain x 3 shows the peak"),

@@ -1,4 +1,4 @@
-"""Completion in bash, zsh and fish, by the protocol of the scripts, and in a real bash."""
+"""Completion by the protocol of typer's scripts, and in a real bash."""
 
 import os
 import shutil
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.completion import SHELLS
 from autotune.exporters import TARGETS
 from autotune.spec.config import CHOICES
 from autotune.spec.space_content import named_spaces
@@ -51,25 +50,19 @@ def completed(line, *, folder, shell="bash"):
         ("autotune search --max-m", ["--max-mem"]),
         ("autotune search --no-", ["--no-predict", "--no-confirm", "--no-streaming"]),
         ("autotune search --space ", list(named_spaces())),
-        ("autotune search --space peak_memory --scale ", ["full", "small", "tiny"]),
         ("autotune search --sampler ", list(SAMPLERS)),
         ("autotune search --prefer f", ["fastest"]),
         ("autotune search --tokenizer b", ["bytes", "bpe"]),
         ("autotune search --name ", ["second", "first"]),
         ("autotune predict --precision bf16-", ["bf16-mixed", "bf16-true", "bf16-stochastic"]),
-        ("autotune predict --study first --trial ", ["0", "1", "2"]),
         ("autotune fit --vary ", ["layers", "width", "seq-len", "micro-batch", "rank", "devices"]),
         ("autotune fit --attention ", list(CHOICES["attention"])),
-        ("autotune explain second ", ["0"]),
-        ("autotune explain --space peak_memory --name contr", ["control"]),
         ("autotune show ", ["second", "first"]),
         ("autotune show --storage sqlite:///other.db ", ["elsewhere"]),
         ("autotune compare first ", ["second", "first"]),
         ("autotune plot first lad", ["ladder"]),
         ("autotune export first --to ", list(TARGETS)),
-        ("autotune export first --to pytorch --trial ", ["0", "1", "2"]),
         ("autotune confirm ", ["second", "first"]),
-        ("autotune confirm first --trial ", ["0", "1", "2"]),
         ("autotune studies export ", ["second", "first"]),
         ("autotune search --script ", []),  # the shell offers files
         ("autotune show --storage nonsense ", []),
@@ -123,8 +116,8 @@ def test_the_script_works_in_bash(folder, tmp_path):
     program.chmod(0o755)
     script = """
         eval "$(autotune --show-completion)"
-        COMP_WORDS=(autotune show --storage sqlite : ///other.db "")
-        COMP_CWORD=6
+        COMP_WORDS=(autotune show "")
+        COMP_CWORD=2
         _autotune_completion autotune
         printf '%s\\n' "${COMPREPLY[@]}"
     """
@@ -138,33 +131,17 @@ def test_the_script_works_in_bash(folder, tmp_path):
         timeout=120,
         check=False,
     )
-    assert (ended.stdout.split(), ended.stderr) == (["elsewhere"], "")
+    assert (ended.stdout.split(), ended.stderr) == (["second", "first"], "")
 
 
-@pytest.mark.parametrize("line", ["--show-completion {}", "--show-completion={}"])
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_may_be_named(shell, line, tmp_path):
-    ended = run_here(*line.format(shell).split(), folder=tmp_path)
-    assert f"complete_{shell}" in ended.stdout
-
-
-@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_is_installed_in_the_files_of_the_shell(shell, tmp_path, monkeypatch):
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
     ended = run_here("--install-completion", folder=tmp_path, HOME=str(tmp_path))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"{shell} completion is installed in {tmp_path}" in ended.stdout
+    assert f"{shell} completion installed in {tmp_path}" in ended.stdout
     written = "".join(file.read_text() for file in Path(tmp_path).rglob("*") if file.is_file())
     assert f"complete_{shell}" in written
-
-
-@pytest.mark.parametrize("option", ["--install-completion", "--show-completion"])
-def test_an_unknown_shell_is_rejected_in_a_sentence(option, tmp_path, monkeypatch):
-    monkeypatch.setattr("shellingham.detect_shell", lambda: ("tcsh", "/bin/tcsh"))
-    ended = run_here(option, folder=tmp_path, HOME=str(tmp_path))
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "there is no completion for the shell 'tcsh'" in ended.stderr
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_a_terminal_cannot_show_completes_nothing(tmp_path):

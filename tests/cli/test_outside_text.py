@@ -427,7 +427,6 @@ WRITTEN_AS_ASCII_OR_ESCAPED = (
     "reference_markdown",
     "printable",
     "context.get_help",
-    "get_completion_script",
     "tokens.add",
 )
 

@@ -235,10 +235,6 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--world-size", "3", "--global-batch", "4"), "cannot be divided among 3 devices"),
-        (
-            ("--devices-per-trial", "2", "--world-size=4", "--sharding", "ddp"),
-            "--devices-per-trial 2 and --world-size 4 give one setting two values",
-        ),
         (("--max-mem", "8,5GiB"), "is not a memory size"),
         (("--torch", "two"), "'two' is not a release of torch"),
         (("--compute-capability", "9"), "'9' is not a compute capability"),

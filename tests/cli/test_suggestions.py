@@ -23,8 +23,6 @@ def folder(tmp_path_factory):
         ("search --sampler tep", "'tpe'"),
         ("search --prefer fast", "'fastest'"),
         ("search --schedule cosin", "'cosine'"),
-        ("search --trails 5", "--trials"),
-        ("search --max-memory 8GiB", "--max-mem"),
         ("predict --precision bf16", "'bf16-mixed', 'bf16-true' or 'bf16-stochastic'"),
         ("predict --space peak_memory --scale tny", "'tiny'"),
         ("fit --max-mem 8GiB --vary layer", "'layers'"),
@@ -35,11 +33,6 @@ def folder(tmp_path_factory):
         ("show by-hnad", "'by-hand'"),
         ("studies check by-hnad", "'by-hand'"),
         ("studies export by_hand", "'by-hand'"),
-        ("studies list", "autotune studies?"),
-        ("studies chekc", "autotune studies check?"),
-        ("serch", "autotune search or autotune serve?"),
-        ("list", "autotune studies?"),
-        ("--vresion", "--version"),
     ],
 )
 def test_a_near_miss_is_answered_with_what_was_meant(line, near, folder):
@@ -47,6 +40,24 @@ def test_a_near_miss_is_answered_with_what_was_meant(line, near, folder):
     error, hint = ended.stderr.splitlines()
     assert (ended.returncode, error.startswith("error: ")) == (2, True)
     assert f"did you mean {near}" in hint
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("search --trails 5", "--trials"),
+        ("search --max-memory 8GiB", "--max-mem"),
+        ("--vresion", "--version"),
+        ("serch", "'search', 'serve'"),
+        ("studies chekc", "'check'"),
+    ],
+)
+def test_a_misspelt_option_or_command_is_answered_with_near_ones(line, near, folder):
+    ended = run_here(*line.split(), folder=folder)
+    error, hint = ended.stderr.splitlines()
+    assert ended.returncode == 2
+    assert near in error
+    assert "--help" in hint
 
 
 @pytest.mark.parametrize(
