@@ -115,28 +115,41 @@ def on_a_terminal(*arguments, folder, **environment):
 # -- help ------------------------------------------------------------------------------------------
 
 HELP_AND_MODULES = """
-import runpy, sys
-sys.argv = ["autotune", *sys.argv[1:]]
-try:
-    runpy.run_module("autotune", run_name="__main__", alter_sys=True)
-except SystemExit as ended:
-    assert not ended.code, ended.code
-print(*sorted(sys.modules), file=sys.stderr)
+import json, os, runpy, sys
+import autotune.cli
+for arguments in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv = ["autotune", *arguments]
+        try:
+            runpy.run_module("autotune", run_name="__main__", alter_sys=True)
+        except SystemExit as ended:
+            print(json.dumps([arguments, ended.code or 0, *sorted(sys.modules)]), file=sys.stderr)
+        os._exit(0)
+    os.wait()
 """
+HELPS = (["--help"], ["--version"], *([command, "-h"] for command in COMMANDS))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], *([command, "-h"] for command in COMMANDS)], ids=str
-)
-def test_help_loads_nothing_heavy(arguments, folder):
-    program = [sys.executable, "-c", HELP_AND_MODULES, *arguments]
+@pytest.fixture(scope="module")
+def modules_of_helps(folder):
+    """Return {the words of a help: (its exit code, the modules that it imports)}.
+
+    Each help is shown by a fork of one interpreter that has imported only the command line.
+    """
+    program = [sys.executable, "-c", HELP_AND_MODULES, json.dumps(HELPS)]
     ended = subprocess.run(
-        program, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        program, cwd=folder, capture_output=True, text=True, timeout=120, check=True
     )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout
-    assert "autotune.cli" in ended.stderr.split()
-    assert set(HEAVY).isdisjoint(ended.stderr.split())
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    return {tuple(words): (code, set(modules)) for words, code, *modules in lines}
+
+
+@pytest.mark.parametrize("arguments", HELPS, ids=str)
+def test_help_loads_nothing_heavy(arguments, modules_of_helps):
+    code, modules = modules_of_helps[tuple(arguments)]
+    assert code == 0
+    assert "autotune.cli" in modules
+    assert set(HEAVY).isdisjoint(modules)
 
 
 def command_of(name):
@@ -146,24 +159,20 @@ def command_of(name):
     return command.load()
 
 
-def modules_loaded(*arguments, folder):
-    """Return the modules of the command line that `autotune ARGUMENTS` has imported."""
-    program = [sys.executable, "-c", HELP_AND_MODULES, *arguments]
-    ended = subprocess.run(
-        program, cwd=folder, capture_output=True, text=True, timeout=60, check=True
-    )
-    return {name for name in ended.stderr.split() if name.startswith("autotune.cli")}
-
-
-def test_the_list_of_commands_imports_no_command(folder):
-    expected = {"autotune.cli", "autotune.cli.help", "autotune.cli.lazy", "autotune.cli.lines"}
-    assert modules_loaded("--help", folder=folder) == expected
+def test_the_list_of_commands_imports_no_command(modules_of_helps):
+    _, modules = modules_of_helps["--help",]
+    assert {name for name in modules if name.startswith("autotune.cli")} == {
+        "autotune.cli",
+        "autotune.cli.help",
+        "autotune.cli.lazy",
+        "autotune.cli.lines",
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_imports_no_other_command(command, folder):
-    loaded = modules_loaded(command, "-h", folder=folder)
-    assert {f"autotune.cli.{name}" for name in COMMANDS} & loaded == {f"autotune.cli.{command}"}
+def test_a_command_imports_no_other_command(command, modules_of_helps):
+    _, modules = modules_of_helps[command, "-h"]
+    assert {f"autotune.cli.{name}" for name in COMMANDS} & modules == {f"autotune.cli.{command}"}
 
 
 def lazy_commands(group, *path):

@@ -15,6 +15,7 @@ from autotune.errors import AutotuneError, IllegalConfiguration, InvalidInput, S
 from autotune.exporters import TARGETS
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.spec.workload import make_workload
+from tests.building.commands import run_here
 from tests.building.studies import CAP_BYTES, MIB, measured, write_study
 
 MEASUREMENTS = [
@@ -155,18 +156,8 @@ def test_the_same_export_twice_is_no_mistake(folder):
 def test_what_another_export_has_left_is_named(folder):
     Path("mine").mkdir()
     Path("mine/autotune_launch.py").write_text("")
-    command = [
-        sys.executable,
-        "-m",
-        "autotune",
-        "export",
-        "by-hand",
-        "--to",
-        "pytorch",
-        "-o",
-        "mine",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    arguments = ("export", "by-hand", "--to", "pytorch", "-o", "mine")
+    ended = run_here(*arguments, folder=Path.cwd())
     assert "mine also holds autotune_launch.py" in ended.stderr
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from autotune.reporting.figures import FIGURES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
+from tests.building.commands import run_here
 from tests.building.results import study_result
 from tests.building.studies import (
     CAP_BYTES,
@@ -225,31 +225,12 @@ def test_without_a_browser_there_is_one_sentence_and_html_still_works(complaint,
     assert ".html works without" in error
 
 
-WITHOUT_A_PACKAGE = """
-import sys
-sys.modules[sys.argv.pop(1)] = None
-from autotune.cli import main
-sys.argv[0] = "autotune"
-main()
-"""
-
-
-@pytest.mark.parametrize(
-    ("package", "arguments", "extra"),
-    [
-        ("kaleido", ["by-hand", "--out", "figure.png"], "autotune[images]"),
-    ],
-)
-def test_without_a_package_of_an_extra_there_is_one_sentence(
-    package, arguments, extra, run, folder
-):
-    program = [sys.executable, "-c", WITHOUT_A_PACKAGE, package, "plot", *arguments]
-    ended = subprocess.run(
-        program, cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
+def test_without_the_package_of_an_extra_there_is_one_sentence(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    ended = run_here("plot", "by-hand", "--out", "figure.png", folder=folder)
     assert ended.returncode == 2, ended.stderr
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
-    assert extra in ended.stderr
+    assert "autotune[images]" in ended.stderr
 
 
 HALF_A_CHARACTER = "caf\udce9.txt: no such file"
@@ -275,10 +256,6 @@ def test_a_message_with_half_a_character_ends_no_page(command, tmp_path, monkeyp
 def test_a_message_with_half_a_character_ends_no_output(form, tmp_path):
     url = f"sqlite:///{tmp_path}/studies/autotune.db"
     write_study(url, [measured(), Measurement(outcome="crashed", message=HALF_A_CHARACTER)])
-    ended = subprocess.run(
-        [sys.executable, "-m", "autotune", "show", "by-hand", "--storage", url, *form],
-        capture_output=True,
-        check=False,
-    )
+    ended = run_here("show", "by-hand", "--storage", url, *form, folder=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert b"file" in ended.stdout
+    assert "file" in ended.stdout

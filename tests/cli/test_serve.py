@@ -106,15 +106,9 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_packages_of_the_extra_are_named_where_they_are_missing(tmp_path):
-    code = "import sys; sys.modules['uvicorn'] = None; from autotune.cli import main; main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "serve"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_packages_of_the_extra_are_named_where_they_are_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    ended = run_here("serve", folder=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr == (
         'error: autotune serve needs uvicorn\nhint: pip install "autotune[service]"\n'
