@@ -502,8 +502,13 @@ def test_output_to_a_terminal_has_colour(folder):
     assert COLOUR.search(on_a_terminal("show", "by-hand", folder=folder))
 
 
-def test_no_color_takes_the_colour_from_a_terminal(folder):
-    assert not COLOUR.search(on_a_terminal("show", "by-hand", folder=folder, NO_COLOR="1"))
+def test_no_color_takes_the_colour_away(folder):
+    colourful = output("show", "by-hand", folder=folder, TERM="xterm-256color", FORCE_COLOR="1")
+    assert COLOUR.search(colourful)
+    without = output(
+        "show", "by-hand", folder=folder, TERM="xterm-256color", FORCE_COLOR="1", NO_COLOR="1"
+    )
+    assert not COLOUR.search(without)
 
 
 def test_a_reader_that_goes_away_is_no_error(folder):

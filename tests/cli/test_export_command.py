@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -275,7 +273,6 @@ def test_a_mistake_is_one_sentence_with_a_hint(folder, arguments, error, words, 
 
 
 def test_a_mistake_ends_the_command_with_2_and_no_traceback(folder):
-    command = [sys.executable, "-m", "autotune", "export", "by-hand", "--to", "nothing"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_here("export", "by-hand", "--to", "nothing", folder=Path.cwd())
     assert (ended.returncode, ended.stdout) == (2, "")
     assert [line.partition(":")[0] for line in ended.stderr.splitlines()] == ["error", "hint"]
