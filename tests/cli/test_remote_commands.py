@@ -182,7 +182,7 @@ def test_a_token_in_the_url_is_used_and_never_printed(run, url):
     default = {"AUTOTUNE_TOKEN": "", "AUTOTUNE_DEFAULT_SERVER": server}
     ended = run("watch", number, "-q", AUTOTUNE_SERVER=server, **default)
     assert ended.returncode == 0
-    assert f"defaults from the environment: --server {url}\n" in ended.stderr
+    assert f"defaults from the environment: server = {url}\n" in ended.stderr
     assert TOKEN not in ended.stdout + ended.stderr
 
 
