@@ -1,7 +1,6 @@
 """Finds who has a token, in constant time, without asking the database for every request."""
 
 import asyncio
-import hashlib
 import hmac
 import time
 from collections.abc import Mapping
@@ -63,11 +62,3 @@ class Callers:
             began = time.monotonic()
             self._valid = await anyio.to_thread.run_sync(tokens.valid)
             self._read_at = began
-
-
-def csrf_token(cookie: str) -> str:
-    """Returns what a form must send with the cookie of this value.
-
-    Only who knows the cookie can compute it, and it does not reveal the cookie.
-    """
-    return hmac.new(cookie.encode(), b"autotune csrf token", hashlib.sha256).hexdigest()

@@ -1,14 +1,13 @@
 """Decides who gets in, before anything else of the app sees a request.
 
 In this order: the Host header must be this server's (421), and so must the Origin (403); the body
-must not be too large (413); there must be a token (401); a read-only one only reads (403); the body
-must arrive in time (408); and what a cookie alone would let another site do needs a CSRF token as
-well (403). It also adds the security headers to every response, counts requests and writes the
-access log, which has no query string and so no token.
+must not be too large (413); there must be a token (401); one in a cookie only writes where the
+browser says that a page of this server asks for it (403); a read-only one only reads (403); and the
+body must arrive in time (408). It also adds the security headers to every response, counts requests
+and writes the access log, which has no query string and so no token.
 """
 
 import asyncio
-import hmac
 import logging
 import secrets
 import time
@@ -23,7 +22,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autotune.errors import AutotuneError
-from autotune.service.callers import Callers, csrf_token
+from autotune.service.callers import Callers
 from autotune.service.hosts import OwnHosts
 from autotune.service.metrics import HttpMetrics
 from autotune.service.plain_page import sign_in_page
@@ -35,13 +34,10 @@ _LOG = logging.getLogger("autotune.service")
 
 COOKIE = "autotune_token"
 """The name of the cookie, with the port behind it: cookies are of a host with all its ports."""
-CSRF_HEADER = "X-CSRF-Token"
-CSRF_FIELD = "csrf_token"
 HEALTH = "/api/v1/health"
 SIGN_IN = "/sign-in"
 
 _READING = ("GET", "HEAD", "OPTIONS")
-_FORM = "application/x-www-form-urlencoded"
 _LONGEST_TOKEN = 1000
 _LARGEST_OPEN_BODY_BYTES = 16 * 1024
 """Of a request that needs no token: the form to sign in."""
@@ -146,7 +142,9 @@ class Gate:
                 response = await self._sign_in_by_url(request)
                 await response(scope, receive, send)
                 return
-            if not _is_open(request):
+            if _is_open(request):
+                self._check_page(request)
+            else:
                 await self._check_caller(request)
             body = await self._body_in_time(request)
             if body is None:
@@ -155,7 +153,6 @@ class Gate:
                 response = await self._sign_in(request, body)
                 await response(scope, receive, send)
                 return
-            self._check_csrf(request, body)
         except Problem as problem:
             await self._refusal(request, problem)(scope, receive, send)
             return
@@ -193,6 +190,27 @@ class Gate:
             if not self._hosts.is_own_origin(origin, host=host):
                 raise _foreign(f"of {origin!r}")
 
+    def _check_page(self, request: Request) -> None:
+        """Raises Problem for a write of which no browser says that a page of this server sends it.
+
+        The cookie does not show it: browsers send it for pages of this host's other ports, too,
+        which are of the same site but not of the same origin. On plain http by another name than
+        localhost they send no Sec-Fetch-Site, but all send the Origin of a write.
+        """
+        if request.method in _READING:
+            return
+        headers = request.headers
+        is_own_page = headers.get("sec-fetch-site") == "same-origin"
+        if not is_own_page and not self._hosts.is_own_origin(
+            headers.get("origin", ""), host=headers["host"]
+        ):
+            raise Problem(
+                403,
+                "the request does not say that a page of this server sends it",
+                hint="use a browser that sends Origin or Sec-Fetch-Site; a program sends its token "
+                "as Authorization: Bearer",
+            )
+
     # -- who it is -------------------------------------------------------------------------------
 
     async def _check_caller(self, request: Request) -> None:
@@ -203,9 +221,9 @@ class Gate:
             caller = await self._callers.caller_of(token, _state_of(request).tokens)
         if caller is None:
             raise _token_needed(token)
+        if is_cookie:
+            self._check_page(request)
         request.state.caller = caller
-        request.state.cookie = token if is_cookie else None
-        request.state.csrf_token = csrf_token(token) if is_cookie else ""
         if caller.is_read_only and request.method not in _READING:
             raise Problem(
                 403,
@@ -311,21 +329,6 @@ class Gate:
     def _largest_body_bytes(self, request: Request) -> int:
         largest_bytes = self._settings.largest_body_bytes
         return min(largest_bytes, _LARGEST_OPEN_BODY_BYTES) if _is_open(request) else largest_bytes
-
-    def _check_csrf(self, request: Request, body: bytes) -> None:
-        cookie = getattr(request.state, "cookie", None)
-        if cookie is None or request.method in _READING:
-            return
-        given = request.headers.get(CSRF_HEADER, "")
-        if not given and request.headers.get("content-type", "").startswith(_FORM):
-            fields = parse_qs(body.decode("utf-8", errors="replace"))
-            given = fields.get(CSRF_FIELD, [""])[0]
-        if not hmac.compare_digest(given.encode(), csrf_token(cookie).encode()):
-            raise Problem(
-                403,
-                "the request has no CSRF token, or a wrong one",
-                hint="load the page again; a program sends its token as Authorization: Bearer",
-            )
 
 
 def _too_large(largest_bytes: int) -> Problem:

@@ -73,7 +73,7 @@ _TYPE_OF: Mapping[int, str] = {
 _DESCRIPTION_OF: Mapping[int, str] = {
     400: "The request cannot be read.",
     401: "There is no token, or a wrong one.",
-    403: "A read-only token writes, the CSRF token is missing, or another site sends the request.",
+    403: "A read-only token writes, or the page of another server sends the request.",
     404: "There is no such thing.",
     405: "The address does not take this method.",
     409: "The present state does not allow it.",

@@ -464,7 +464,7 @@ NEXT = (
 @pytest.mark.parametrize("path", NEXT)
 def test_signing_in_leads_to_no_other_server(world, path):
     form = urlencode({"token": TOKEN, "next": path}).encode()
-    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Origin": world.url}
     status, got, _ = answer_of(world, "POST", "/sign-in", body=form, headers=headers)
     assert status == 303
     location = got["Location"]

@@ -22,13 +22,9 @@ _ENVIRONMENT.globals.update(static=assets.address, version=autotune.__version__)
 
 
 def render(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:
-    """Return a page or a part of one.
-
-    Templates also know the `caller`, and the `csrf_token` of their forms.
-    """
+    """Returns a page or a part of one, whose template also knows the `caller`."""
     text = _ENVIRONMENT.get_template(template).render(
         caller=request.state.caller,
-        csrf_token=getattr(request.state, "csrf_token", ""),
         **context,
     )
     return HTMLResponse(text, status)

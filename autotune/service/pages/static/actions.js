@@ -3,13 +3,12 @@
 import { say } from "./live.js";
 
 const byId = (id) => document.getElementById(id);
-const csrf = document.querySelector("meta[name=csrf-token]").content;
 const dialog = byId("dialog");
 
 async function send(method, path, body) {
   const answer = await fetch(path, {
     method,
-    headers: { "X-CSRF-Token": csrf, "Content-Type": "application/json", Accept: "application/json" },
+    headers: { "Content-Type": "application/json", Accept: "application/json" },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   const text = await answer.text();
