@@ -298,7 +298,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
                 hint=suggestion(
                     name[:60],
                     ACCEPTED,
-                    otherwise="the settings are those of autotune.search, see /reference",
+                    otherwise="the settings are those of autotune.search, see /api/v1/openapi.json",
                 ),
             )
 

@@ -383,7 +383,6 @@ def get(server):
         f"/studies/{RUNNING}/trials/0",
         "/studies/hostile",
         "/compare?study=other&study=hostile",
-        "/reference",
     ],
 )
 def test_a_page_is_html_that_names_no_other_host(path, get):

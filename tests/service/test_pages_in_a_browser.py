@@ -34,7 +34,6 @@ PAGES = (
     "/studies/hostile/trials/1",
     "/compare?study=other&study=hostile",
     "/compare",
-    "/reference",
 )
 
 

@@ -49,6 +49,10 @@ def schema(tmp_path_factory):
         yield schemathesis.openapi.from_url(f"{url}/api/v1/openapi.json", headers=BEARER)
 
 
+def test_the_document_is_there_for_programs(get):
+    assert get("/api/v1/openapi.json").json() == DOCUMENT
+
+
 def test_every_route_says_what_it_may_answer():
     for path, methods in DOCUMENT["paths"].items():
         for method, operation in methods.items():

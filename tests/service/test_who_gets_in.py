@@ -386,7 +386,7 @@ def test_the_token_is_never_logged(browser, caplog):
 
 def test_the_token_is_in_no_page(browser):
     browser.get(f"/?token={TOKEN}")
-    for path in ("/", "/studies/quick", "/new", "/sign-in", "/reference", "/nothing"):
+    for path in ("/", "/studies/quick", "/new", "/sign-in", "/nothing"):
         assert TOKEN not in browser.get(path, headers={"Accept": "text/html"}).text
 
 

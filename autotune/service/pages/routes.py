@@ -29,7 +29,6 @@ from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
 from autotune.service.pages.plan import plan_text
 from autotune.service.pages.profiles import profiles_of_study, profiles_of_trial
-from autotune.service.pages.reference import reference_of
 from autotune.service.pages.rendering import render
 from autotune.service.pages.trial_list import TrialQuery, trial_list
 from autotune.service.problems import Problem
@@ -480,18 +479,6 @@ def compare(request: Request, service: Service) -> Response:
         error=error,
         hint=hint,
         address=urlencode([("study", name) for name in chosen]),
-    )
-
-
-@router.get("/reference")
-def reference(request: Request, service: Service) -> Response:
-    """The interface, from its OpenAPI document."""
-    return render(
-        request,
-        "reference.html",
-        here="/reference",
-        last_event=service.stream.position,
-        groups=reference_of(request.app),
     )
 
 
