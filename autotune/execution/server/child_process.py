@@ -100,13 +100,13 @@ class ChildProcess:
 
     def receive(self, data: bytes) -> None:
         """Handles data from the pipe, up to the first line that is malformed."""
-        for line in self._lines.lines(data):
-            if self.malformed is not None:
-                return
-            try:
+        if self.malformed is not None:
+            return
+        try:
+            for line in self._lines.lines(data):
                 self._take(parse_line(line, task=self.task))
-            except MalformedReply as error:
-                self.malformed = error
+        except MalformedReply as error:
+            self.malformed = error
 
     def _take(self, message: PhaseReport | Remark | TaskReply) -> None:
         if isinstance(message, Remark):

