@@ -217,9 +217,9 @@ def test_the_front_follows_the_preferences(get):
 # -- the list of studies ---------------------------------------------------------------------------
 
 
-@pytest.fixture
-def three_studies(tmp_path):
-    url = f"sqlite:///{tmp_path}/a.db"
+@pytest.fixture(scope="module")
+def three_studies(tmp_path_factory):
+    url = f"sqlite:///{tmp_path_factory.mktemp('three')}/a.db"
     for name, trials in (("Beta", 2), ("alpha", 1), ("gamma-2", 3)):
         write_study(url, [measured()] * trials, name=name)
     with serving(url) as client:
@@ -414,12 +414,13 @@ def test_the_cache_holds_no_more_than_its_limit():
 # -- logs ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def logs(tmp_path):
-    """A client, and the folder of the logs of its study."""
-    url = f"sqlite:///{tmp_path}/a.db"
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    """A client, and the folder of the logs of its study; each test has a trial of its own."""
+    parent = tmp_path_factory.mktemp("logs")
+    url = f"sqlite:///{parent}/a.db"
     write_example(url)
-    folder = tmp_path / "work" / "a" / "quick" / "logs"
+    folder = parent / "work" / "a" / "quick" / "logs"
     folder.mkdir(parents=True)
     with serving(url) as client:
         client.headers.update(BEARER)
@@ -440,8 +441,8 @@ def test_a_log_is_the_end_of_the_last_attempts(logs):
 def test_a_link_is_no_log(logs, tmp_path):
     client, folder = logs
     (tmp_path / "secret").write_text("secret")
-    (folder / "trial-1.log").symlink_to(tmp_path / "secret")
-    assert client.get("/api/v1/studies/quick/trials/1/log").status_code == 404
+    (folder / "trial-3.log").symlink_to(tmp_path / "secret")
+    assert client.get("/api/v1/studies/quick/trials/3/log").status_code == 404
 
 
 def test_a_trial_without_a_log_here_says_so(logs):

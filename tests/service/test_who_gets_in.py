@@ -188,10 +188,10 @@ def test_a_random_token_is_in_the_printed_url_and_a_chosen_one_is_not():
 
 
 @pytest.fixture
-def browser(served_storage):
-    """A client that keeps cookies."""
-    with serving(served_storage) as client:
-        yield client
+def browser(anonymous):
+    """A client that keeps cookies until the end of the test."""
+    yield anonymous
+    anonymous.cookies.clear()
 
 
 def sign_in(browser, **fields):
@@ -439,9 +439,8 @@ def test_a_small_body_in_chunks_is_read(anonymous):
     assert answer.status_code in (404, 422)
 
 
-def test_a_study_that_is_asked_for_shows_who_asked(served_storage, caplog):
+def test_a_study_that_is_asked_for_shows_who_asked(anonymous, caplog):
     caplog.set_level(logging.INFO, logger="autotune.service")
-    with serving(served_storage) as client:
-        client.get("/api/v1/studies/quick", headers=BEARER)
+    anonymous.get("/api/v1/studies/quick", headers=BEARER)
     lines = [record.getMessage() for record in caplog.records]
     assert any(re.fullmatch(r"GET /api/v1/studies/quick 200 \d+ ms owner", line) for line in lines)
