@@ -38,6 +38,7 @@ LARGEST_LINE_BYTES = 2**24
 """A longer line is not a reply; endless output must not fill the server's memory."""
 LONGEST_TEXT = 4000
 """Characters of a message; the rest is cut off."""
+_MESSAGES = ("message", "parity_message", "failure", "hint", "remark")
 
 Phase = Literal["step", "evaluation", "parity", "compile", "waiting"]
 
@@ -204,18 +205,22 @@ def _error_of(value: Any, *, task: str) -> TaskError:
 
 
 def _mended(value: Any) -> Any:
-    """Returns the value with texts that have no lone surrogates and no NUL and are not too long.
+    """Returns the value with texts that have no lone surrogates and no NUL, and short messages.
 
     Names, such as the paths of files, stay as they are.
     """
     if isinstance(value, dict):
-        return {name: _mended(item) for name, item in value.items()}
+        mended = {name: _mended(item) for name, item in value.items()}
+        for name in _MESSAGES:
+            message = mended.get(name)
+            if isinstance(message, str) and len(message) > LONGEST_TEXT:
+                mended[name] = message[: LONGEST_TEXT - 1] + "…"
+        return mended
     if isinstance(value, list):
         return [_mended(item) for item in value]
-    if not isinstance(value, str):
-        return value
-    clean = value[: LONGEST_TEXT + 1].encode(errors="replace").decode().replace("\0", "\ufffd")
-    return clean if len(clean) <= LONGEST_TEXT else clean[: LONGEST_TEXT - 1] + "…"
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode().replace("\0", "\ufffd")
+    return value
 
 
 # -- results ---------------------------------------------------------------------------------------
