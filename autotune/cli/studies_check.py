@@ -9,7 +9,7 @@ from autotune.cli.lines import print_line
 from autotune.errors import StorageUnavailable
 
 if TYPE_CHECKING:
-    from autotune.storage.integrity.findings import Checked
+    from autotune.storage.check import Checked
 
 
 def check(

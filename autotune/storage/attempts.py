@@ -20,7 +20,6 @@ from autotune.storage.retry import RetryPolicy, retried
 from autotune.storage.rows import (
     LONGEST_NAME,
     LONGEST_REASON,
-    DamagedRow,
     finite_seconds,
     measurement_values,
     running_attempt_from_row,
@@ -84,9 +83,6 @@ class Attempts:
                         name=name,
                     )
                 _check_available(connection, trial, attempt_id)
-                # The number is part of the log's file name, and SQLite allows text in any column.
-                if type(trial.number) is not int:
-                    raise DamagedRow(f"trial {trial.number!r:.60} has no number")
                 ordinal = _start_attempt(connection, trial.id, attempt_id, worker=worker)
                 attempt = Attempt(
                     id=attempt_id,

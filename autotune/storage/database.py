@@ -1,13 +1,9 @@
 """Opens the database behind a URL and hands out its connections."""
 
-import errno
 import os
 import re
 import shlex
 import sqlite3
-import stat
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -28,11 +24,6 @@ from autotune.storage.error_translation import (
     storage_errors,
 )
 from autotune.storage.file_systems import check_journal_mode, reject_network_file_system
-from autotune.storage.integrity.sqlite_file import (
-    check_sqlite_file,
-    create_empty_database,
-    reject_orphaned_log,
-)
 from autotune.storage.stored_columns import decode
 from autotune.storage.tables import IDENTITY
 
@@ -62,11 +53,6 @@ SELECT set_config('lock_timeout', '{BUSY_TIMEOUT_SECONDS:g}s', false),
 """
 
 
-_open_files: Counter[Path] = Counter()
-"""How many Database objects of this process have a file open; guarded by `_opening`."""
-_opening = threading.Lock()
-
-
 class Database:
     """Connections to one database.
 
@@ -92,19 +78,13 @@ class Database:
         """Device and inode of the file at the first write."""
         self.file = sqlite_file(url)
         """The SQLite file; None for another database or one in memory."""
-        self._resolved_file = None if self.file is None else self.file.resolve()
-        self._is_frozen = read_only and self.file is not None and not _log_file(self.file).exists()
-        """Whether the file is read as it is, because no process has it open for writing."""
-        self._state_when_opened = _file_state(self.file) if self._is_frozen else None
         with self.opening():
             if self.file is None:
                 self.engine = _server_engine(make_url(url))
                 return
             _check_file(self.file, self.url, create=create)
             if read_only:
-                self.engine = _read_only_engine(
-                    self.file, busy_timeout_seconds, is_frozen=self._is_frozen
-                )
+                self.engine = _read_only_engine(self.file, busy_timeout_seconds)
             else:
                 self.engine = create_engine(
                     url, connect_args={"timeout": busy_timeout_seconds}, json_deserializer=decode
@@ -113,9 +93,6 @@ class Database:
 
     def close(self) -> None:
         self.engine.dispose()
-        if self._resolved_file is not None:
-            with _opening:
-                _open_files[self._resolved_file] -= 1
 
     @cached_property
     def identity(self) -> str | None:
@@ -135,16 +112,6 @@ class Database:
                 hint=damage_hint(self.url),
             )
         return str(found[0])
-
-    @property
-    def has_been_opened_meanwhile(self) -> bool:
-        """Whether another process has opened the file since it was opened here as frozen.
-
-        What was read may then be inconsistent.
-        """
-        if not self._is_frozen or self.file is None:
-            return False
-        return _log_file(self.file).exists() or _file_state(self.file) != self._state_when_opened
 
     @contextmanager
     def opening(self) -> Iterator[None]:
@@ -228,99 +195,57 @@ def sqlite_file(url: str) -> Path | None:
     if name in ("", ":memory:"):
         return None
     file = Path(name)
-    _check_path(file)
-    if os.path.islink(file):
-        return file.resolve()  # SQLite's log is next to the file that the link points to
-    return file
-
-
-def _check_path(file: Path) -> None:
-    """Raises StorageUnavailable for a path that no file can have, such as a link to itself."""
-    if file.parts and file.parts[0].startswith("~"):
+    if file.parts[0].startswith("~"):
         raise StorageUnavailable(
             f"the database {str(file)!r} would be in a folder named {file.parts[0]!r}",
             hint="write the home directory out: sqlite:////home/me/studies.db, with four slashes",
         )
-    if reason := _reason_against(file):
-        raise StorageUnavailable(
-            f"the database {str(file)!r:.200} cannot be used: {reason}",
-            hint="name another file, such as sqlite:///studies/autotune.db",
-        )
-
-
-def _reason_against(file: Path) -> str:
-    """Returns why SQLite must not open a file, or make one of that name; empty where it may."""
     try:
-        if file.is_symlink() and not file.exists():
-            return "it is a link to a file that is not there"
-        if file.exists() and not file.is_file() and not file.is_dir():
-            return "it is not a regular file"  # that it is a folder, `_check_file` says
-        real = file.resolve()
-        for suffix in ("-wal", "-shm", "-journal"):  # SQLite would follow a link, and write there
-            path = real.with_name(real.name + suffix)
-            if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-                return f"{path.name} is not a regular file"
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES):
-            return str(error.strerror)
-    except RuntimeError:  # a link to itself
-        return os.strerror(errno.ELOOP)
-    except ValueError:  # a null byte
-        return "no file has such a name"
-    return ""
+        os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # a new file, or one about which opening it says what is wrong
+    except (OSError, ValueError) as error:  # a link to itself, or a name that no file can have
+        raise StorageUnavailable(
+            f"the database {str(file)!r:.200} cannot be used: "
+            f"{getattr(error, 'strerror', None) or error}",
+            hint="name another file, such as sqlite:///studies/autotune.db",
+        ) from None
+    if os.path.islink(file):
+        return Path(os.path.realpath(file))  # SQLite's log is next to the file it points to
+    return file
 
 
 def _check_file(file: Path, url: str, *, create: bool) -> None:
-    """Checks a file before SQLite opens it, and creates it with `create`.
+    """Makes the folder of a new file; SQLite itself says what is wrong with one that is there.
 
-    Raises UnknownStudy for a missing file, and StorageUnavailable for one that is not a studies
-    database. The file is only read while no Database of this process has it open: closing a second
-    descriptor would drop SQLite's POSIX locks on it.
+    Raises UnknownStudy for a missing file without `create`, and StorageUnavailable for one on a
+    network file system, and for what is no file: SQLite would wait for a pipe.
     """
     reject_network_file_system(file)
-    reject_orphaned_log(file, url)
-    with _opening:
-        if not _open_files[file.resolve()]:
-            if create and not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                create_empty_database(file)
-            elif not create and not file.is_file():
-                what = "not there"
-                if file.is_dir():
-                    what = "a folder, not a studies database"
-                raise UnknownStudy(
-                    f"the studies database {file} is {what}",
-                    hint="begin a study there with: autotune search --storage "
-                    f"{shlex.quote(redacted_url(url))}",
-                )
-            if file.is_file():
-                check_sqlite_file(file, url)
-        _open_files[file.resolve()] += 1
+    if file.exists() and not file.is_file():
+        what = "a folder, not a file" if file.is_dir() else "not a regular file"
+        raise StorageUnavailable(
+            f"the studies database {file} is {what}",
+            hint="name a file, such as sqlite:///studies/autotune.db",
+        )
+    if create:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    elif not file.exists():
+        raise UnknownStudy(
+            f"the studies database {file} is not there",
+            hint="begin a study there with: autotune search --storage "
+            f"{shlex.quote(redacted_url(url))}",
+        )
 
 
-def _file_state(file: Path | None) -> tuple[int, int] | None:
-    """Returns size and modification time, which change with the file; None where it is missing."""
-    if file is None:
-        return None
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_size, status.st_mtime_ns
-
-
-def _log_file(file: Path) -> Path:
-    return file.with_name(file.name + "-wal")
-
-
-def _read_only_engine(file: Path, busy_timeout_seconds: float, *, is_frozen: bool) -> Engine:
+def _read_only_engine(file: Path, busy_timeout_seconds: float) -> Engine:
     """Returns an engine that writes nothing.
 
-    A file without a log is open in no process (`is_frozen`): it is read as immutable, which also
-    works in a read-only folder.
+    A file without a log is open in no process: it is read as immutable, which also works in a
+    read-only folder.
     """
     uri = f"file:{quote(str(file.absolute()))}?mode=ro"
-    if is_frozen:
+    if not file.with_name(file.name + "-wal").exists():
         uri += "&immutable=1"
     return create_engine(
         "sqlite://",

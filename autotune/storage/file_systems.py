@@ -5,6 +5,7 @@ systems manage locks on each machine separately. File systems that are not liste
 as long as SQLite can enable its write-ahead log there.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ def reject_network_file_system(file: Path, *, mountinfo: Path = MOUNTINFO) -> No
         text = mountinfo.read_text(errors="surrogateescape")
     except OSError:
         return  # not Linux: the file system cannot be determined
-    found = file_system(file.resolve(), mountinfo=text)
+    found = file_system(Path(os.path.realpath(file)), mountinfo=text)
     if found is not None and found.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS:
         _raise_unsafe(f"is on a network file system ({found})", file)
 

@@ -5,6 +5,7 @@ changes.
 """
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 import sqlalchemy
@@ -13,19 +14,12 @@ from sqlalchemy import Connection, select
 from autotune.errors import StorageUnavailable, UnknownStudy
 from autotune.failpoints import failpoint
 from autotune.printable import printable
+from autotune.storage.backup import back_up
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint
-from autotune.storage.integrity.backup import back_up
-from autotune.storage.integrity.sqlite_file import (
-    reject_foreign_tables,
-    reject_orphaned_rows,
-    reject_stored_programs,
-)
 from autotune.storage.tables import (
     ATTEMPTS,
-    FIRST_REVISIONS,
     METADATA,
-    PREDICTIONS,
     REVISION,
     STUDIES,
     VERSION_TABLE,
@@ -36,6 +30,9 @@ _LOG = logging.getLogger(__name__)
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+_OPTUNA = "version_info"
+"""A table of Optuna, which may store its studies in the same database."""
+
 _ADVISORY_LOCK = 0x6175746F74756E65
 """`autotune` in ASCII: PostgreSQL identifies advisory locks by numbers."""
 
@@ -44,83 +41,73 @@ def open_studies(database: Database, *, create: bool) -> None:
     """Checks the tables of a database, and creates or upgrades them where necessary.
 
     Raises UnknownStudy where there are no tables and `create` is false, and StorageUnavailable for
-    anything that is not a complete database of this autotune or an earlier one.
+    anything that is not a database of this autotune or an earlier one.
     """
     with database.engine.connect() as connection:
-        if connection.dialect.name == "sqlite":
-            reject_stored_programs(connection, database.url)
         # The revision is read first: another process may be creating all tables at this moment.
-        revision = revision_of(connection)
+        revision = revision_of(connection, database.url)
         there = tables_of(connection)
         if not create and not there & {*METADATA.tables, VERSION_TABLE}:
             raise UnknownStudy(
                 f"there are no studies in {database.url}", hint="begin one with: autotune search"
             )
-        if revision == REVISION:
-            check_tables(there, revision, database.url)
-        elif connection.dialect.name == "sqlite":
-            reject_foreign_tables(connection, database.url)
+        if revision != REVISION and connection.dialect.name == "sqlite":
+            _reject_foreign_tables(there, database.url)
     if revision != REVISION:
         _bring_up_to_date(database)
-    if database.engine.dialect.name == "sqlite":  # PostgreSQL always enforces foreign keys
+    if database.engine.dialect.name == "sqlite":  # PostgreSQL always checks references
         with database.engine.connect() as connection:
-            reject_orphaned_rows(connection, database.url)
+            for orphans in orphaned_rows(connection):
+                raise StorageUnavailable(
+                    f"in the studies database {database.url} {orphans}",
+                    hint=damage_hint(database.url),
+                )
 
 
 def tables_of(connection: Connection) -> set[str]:
     return set(sqlalchemy.inspect(connection).get_table_names())
 
 
-def revision_of(connection: Connection) -> str | None:
-    """Returns the schema revision; None for a database without tables or older than migrations."""
+def revision_of(connection: Connection, url: str) -> str:
+    """Returns the schema revision, which grows; empty for a database that names none.
+
+    Raises StorageUnavailable for a later one, whose rows this autotune cannot interpret.
+    """
     if not sqlalchemy.inspect(connection).has_table(VERSION_TABLE):
-        return None
-    found: str | None = connection.scalar(
-        sqlalchemy.text(f"SELECT version_num FROM {VERSION_TABLE}")
-    )
-    return found
-
-
-def has_attempts(revision: str | None) -> bool:
-    """Returns whether a database of this revision has attempts."""
-    return ATTEMPTS.name not in _added_after(revision)
-
-
-def _added_after(revision: str | None) -> set[str]:
-    """Returns the names of the tables that a database of this revision lacks."""
-    return {
-        table for table, first in FIRST_REVISIONS.items() if revision is None or revision < first
-    }
-
-
-def check_tables(there: set[str], revision: str | None, url: str) -> None:
-    """Raises StorageUnavailable for an unknown revision, or where its tables are missing."""
-    known = {file.name.partition("_")[0] for file in (MIGRATIONS / "versions").glob("[0-9]*.py")}
-    if revision is not None and revision not in known:
+        return ""
+    found = connection.scalar(sqlalchemy.text(f"SELECT version_num FROM {VERSION_TABLE}"))
+    revision = str(found or "")
+    if revision > REVISION:
         raise StorageUnavailable(
             f"the studies database {url} has schema {revision}, "
             f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",
         )
-    added_later = _added_after(revision)
-    expected = {*METADATA.tables, VERSION_TABLE} - added_later
-    if not has_attempts(revision):
-        expected -= {PREDICTIONS.name, VERSION_TABLE}
-    if added_later & there:
-        expected.add(VERSION_TABLE)
-        if VERSION_TABLE in there:
-            raise StorageUnavailable(
-                f"the studies database {url} has tables of a later schema than "
-                f"{revision or 'none'}, which it names",
-                hint=damage_hint(url),
-            )
-    missing = sorted(expected - there)
-    if missing:
-        tables = ", ".join(missing)
-        if len(missing) == 1:
-            tables = f"its table {tables}"
+    return revision
+
+
+def orphaned_rows(connection: Connection) -> list[str]:
+    """Returns a sentence for each table of SQLite with rows of a deleted study or trial.
+
+    SQLite may give the id of a deleted study to a new one, which would then have these rows.
+    """
+    references = connection.execute(sqlalchemy.text("PRAGMA foreign_key_check"))
+    missing = Counter((row.table, row.parent) for row in references)
+    return [
+        f"{table} has {count} rows that refer to missing rows of {parent}"
+        for (table, parent), count in missing.items()
+        if table in METADATA.tables
+    ]
+
+
+def _reject_foreign_tables(there: set[str], url: str) -> None:
+    """Raises StorageUnavailable for a database that has only tables of another program."""
+    if there and not there & {*METADATA.tables, VERSION_TABLE, _OPTUNA}:
+        some = ", ".join(sorted(there)[:3])
         raise StorageUnavailable(
-            f"the studies database {url} has lost {tables}", hint=damage_hint(url)
+            f"the database {url} is not a studies database: "
+            f"it has tables of another program ({some})",
+            hint="name another with --storage",
         )
 
 
@@ -130,12 +117,11 @@ def check_tables(there: set[str], revision: str | None, url: str) -> None:
 def _bring_up_to_date(database: Database) -> None:
     with database.engine.connect() as connection:
         _lock(connection)
-        revision = revision_of(connection)  # again: another process may have upgraded it
+        revision = revision_of(connection, database.url)  # another process may have been faster
         if revision != REVISION:
             there = tables_of(connection)
             if there & {*METADATA.tables, VERSION_TABLE}:
-                check_tables(there, revision, database.url)
-                if has_attempts(revision):
+                if ATTEMPTS.name in there:
                     _reject_running_searches(connection, database.url)
                 # Fails before a copy is made where the database cannot be written.
                 connection.execute(

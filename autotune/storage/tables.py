@@ -1,6 +1,5 @@
 """The tables, private to this package. `migrations/` upgrades an older database."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -227,18 +226,6 @@ IDENTITY = Table(
     # 32 hexadecimal digits, drawn when the table is created.
     Column("identity", String(32), nullable=False),
 )
-
-FIRST_REVISIONS: Mapping[str, str] = {
-    ATTEMPTS.name: "0002",
-    CONFIRMATIONS.name: "0004",
-    SEARCHES.name: "0005",
-    EVENTS.name: "0005",
-    SERVER.name: "0005",
-    TOKENS.name: "0005",
-    ACTIONS.name: "0005",
-    IDENTITY.name: "0006",
-}
-"""The revision that added a table, for the tables that databases of before it lack."""
 
 
 class DatabaseNow(FunctionElement[float]):

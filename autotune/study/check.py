@@ -1,18 +1,15 @@
 """Checks studies: the database, and the results in the work folder that are not in it yet."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.study import check_study_name
+from autotune.storage.check import Checked, Finding, check_database
 from autotune.storage.database import Database
 from autotune.storage.identity import earlier_work_folder_path, find_work_folder
-from autotune.storage.integrity.check import check_database
-from autotune.storage.integrity.findings import Checked, Finding, RunningTrial
-from autotune.study.workers.coordinator import WORKERS
-from autotune.study.workers.liveness import is_dead
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result
 
 
@@ -21,17 +18,13 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
 
     Raises UnknownStudy and StorageUnavailable.
     """
-    checked = _check_database(storage, studies)
+    with closing(Database(storage, read_only=True)) as database:
+        checked = check_database(database, studies)
     work = _work_folder(storage)
-    folders = {}
-    if work is not None:
-        folders = {name: work / name for name in checked.studies if _is_study_name(name)}
     findings = list(checked.findings)
-    for trial in checked.running:
-        if trial.study in folders:
-            findings.extend(_check_running(trial, folders[trial.study] / WORKERS))
-    for name, folder in folders.items():
-        findings.extend(_check_outbox(name, folder))
+    for name in checked.studies:
+        if work is not None and _is_study_name(name):
+            findings.extend(_check_outbox(name, work / name))
     return replace(checked, findings=tuple(findings))
 
 
@@ -57,37 +50,6 @@ def _is_study_name(study: str) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-def _check_database(storage: str, studies: Sequence[str]) -> Checked:
-    """Check the database, again if another process opened its file to write meanwhile."""
-    while True:
-        database = Database(storage, read_only=True)
-        try:
-            checked = check_database(database, studies)
-            if not database.has_been_opened_meanwhile:
-                return checked
-        except StorageUnavailable:
-            if not database.has_been_opened_meanwhile:
-                raise
-        finally:
-            database.close()
-
-
-def _check_running(trial: RunningTrial, workers: Path) -> Iterator[Finding]:
-    """Yield a finding for a trial that is marked as running and is not."""
-    if is_dead(workers, trial.worker):
-        reason = "its worker has ended"
-    elif trial.is_expired:
-        reason = "its lease has expired"
-    else:
-        return
-    yield Finding(
-        where=f"study {trial.study!r}, trial {trial.number}",
-        what=f"is marked as running, but {reason}",
-        to_do=f"the next autotune search --name {trial.study} releases it and tries again",
-        is_fault=False,
-    )
 
 
 def _check_outbox(study: str, folder: Path) -> Iterator[Finding]:

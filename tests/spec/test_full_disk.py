@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import DiskFull, InvalidInput
+from autotune.errors import InvalidInput
 from autotune.models.weights import draw_weights
 from autotune.spec.full_disk import is_of_full_disk
 from autotune.spec.model_size import check_weights_fit
 from autotune.spec.workload import make_workload
-from autotune.storage.integrity.sqlite_file import check_sqlite_file
 
 FULL = Path("/dev/full")
 """A device of Linux that takes nothing, as if its disk were full."""
@@ -45,9 +44,3 @@ def test_a_model_for_which_the_disk_has_no_room_need_not_be_smaller(small_disk, 
         check_weights_fit(SMALL, folder=tmp_path)
     assert str(tmp_path) in raised.value.message
     assert "room" in raised.value.hint
-
-
-def test_an_empty_database_on_a_full_disk_is_no_damage(small_disk, tmp_path):
-    (tmp_path / "autotune.db").touch()
-    with pytest.raises(DiskFull, match="1000 B are left"):
-        check_sqlite_file(tmp_path / "autotune.db", "sqlite:///autotune.db")

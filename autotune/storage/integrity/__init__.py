@@ -1,1 +1,0 @@
-"""Checks a studies database before it is opened and on request, and makes its backup."""
