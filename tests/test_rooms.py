@@ -29,11 +29,7 @@ def modules_of(room: str) -> list[str]:
     base = PACKAGE.parent.joinpath(*room.split("."))
     files = sorted(base.rglob("*.py")) if base.is_dir() else [base.with_suffix(".py")]
     dotted = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]
-    return [name.removesuffix(".__init__") for name in dotted if not _is_run_by_others(name)]
-
-
-def _is_run_by_others(module: str) -> bool:
-    return module.startswith("autotune.storage.migrations.")
+    return [name.removesuffix(".__init__") for name in dotted]
 
 
 @pytest.mark.parametrize("room", ["autotune", *WITHOUT_TORCH["source_modules"]])
@@ -52,7 +48,7 @@ def test_importing_every_module_of_a_room_loads_neither_torch_nor_datasets(room)
 
 def test_importing_autotune_loads_no_library_that_takes_long():
     """Training scripts do it: their own imports should decide how long they take."""
-    slow = {"alembic", "huggingface_hub", "numpy", "optuna", "plotly", "sqlalchemy", "tokenizers"}
+    slow = {"huggingface_hub", "numpy", "optuna", "plotly", "sqlalchemy", "tokenizers"}
     code = f"import sys, autotune; print(*sorted({slow} & set(sys.modules)))"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", code],

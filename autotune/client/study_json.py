@@ -1,8 +1,7 @@
 """Reads the JSON of a study, as `--json` and the server have it, into the result that Python has.
 
 Unknown fields, which a later version may add, are left out. The JSON says in a sentence where a
-perplexity or a result comes from; the sentences are read as those of earlier releases are, which
-gives facts only where these give the same sentence again.
+perplexity or a result comes from.
 """
 
 import dataclasses
@@ -11,11 +10,11 @@ from typing import Any
 
 from autotune.client.connection import reading_answer
 from autotune.spec.config import TrainingConfig
+from autotune.spec.provenance_sentences import with_facts
 from autotune.spec.reading import parse
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import check_study_name
 from autotune.spec.workload import Workload
-from autotune.storage.old_measurements import upgraded_measurement
 
 _PROVENANCE = ("perplexity_source", "reused_from")
 
@@ -39,7 +38,7 @@ def result_of(values: Any) -> StudyResult:
 def record_of(values: Mapping[str, Any]) -> TrialRecord:
     """Return the record of a trial from its JSON. Raises InvalidInput for other JSON."""
     with reading_answer():
-        facts = upgraded_measurement({name: values.get(name) for name in _PROVENANCE})
+        facts = with_facts({name: values.get(name) for name in _PROVENANCE})
         read = {
             "config": TrainingConfig(**_known(values["config"], TrainingConfig)),
             **{name: fact if isinstance(fact, Mapping) else None for name, fact in facts.items()},

@@ -1,7 +1,7 @@
 """Where a result comes from: the trial that measured it, and how its perplexity was obtained.
 
 The database stores these facts, and code asks for them. Their sentences, which people and `--json`
-get, are written here and only here; no code reads a sentence back.
+get, are written here and only here; `provenance_sentences.py` reads them back.
 """
 
 from collections.abc import Mapping

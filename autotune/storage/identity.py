@@ -6,7 +6,6 @@ is drawn once and kept in the database itself: results that wait in the folder a
 however the database is named. A copy of a database has the identity of the original.
 """
 
-import hashlib
 from contextlib import closing
 from pathlib import Path
 
@@ -39,16 +38,6 @@ def find_work_folder(storage: str) -> Path:
         return _folder_of_file(file)
     with closing(Database(storage, read_only=True, was_reached=True)) as database:
         return work_folder_path(database)
-
-
-def earlier_work_folder_path(storage: str) -> Path | None:
-    """Returns the path that earlier releases used for a database on a server; None for a file.
-
-    They named it by a hash of the URL, with its password.
-    """
-    if sqlite_file(storage) is not None:
-        return None
-    return _SERVERS_FOLDER / hashlib.sha256(storage.encode()).hexdigest()[:12]
 
 
 def _folder_of_file(file: Path) -> Path:

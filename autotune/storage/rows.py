@@ -23,7 +23,6 @@ from autotune.spec.reading import check, fits, parse, possible, shown
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.search_space import check_space
 from autotune.spec.study import StudyDefinition, check_device, check_study_name
-from autotune.storage.old_measurements import upgraded_measurement
 from autotune.storage.stored_columns import check_decoded, check_depth
 from autotune.storage.tables import SCHEMA_VERSION
 
@@ -101,7 +100,7 @@ def _measured_fields(stored: Any) -> dict[str, Any]:
     for name in _ALWAYS_STORED:
         if name not in stored:
             raise ValueError(f"it has no {name!r}")
-    return dict(upgraded_measurement(finite_values(stored)))
+    return dict(finite_values(stored))
 
 
 def finite_values(stored: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,34 +1,20 @@
 """Creates the tables of a new database and upgrades those of an older autotune.
 
-One process at a time does it, in one transaction, and `backup.py` first copies what a migration
-changes.
+One process at a time does it, in one transaction.
 """
 
-import logging
+import uuid
 from collections import Counter
-from pathlib import Path
 
 import sqlalchemy
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, insert, select
 
 from autotune.errors import StorageUnavailable, UnknownStudy
 from autotune.failpoints import failpoint
-from autotune.printable import printable
-from autotune.storage.backup import back_up
+from autotune.storage.conversion import convert
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint
-from autotune.storage.tables import (
-    ATTEMPTS,
-    METADATA,
-    REVISION,
-    STUDIES,
-    VERSION_TABLE,
-    DatabaseNow,
-)
-
-_LOG = logging.getLogger(__name__)
-
-MIGRATIONS = Path(__file__).parent / "migrations"
+from autotune.storage.tables import IDENTITY, METADATA, REVISION, SERVER, STUDIES, VERSION
 
 _OPTUNA = "version_info"
 """A table of Optuna, which may store its studies in the same database."""
@@ -47,7 +33,7 @@ def open_studies(database: Database, *, create: bool) -> None:
         # The revision is read first: another process may be creating all tables at this moment.
         revision = revision_of(connection, database.url)
         there = tables_of(connection)
-        if not create and not there & {*METADATA.tables, VERSION_TABLE}:
+        if not create and not there & METADATA.tables.keys():
             raise UnknownStudy(
                 f"there are no studies in {database.url}", hint="begin one with: autotune search"
             )
@@ -73,17 +59,16 @@ def revision_of(connection: Connection, url: str) -> str:
 
     Raises StorageUnavailable for a later one, whose rows this autotune cannot interpret.
     """
-    if not sqlalchemy.inspect(connection).has_table(VERSION_TABLE):
+    if not sqlalchemy.inspect(connection).has_table(VERSION.name):
         return ""
-    found = connection.scalar(sqlalchemy.text(f"SELECT version_num FROM {VERSION_TABLE}"))
-    revision = str(found or "")
+    revision = connection.scalar(select(VERSION.c.version_num)) or ""
     if revision > REVISION:
         raise StorageUnavailable(
             f"the studies database {url} has schema {revision}, "
             f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",
         )
-    return revision
+    return str(revision)
 
 
 def orphaned_rows(connection: Connection) -> list[str]:
@@ -102,7 +87,7 @@ def orphaned_rows(connection: Connection) -> list[str]:
 
 def _reject_foreign_tables(there: set[str], url: str) -> None:
     """Raises StorageUnavailable for a database that has only tables of another program."""
-    if there and not there & {*METADATA.tables, VERSION_TABLE, _OPTUNA}:
+    if there and not there & {*METADATA.tables, _OPTUNA}:
         some = ", ".join(sorted(there)[:3])
         raise StorageUnavailable(
             f"the database {url} is not a studies database: "
@@ -117,45 +102,14 @@ def _reject_foreign_tables(there: set[str], url: str) -> None:
 def _bring_up_to_date(database: Database) -> None:
     with database.engine.connect() as connection:
         _lock(connection)
-        revision = revision_of(connection, database.url)  # another process may have been faster
-        if revision != REVISION:
+        revision = revision_of(connection, database.url)
+        if revision != REVISION:  # another process may have been faster
             there = tables_of(connection)
-            if there & {*METADATA.tables, VERSION_TABLE}:
-                if ATTEMPTS.name in there:
-                    _reject_running_searches(connection, database.url)
-                # Fails before a copy is made where the database cannot be written.
-                connection.execute(
-                    sqlalchemy.text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0")
-                )
-                copy = back_up(connection, database)
-                _LOG.warning(
-                    "%s is of an earlier autotune and brought up to date; as it was: %s",
-                    printable(str(database.url)),
-                    printable(str(copy)),
-                )
-                failpoint("schema backed up")
-            _upgrade(connection)
+            if STUDIES.name in there:
+                convert(connection, database, revision=revision)
+            _create_tables(connection, there)
             failpoint("schema upgraded, not committed")
         connection.commit()
-
-
-def _reject_running_searches(connection: Connection, url: str) -> None:
-    """Raises StorageUnavailable while a search of an earlier autotune uses the database.
-
-    It could not read what this one writes, and would lose results after the upgrade. A search that
-    was killed counts until its leases expire.
-    """
-    running = (
-        select(sqlalchemy.func.count())
-        .select_from(ATTEMPTS)
-        .where(ATTEMPTS.c.state == "running", ATTEMPTS.c.lease_until > DatabaseNow())
-    )
-    if connection.scalar(running):
-        raise StorageUnavailable(
-            f"the studies database {url} is of an earlier autotune, and a search of that autotune "
-            "is using it",
-            hint="let that search end, or stop it; after a kill, wait a minute; then repeat this",
-        )
 
 
 def _lock(connection: Connection) -> None:
@@ -169,12 +123,13 @@ def _lock(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
-def _upgrade(connection: Connection) -> None:
-    # Half a second, which only new databases and those of an older autotune need.
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
-
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+def _create_tables(connection: Connection, there: set[str]) -> None:
+    """Creates the tables that are missing, with the rows that they begin with."""
+    METADATA.create_all(connection)
+    if SERVER.name not in there:
+        leader = {"epoch": 0, "holder": "", "version": "", "renewed_at": 0.0, "last_event": 0}
+        connection.execute(insert(SERVER).values(id=1, **leader))
+    if IDENTITY.name not in there:
+        connection.execute(insert(IDENTITY).values(id=1, identity=uuid.uuid4().hex))
+    connection.execute(delete(VERSION))
+    connection.execute(insert(VERSION).values(version_num=REVISION))

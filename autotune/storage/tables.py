@@ -1,4 +1,4 @@
-"""The tables, private to this package. `migrations/` upgrades an older database."""
+"""The tables, private to this package. `conversion.py` upgrades an older database."""
 
 from typing import Any
 
@@ -33,10 +33,14 @@ SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
 REVISION = "0006"
-"""The last revision in `migrations/versions`."""
+"""The revision of these tables, which is stored with them; it grows with each change."""
 
-VERSION_TABLE = "autotune_alembic_version"
-"""Not `alembic_version`, which Optuna uses for its studies in the same database."""
+VERSION = Table(
+    # Not `alembic_version`, which Optuna uses for its studies in the same database.
+    "autotune_alembic_version",
+    METADATA,
+    Column("version_num", String(32), primary_key=True),
+)
 
 STUDIES = Table(
     "autotune_studies",

@@ -9,7 +9,7 @@ from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.study import check_study_name
 from autotune.storage.check import Checked, Finding, check_database
 from autotune.storage.database import Database
-from autotune.storage.identity import earlier_work_folder_path, find_work_folder
+from autotune.storage.identity import find_work_folder
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, read_result
 
 
@@ -29,18 +29,14 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
 
 
 def _work_folder(storage: str) -> Path | None:
-    """Return the work folder, also of a database that was not brought up to date yet.
+    """Return the work folder; None where the database that names it has lost its identity.
 
-    None for one that has lost its identity, which the check of the database reports.
+    The check of the database reports that.
     """
     try:
-        folder = find_work_folder(storage)
+        return find_work_folder(storage)
     except StorageUnavailable:
         return None
-    earlier = earlier_work_folder_path(storage)
-    if earlier is not None and not folder.exists():
-        return earlier
-    return folder
 
 
 def _is_study_name(study: str) -> bool:

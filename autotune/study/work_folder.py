@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.execution.compile_cache import CACHE
-from autotune.storage.identity import earlier_work_folder_path, find_work_folder
+from autotune.storage.identity import find_work_folder
 from autotune.storage.retry import RetryPolicy
 
 
@@ -25,11 +25,7 @@ def work_folder(storage: str, retry: RetryPolicy | None = None) -> Iterator[Path
         folder = find_work_folder(storage)
     else:
         folder = retry.repeat(lambda: find_work_folder(storage))
-    earlier = earlier_work_folder_path(storage)
     created = [path for path in (folder, *folder.parents) if not path.exists()]
-    if earlier is not None and not folder.exists():
-        with suppress(OSError):  # there is none, or another search is doing the same
-            earlier.rename(folder)
     _make(folder)
     try:
         yield folder

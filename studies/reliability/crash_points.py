@@ -33,6 +33,7 @@ from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, TrialBegan
 from autotune.study.search import SearchRequest, search
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
+from tests.building.old_databases import copy_to_postgres
 from tests.quick_study.quick_executor import QuickExecutor
 from tests.quick_study.worker import SPACE
 
@@ -225,21 +226,8 @@ def _begin_with_schema_1(url: str, folder: Path) -> None:
     if url.startswith("sqlite"):
         shutil.copy(SCHEMA_1, url.removeprefix("sqlite:///"))
         return
-    from alembic import command
-    from alembic.config import Config
-    from sqlalchemy import create_engine
-
-    import autotune.storage.store
-
-    config = Config()
-    config.set_main_option(
-        "script_location", str(Path(autotune.storage.store.__file__).parent / "migrations")
-    )
-    engine = create_engine(url)
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0001")
-    engine.dispose()
+    tables = ("autotune_studies", "autotune_trials", "autotune_predictions")
+    copy_to_postgres(SCHEMA_1, url, revision="0001", tables=tables)
 
 
 def on_sqlite(chosen: list[Point], folder: Path) -> list[str]:

@@ -6,12 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import sqlalchemy
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
-from alembic.script import ScriptDirectory
 
-from autotune.storage.schema import MIGRATIONS
-from autotune.storage.tables import VERSION_TABLE
+from autotune.storage.tables import METADATA, VERSION
 
 DATA = Path(__file__).parents[1] / "storage" / "data"
 
@@ -23,15 +19,15 @@ def rows(file, table):
 
 
 def copy_to_postgres(file, url, *, revision, tables):
-    """Copy `tables` of a file to a database, after its migrations up to `revision`."""
+    """Copy `tables` of a file to a database, which gets the tables of `revision`."""
     engine = sqlalchemy.create_engine(url)
-    script = ScriptDirectory(str(MIGRATIONS))
     with engine.begin() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-        with Operations.context(context):
-            for one in reversed(list(script.iterate_revisions(revision, "base"))):
-                one.module.upgrade()
-        context.stamp(script, revision)
+        kept = [table for table in METADATA.sorted_tables if table.name in {*tables, VERSION.name}]
+        METADATA.create_all(connection, tables=kept)
+        if revision < "0002":
+            for name in ("autotune_studies", "autotune_trials"):
+                connection.execute(sqlalchemy.text(f"ALTER TABLE {name} DROP COLUMN revision"))
+        connection.execute(VERSION.insert().values(version_num=revision))
         there = sqlalchemy.MetaData()
         there.reflect(connection, only=tables)
         for name in tables:

@@ -427,9 +427,7 @@ def _border_of_rows(*tables: str, modules: tuple[str, ...]) -> Border:
 
 
 STUDY_ROW = _border_of_rows("autotune_studies", modules=("spec/study.py", "spec/workload.py"))
-TRIAL_ROW = _border_of_rows(
-    "autotune_trials", modules=("storage/old_measurements.py", "spec/result.py")
-)
+TRIAL_ROW = _border_of_rows("autotune_trials", modules=("spec/result.py",))
 OTHER_ROWS = _border_of_rows(
     "autotune_predictions",
     "autotune_attempts",

@@ -6,16 +6,12 @@ release exported of it.
 
 import json
 import shutil
-import sqlite3
-import time
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 import sqlalchemy
 
-from autotune.errors import StorageUnavailable
 from autotune.storage.tables import REVISION
 from autotune.storage.transfer import read_studies
 from autotune.study.check import check_studies
@@ -89,45 +85,3 @@ def test_an_earlier_release_rejects_the_upgraded_database_and_its_studies(url):
             sqlalchemy.text("SELECT schema_version FROM autotune_studies")
         )
         assert (version, list(of_studies)) == (REVISION, [4])
-
-
-def test_the_copy_from_before_the_upgrade_lacks_the_new_table(url, tmp_path):
-    with open_store(url, create=False):
-        pass
-    (copy,) = tmp_path.glob(f"*before-{REVISION}-*")
-    with closing(sqlite3.connect(copy)) as new, closing(sqlite3.connect(OLD)) as old:
-        assert list(new.iterdump()) == list(old.iterdump())
-
-
-def test_the_copy_of_a_server_database_has_every_row(old_postgres, tmp_path):
-    with open_store(old_postgres, create=False):
-        pass
-    (copy,) = (tmp_path / "studies").glob(f"*before-{REVISION}-*")
-    tables = [json.loads(line)["table"] for line in copy.read_text().splitlines()]
-    assert {name: tables.count(name) for name in TABLES} == {
-        "autotune_studies": 1,
-        "autotune_trials": 5,
-        "autotune_attempts": 7,
-        "autotune_predictions": 4,
-    }
-
-
-def test_checking_an_old_database_finds_its_age_and_no_fault(url):
-    checked = check_studies(url)
-    assert (checked.trials, checked.faults) == (5, 0)
-    assert f"is of an older autotune (schema 0003, now {REVISION})" in checked.findings[0].what
-
-
-def test_a_database_that_an_older_search_is_using_is_not_upgraded(url):
-    engine = sqlalchemy.create_engine(url)
-    columns = map(sqlalchemy.column, ("id", "state", "lease_until"))
-    attempts = sqlalchemy.table("autotune_attempts", *columns)
-    with engine.begin() as connection:
-        connection.execute(
-            attempts.update()
-            .where(attempts.c.id == sqlalchemy.select(attempts.c.id).limit(1).scalar_subquery())
-            .values(state="running", lease_until=time.time() + 60.0)
-        )
-    engine.dispose()
-    with pytest.raises(StorageUnavailable, match="a search of that autotune is using it"):
-        open_store(url, create=False).__enter__()

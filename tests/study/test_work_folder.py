@@ -9,7 +9,7 @@ from sqlalchemy.engine import make_url
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.attempt import FinishedTrial
 from autotune.storage.database import Database, with_driver
-from autotune.storage.identity import earlier_work_folder_path, find_work_folder
+from autotune.storage.identity import find_work_folder
 from autotune.study.check import check_studies
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
@@ -80,15 +80,6 @@ def test_two_databases_have_two_work_folders(tmp_path):
             identities.add(store.database.identity)
     assert len(identities) == 2
     assert None not in identities
-
-
-def test_the_folder_that_an_earlier_release_named_by_the_url_is_taken_over(url):
-    earlier = earlier_work_folder_path(url)
-    assert earlier is not None
-    (earlier / "by-hand").mkdir(parents=True)
-    with work_folder(url) as work:
-        assert (work / "by-hand").is_dir()
-    assert not earlier.exists()
 
 
 def test_the_password_is_in_no_name_of_a_folder(url):

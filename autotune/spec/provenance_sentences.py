@@ -1,8 +1,6 @@
-"""Reads measurements of earlier releases, which stored sentences about where a result comes from.
+"""Reads the sentences of `provenance.py` back: those of a server's JSON, and of older databases.
 
-Migration 0003 converts the rows of a database. Three kinds of measurements may still have such
-sentences after it: those in export files and in outboxes of an earlier release, and that of a
-worker of an earlier release which was running while the database was upgraded.
+A sentence gives facts only where these give the same sentence again.
 """
 
 import ast
@@ -34,28 +32,18 @@ _UNUSED_EVALUATION: Mapping[str, UnusedEvaluation | None] = {
 }
 
 
-def upgraded_measurement(stored: Any) -> Any:
-    """Returns a stored measurement with facts where it has sentences, ready for JSON.
+def with_facts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a measurement with facts where it has sentences, ready for JSON.
 
-    Anything else is returned as it is: a measurement of this release, and also a sentence that no
-    release has written, which `parse` then rejects.
+    A sentence that no release has written stays, for the reader of the measurement to reject.
     """
-    if not isinstance(stored, dict):
-        return stored  # damaged, or null
-    source, origin = stored.get("perplexity_source"), stored.get("reused_from")
-    facts: dict[str, Any] = {}
-    if source is None and stored.get("perplexity") is not None:
-        # Written by a release in which trials could not share a perplexity.
-        facts["perplexity_source"] = asdict(MEASURED)
-    if source == "measured, mean of 1 seeds":  # all other seeds had failed
-        source = "measured"
+    facts = dict(stored)
+    source, origin = facts.get("perplexity_source"), facts.get("reused_from")
     if isinstance(source, str):
         facts["perplexity_source"] = _facts(source, _parse_source(source))
     if isinstance(origin, str):
         facts["reused_from"] = _facts(origin, _parse_trial(origin))
-    if not facts:
-        return stored
-    return {**stored, **facts}
+    return facts
 
 
 def _facts(sentence: str, parsed: PerplexitySource | TrialReference | None) -> Any:
