@@ -5,6 +5,7 @@ order. It differs between Python versions, so a workload has the hash of the tex
 """
 
 import ast
+import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator
@@ -29,10 +30,11 @@ def standard_library_texts() -> list[str]:
 
 
 def _module_docstrings() -> Iterator[str]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for file in sorted(root.rglob("*.py")):
-        if not _NOT_DOCUMENTATION.isdisjoint(file.relative_to(root).parts):
-            continue
+    files: list[Path] = []
+    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
+        subfolders[:] = [name for name in subfolders if name not in _NOT_DOCUMENTATION]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    for file in sorted(files):
         text = _docstring(file)
         if text:
             yield text
