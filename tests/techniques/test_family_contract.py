@@ -93,7 +93,13 @@ def works(row, folder):
 
 
 def sampled(folder, *, compile_scopes):
-    choices = {"family": FAMILIES, **EVERY_CHOICE, "compile": compile_scopes}
+    choices = {
+        # First, so that what no adapter goes with is found before the others are tried.
+        "adapter": EVERY_CHOICE["adapter"],
+        "family": FAMILIES,
+        **EVERY_CHOICE,
+        "compile": compile_scopes,
+    }
     return pairwise(choices, lambda row: works(row, folder))
 
 
