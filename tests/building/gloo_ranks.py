@@ -2,7 +2,8 @@
 
     results = on_ranks(2, measure, arguments)      # [of rank 0, of rank 1]
 
-Each process is started anew and has one thread; `function(rank, *arguments)` must be importable.
+Each process is new and has one thread; `function(rank, *arguments)` must be importable. All are
+forked from one that has imported torch and what predicts, which takes seconds.
 """
 
 import multiprocessing
@@ -12,10 +13,17 @@ from datetime import timedelta
 from pathlib import Path
 
 TIMEOUT_SECONDS = 300
+IMPORTED_ONCE = [
+    "torch.distributed.fsdp",
+    "autotune.predictor.predict",
+    "autotune.techniques.sharding",
+    "autotune.training.step",
+]
 
 
 def on_ranks(size, function, *arguments):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_ONCE)
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         processes = [
