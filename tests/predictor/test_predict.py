@@ -1,5 +1,8 @@
 """What a prediction contains besides the peak, and what it rejects."""
 
+import dataclasses
+import functools
+
 import pytest
 import torch
 import torch._dynamo
@@ -35,9 +38,14 @@ MIXTURE_OF_EXPERTS = {
 }
 
 
-@pytest.fixture
-def prediction_of(workload):
-    """prediction_of(checkpointing="block", device="cuda") predicts the small workload."""
+@pytest.fixture(scope="module")
+def workload(workload):
+    return dataclasses.replace(workload, layers=2)
+
+
+@pytest.fixture(scope="module")
+def predict_anew(workload):
+    """predict_anew(checkpointing="block", device="cuda") predicts the small workload."""
 
     def prediction(*, device="cpu", with_timeline=False, gpu=None, torch_version=None, **choices):
         torch._dynamo.reset()
@@ -54,6 +62,12 @@ def prediction_of(workload):
         )
 
     return prediction
+
+
+@pytest.fixture(scope="module")
+def prediction_of(predict_anew):
+    """Each configuration is predicted once, for a model that no test has changed."""
+    return functools.cache(predict_anew)
 
 
 def test_a_gpu_holds_tokens_and_labels_of_all_micro_batches(prediction_of, workload):
@@ -233,7 +247,7 @@ def test_where_attention_is_cudnns_the_bounds_allow_for_its_workspace(
 
 
 def test_attention_that_the_specified_backend_does_not_support_is_rejected(
-    prediction_of, monkeypatch
+    predict_anew, monkeypatch
 ):
     def bias_attention(model):
         for block in model.blocks:
@@ -243,7 +257,7 @@ def test_attention_that_the_specified_backend_does_not_support_is_rejected(
     with pytest.raises(
         PredictionImpossible, match="attention flash does not support this model's calls"
     ):
-        prediction_of(device="cuda", precision="bf16-true", attention="flash")
+        predict_anew(device="cuda", precision="bf16-true", attention="flash")
 
 
 class BiasedAttention(nn.Module):
@@ -279,13 +293,13 @@ def changed_model(monkeypatch, change):
     monkeypatch.setitem(MODELS, "gpt", type(family)(**{**vars(family), "build": build}))
 
 
-def test_attention_with_a_bias_is_predicted_with_the_kernel_of_a_gpu(prediction_of, monkeypatch):
+def test_attention_with_a_bias_is_predicted_with_the_kernel_of_a_gpu(predict_anew, monkeypatch):
     def bias_attention(model):
         for block in model.blocks:
             block.attention = BiasedAttention(block.attention)
 
     changed_model(monkeypatch, bias_attention)
-    on_cpu, on_cuda = prediction_of(), prediction_of(device="cuda")
+    on_cpu, on_cuda = predict_anew(), predict_anew(device="cuda")
     of = {
         name: {holder.operator for holder in p.holders}
         for name, p in (("cpu", on_cpu), ("cuda", on_cuda))
@@ -294,9 +308,7 @@ def test_attention_with_a_bias_is_predicted_with_the_kernel_of_a_gpu(prediction_
     assert not {"aten._softmax", "aten._safe_softmax"} & of["cuda"]
 
 
-def test_on_cuda_queries_for_the_gpus_autocast_are_answered_for_the_cpus(
-    prediction_of, monkeypatch
-):
+def test_on_cuda_queries_for_the_gpus_autocast_are_answered_for_the_cpus(predict_anew, monkeypatch):
     """torchao's fp8 layers query it, and save their inputs in fp32 where it is off."""
     asked = []
 
@@ -310,7 +322,7 @@ def test_on_cuda_queries_for_the_gpus_autocast_are_answered_for_the_cpus(
         model.norm.forward = asking
 
     changed_model(monkeypatch, ask)
-    prediction_of(device="cuda", precision="bf16-mixed")
+    predict_anew(device="cuda", precision="bf16-mixed")
     assert set(asked) == {(True, torch.bfloat16)}
 
 
@@ -325,31 +337,33 @@ def test_no_real_kernel_runs_for_a_product_in_fp8_of_compiled_code(monkeypatch):
         )
 
 
-def test_a_model_that_branches_on_values_is_rejected_with_the_operation(prediction_of, monkeypatch):
+def test_a_model_that_branches_on_values_is_rejected_with_the_operation(predict_anew, monkeypatch):
     def branch(model):
         forward = model.norm.forward
         model.norm.forward = lambda x: forward(x) if x.sum().item() > 0 else x
 
     changed_model(monkeypatch, branch)
     with pytest.raises(PredictionImpossible, match="_local_scalar_dense"):
-        prediction_of()
+        predict_anew()
 
 
-def test_a_mask_of_unknown_values_is_predicted_as_all_true(prediction_of, monkeypatch):
+def test_a_mask_of_unknown_values_is_predicted_as_all_true(
+    prediction_of, predict_anew, monkeypatch
+):
     def select(model):
         forward = model.norm.forward
         model.norm.forward = lambda x: forward(x) + x[x > 0].sum()
 
     plain = prediction_of()
     changed_model(monkeypatch, select)
-    prediction = prediction_of()
+    prediction = predict_anew()
     assert prediction.peak_memory_bytes > plain.peak_memory_bytes
     assert prediction.lower_bound_bytes <= plain.peak_memory_bytes
     assert any("all true" in note for note in prediction.notes)
 
 
 def test_a_model_that_knows_how_much_a_mask_selects_is_rejected_with_the_line(
-    prediction_of, monkeypatch
+    predict_anew, monkeypatch
 ):
     def select(model):
         forward = model.norm.forward
@@ -361,11 +375,11 @@ def test_a_model_that_knows_how_much_a_mask_selects_is_rejected_with_the_line(
 
     changed_model(monkeypatch, select)
     with pytest.raises(PredictionImpossible, match=r"test_predict\.py.* selects by a mask"):
-        prediction_of()
+        predict_anew()
 
 
 def test_a_model_that_counts_distinct_values_is_rejected_with_the_operation(
-    prediction_of, monkeypatch
+    predict_anew, monkeypatch
 ):
     def count(model):
         forward = model.norm.forward
@@ -373,10 +387,12 @@ def test_a_model_that_counts_distinct_values_is_rejected_with_the_operation(
 
     changed_model(monkeypatch, count)
     with pytest.raises(PredictionImpossible, match="unique"):
-        prediction_of()
+        predict_anew()
 
 
-def test_a_value_that_is_only_logged_changes_no_prediction(prediction_of, monkeypatch):
+def test_a_value_that_is_only_logged_changes_no_prediction(
+    prediction_of, predict_anew, monkeypatch
+):
     logged = []
 
     def log(model):
@@ -390,6 +406,6 @@ def test_a_value_that_is_only_logged_changes_no_prediction(prediction_of, monkey
 
     plain = prediction_of()
     changed_model(monkeypatch, log)
-    prediction = prediction_of()
+    prediction = predict_anew()
     assert prediction.peak_memory_bytes == plain.peak_memory_bytes
     assert any("test_predict.py" in note for note in prediction.notes)
