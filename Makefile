@@ -17,7 +17,9 @@ LOWEST_TORCH := $(shell sed -n 's/^ *"torch>=\([0-9.]*\).*/\1/p' pyproject.toml)
 search: setup
 	$(BIN)/autotune search $(SEARCH)
 
+# Compiled once, for the hundreds of processes that the tests start: also where Python is told to write no bytecode.
 test: setup
+	$(BIN)/python -m compileall -q autotune
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: setup
