@@ -11,6 +11,7 @@ from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.training.trainer import Trainer, train
 from tests.building.results import ON_CUDA_IN_THIS_PROCESS
+from tests.building.small_blocks import with_small_blocks
 
 GLOBAL_BATCH = 4
 TOLERANCE = 0.001
@@ -39,7 +40,7 @@ EAGER = [
     {"micro_batch_size": 2, "precision": "fp16-mixed", "optimizer_fusion": "kernel"},
 ]
 COMPILED = [
-    {"compile": "block"},
+    pytest.param({"compile": "block"}, marks=pytest.mark.slow),  # small blocks stand for it
     pytest.param({"compile": "model", "memory_budget": 0.3}, marks=pytest.mark.slow),
     pytest.param({"compile": "block", "checkpointing": "block"}, marks=pytest.mark.slow),
     pytest.param(
@@ -96,6 +97,21 @@ def test_a_compiled_peak_is_predicted(workload, make_trainer, choices):
     assert predicted_bytes(workload, choices) == pytest.approx(
         measured, rel=TOLERANCE, abs=allowed_bytes(choices)
     )
+
+
+def test_a_compiled_peak_of_small_blocks_is_predicted(workload, tmp_path):
+    small = with_small_blocks(workload, tmp_path)
+    request = TrainingRequest(
+        workload=small,
+        config=TrainingConfig(compile="block", micro_batch_size=GLOBAL_BATCH),
+        folder=tmp_path / "prepared",
+        device="cpu",
+        cap_bytes=2**40,
+        requested_at=time.monotonic(),
+    )
+    torch._dynamo.reset()
+    measured = measured_bytes(Trainer(request), small)
+    assert predicted_bytes(small, {"compile": "block"}) == pytest.approx(measured, rel=TOLERANCE)
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from autotune.training.parity import GradientSketch
 from autotune.training.step import Diverged
 from autotune.training.trainer import Trainer, trace, train
 from tests.building.results import ON_CUDA_IN_THIS_PROCESS
+from tests.building.small_blocks import with_small_blocks
 
 
 @pytest.fixture
@@ -167,45 +168,47 @@ def test_eager_code_reports_no_compilation(request_for):
     assert (measurement.compile_seconds, measurement.compile_cache) == (None, None)
 
 
-SMALL_BLOCKS = """
-import torch
+@pytest.fixture(scope="module")
+def small_blocks(workload, tmp_path_factory):
+    """A function from choices to a training of a model of small blocks."""
+    folder = tmp_path_factory.mktemp("small")
+    small = with_small_blocks(workload, folder)
 
-class Block(torch.nn.Linear):
-    def forward(self, x):
-        return torch.tanh(super().forward(x))
-
-class Model(torch.nn.Module):
-    def __init__(self, vocab_size):
-        super().__init__()
-        self.embedding = torch.nn.Embedding(vocab_size, 16)
-        self.layers = torch.nn.ModuleList(Block(16, 16) for _ in range(2))
-        self.head = torch.nn.Linear(16, vocab_size)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-"""
-"""A block of it is compiled into two kernels, one of the default model into more than twenty."""
-
-
-def test_compilation_is_timed_separately_and_cached_for_a_second_training(
-    request_for, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    (tmp_path / "small_blocks.py").write_text(SMALL_BLOCKS)
-    request = request_for(model=f"{tmp_path}/small_blocks.py:Model", choices={"compile": "block"})
-    request = dataclasses.replace(request, folder=tmp_path / "prepared")
-    prepare(workload=request.workload.to_dict(), folder=str(request.folder))
-    caches = []
-    for _ in range(2):
+    def train_it(**choices):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        measurement = train(request)
-        caches.append(measurement.compile_cache)
-        assert measurement.compile_seconds > 0
-    assert caches == ["miss", "hit"]
+        config = TrainingConfig(micro_batch_size=small.global_batch, **choices)
+        return train(
+            TrainingRequest(
+                workload=small,
+                config=config,
+                folder=folder / "prepared",
+                device="cpu",
+                cap_bytes=2**40,
+                requested_at=0.0,
+            )
+        )
+
+    return train_it
+
+
+@pytest.fixture(scope="module")
+def compiled_twice(small_blocks, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        return [small_blocks(compile="block") for _ in range(2)]
+
+
+def test_compilation_is_timed_separately_and_cached_for_a_second_training(compiled_twice):
+    assert [measurement.compile_cache for measurement in compiled_twice] == ["miss", "hit"]
+    assert all(measurement.compile_seconds > 0 for measurement in compiled_twice)
+
+
+def test_the_compilers_code_trains_as_eager_code_does(compiled_twice, small_blocks):
+    eager = small_blocks()
+    for measurement in compiled_twice:
+        assert measurement.final_loss == pytest.approx(eager.final_loss, rel=1e-5)
+        assert measurement.perplexity == pytest.approx(eager.perplexity, rel=1e-5)
 
 
 def test_the_learning_rate_rises_then_is_constant(request_for):
@@ -388,11 +391,23 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
     return server.submit("train", payload, log_file=tmp_path / "trial.log").result().result
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16-true", marks=pytest.mark.slow)])
-def test_evaluation_never_sets_the_peak_of_a_compiled_training(precision, workload, tmp_path):
+@pytest.mark.parametrize(
+    ("blocks", "precision"),
+    [
+        ("small", "fp32"),
+        pytest.param("default", "fp32", marks=pytest.mark.slow),
+        pytest.param("default", "bf16-true", marks=pytest.mark.slow),
+    ],
+)
+def test_evaluation_never_sets_the_peak_of_a_compiled_training(
+    blocks, precision, workload, tmp_path
+):
     """Eager logits of a large vocabulary would exceed all that the compiled training holds."""
     wide = dataclasses.replace(workload, vocab_size=8192, layers=1)
-    prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
+    if blocks == "small":
+        wide = with_small_blocks(wide, tmp_path)
+    else:
+        prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
     config = TrainingConfig(
         compile="model", precision=precision, micro_batch_size=wide.global_batch
     )
