@@ -30,6 +30,11 @@ def products_of(workload):
 
 
 @pytest.fixture(scope="module")
+def workload(workload):
+    return replace(workload, layers=2)
+
+
+@pytest.fixture(scope="module")
 def plain(workload):
     return predicted(workload)
 
