@@ -19,6 +19,7 @@ from autotune.spec.model_file import model_name, sizes_of
 from autotune.spec.prediction import Prediction
 from autotune.spec.reading import parse
 from autotune.spec.workload import make_workload
+from tests.building.small_blocks import with_small_blocks
 
 GLOBAL_BATCH = 4
 MIB = 1024**2
@@ -148,10 +149,16 @@ def test_a_prediction_survives_being_stored_as_json(prediction_of):
     assert parse(Prediction, json.loads(json.dumps(prediction.to_dict()))) == prediction
 
 
-def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(prediction_of):
-    plans = [
-        prediction_of(compile="block", memory_budget=budget).plan for budget in (0.9, 0.7, 0.0)
-    ]
+def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(workload, tmp_path):
+    small = with_small_blocks(workload, tmp_path)
+    plans = []
+    for budget in (0.9, 0.7, 0.0):
+        torch._dynamo.reset()
+        config = TrainingConfig(
+            micro_batch_size=GLOBAL_BATCH, compile="block", memory_budget=budget
+        )
+        request = PredictionRequest(workload=small, config=config, device="cpu")
+        plans.append(predict(request).plan)
     assert (plans[0] == plans[1], plans[0] == plans[2]) == (True, False)
 
 
