@@ -41,11 +41,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="try the survivors again")
     arguments = parser.parse_args()
-    places = draw(ROOT, seed=arguments.seed, count=arguments.count)
     known = results(arguments.seed)
     if arguments.again:
         known = {place: line for place, line in known.items() if line["outcome"] != "survived"}
     copies = [copy_of_checkout(arguments.work / f"copy-{n}") for n in range(arguments.workers)]
+    # Of the copy, which stays as it is while the checkout is worked on.
+    places = draw(copies[0], seed=arguments.seed, count=arguments.count)
     marks = arguments.work / "marks"
     free: SimpleQueue[Path] = SimpleQueue()
     for copy in copies:
