@@ -621,7 +621,6 @@ def profile(
     *,
     steps: int = 3,
     out: str | Path | None = None,
-    quota: str = "4GiB",
     fresh: bool = False,
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
@@ -629,12 +628,11 @@ def profile(
 ) -> "StoredProfile":
     """Run a trial, by default the pick, again under torch's profiler, for `steps` steady steps.
 
-    The files are written to `out`, or to the study's work folder, where all profiles of the study
-    may take `quota` together: the oldest are removed. A profile of as many steps that is there
-    already is returned, except with `fresh`. `note` is called with sentences on what is done. No
-    number of the trial changes. Raises UnknownStudy, InvalidInput for a trial that never came to a
-    steady step, StudyMismatch on another device than the study's, StorageUnavailable where there is
-    no room, PreparationFailed where the training fails, and KeyboardInterrupt.
+    The files are written to `out`, or to the study's work folder. A profile of as many steps that
+    is there already is returned, except with `fresh`. `note` is called with sentences on what is
+    done. No number of the trial changes. Raises UnknownStudy, InvalidInput for a trial that never
+    came to a steady step, StudyMismatch on another device than the study's, StorageUnavailable
+    where there is no room, PreparationFailed where the training fails, and KeyboardInterrupt.
     """
     from autotune.study.profiling import ProfileRequest, profile_trial
 
@@ -643,7 +641,6 @@ def profile(
         trial=trial,
         steps=steps,
         out=None if out is None else Path(out),
-        quota=quota,
         fresh=fresh,
         storage=storage,
         preferences=preferences,

@@ -120,9 +120,7 @@ class Result(StudyResult):
         from autotune.reporting.report.page import page
 
         file = report_file(self.study, path)
-        report = contents.compute(
-            self.view(), version=__version__, preferences=self.preferences, page=file
-        )
+        report = contents.compute(self.view(), version=__version__, preferences=self.preferences)
         write_file(file, page(report))
         return file
 

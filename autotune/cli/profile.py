@@ -11,7 +11,6 @@ from autotune import api
 from autotune.analysis.profile_comparison import compare_profiles
 from autotune.cli import options
 from autotune.cli.lines import print_line
-from autotune.cli.server import ServerOption, check_one_place
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.printable import printable
@@ -21,7 +20,7 @@ from autotune.reporting.html_page import whole_page
 from autotune.reporting.output_file import write_file
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.result import JSON_SCHEMA
-from autotune.study.profiling import DEFAULT_QUOTA, ProfileRequest, StoredProfile
+from autotune.study.profiling import StoredProfile
 
 COMPARISON_FILE = "profile-{first}-{second}.html"
 
@@ -64,20 +63,10 @@ def profile(
             "-o",
             rich_help_panel=RESULTS,
             metavar="FOLDER",
-            help="Folder for the files of one trial. [default: in the study's work folder; "
-            "with --server, studies/STUDY-profile-TRIAL]",
+            help="Folder for the files of one trial. [default: in the study's work folder]",
         ),
     ] = None,
-    quota: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=RESULTS,
-            metavar="SIZE",
-            help="Most that the profiles of a study may take; the oldest are removed.",
-        ),
-    ] = DEFAULT_QUOTA,
     storage: options.StorageOption = options.STORAGE,
-    server: ServerOption = None,
     as_json: options.JsonOption = False,
     quiet: options.QuietOption = False,
 ) -> None:
@@ -85,8 +74,7 @@ def profile(
 
     Writes a trace that ui.perfetto.dev opens, a picture of the memory over a step, what
     torch.compile generated and, on CUDA, a snapshot for pytorch.org/memory_viz. No number of the
-    trial changes. With --server the trial waits there for its devices, and its files are written
-    here.
+    trial changes. A search takes profiles itself with --profile.
     """
     wanted: list[int | None] = [*(trials or ())] or [None]
     if compare and len(wanted) != 2:
@@ -104,33 +92,10 @@ def profile(
         if not quiet:
             print_line(printable(sentence), to_stderr=True, flush=True)
 
-    if server is not None:
-        check_one_place(server, storage)
-        if quota != DEFAULT_QUOTA:
-            raise InvalidInput(
-                "--quota is the server's to decide", hint="leave it out: see autotune serve --quota"
-            )
-        ProfileRequest(study=study, steps=steps, out=out)  # it checks these
-        # It imports httpx, 0.2 s.
-        from autotune.cli.remote_profile import profiles_on_server  # noqa: PLC0415
-
-        found = profiles_on_server(
-            server, study, wanted, steps=steps, fresh=fresh, out=out, quiet=quiet
-        )
-    else:
-        found = [
-            api.profile(
-                study,
-                number,
-                steps=steps,
-                out=out,
-                quota=quota,
-                fresh=fresh,
-                storage=storage,
-                note=note,
-            )
-            for number in wanted
-        ]
+    found = [
+        api.profile(study, number, steps=steps, out=out, fresh=fresh, storage=storage, note=note)
+        for number in wanted
+    ]
     if as_json:
         print(json.dumps(_to_dict(found), indent=2, allow_nan=False))
         return

@@ -77,7 +77,7 @@ def _table(searches: "Sequence[RemoteSearch]", *, narrow: bool) -> Table:
         table.add_column("submitted", no_wrap=True)
         table.add_column("remark", overflow="fold")
     for search in searches:
-        cells = [str(search.id), _state(search), _study(search), _trials(search)]
+        cells = [str(search.id), _state(search), search.study, _trials(search)]
         if not narrow:
             cells += [
                 str(search.priority),
@@ -93,12 +93,6 @@ def _state(search: "RemoteSearch") -> str:
     if search.position is not None:
         return f"{search.state}, place {search.position}"
     return search.state
-
-
-def _study(search: "RemoteSearch") -> str:
-    if search.profiled_trial is None:
-        return search.study
-    return f"{search.study}, profile of #{search.profiled_trial}"
 
 
 def _trials(search: "RemoteSearch") -> str:

@@ -229,19 +229,8 @@ def print_ended(
     as_json: bool,
     verbose: bool,
 ) -> None:
-    """Print the result of a search that has ended, as a search here does, and exit as it would.
-
-    Of a profile, say how to have its files.
-    """
+    """Print the result of a search that has ended, as a search here does, and exit as it would."""
     raise_unless_finished(search, client)
-    if search.profiled_trial is not None and as_json:
-        print(json.dumps(search.answer, indent=2, allow_nan=False))
-        return
-    if search.profiled_trial is not None:
-        words = ["profile", search.study, str(search.profiled_trial)]
-        print_line(f"Trial {search.profiled_trial} of {search.study} is profiled; its files:")
-        print_line(f"  {command_on_server(words, client)}")
-        return
     show = command_on_server(["show", search.study, *(["--json"] if as_json else [])], client)
     with answer(hint=f"every result is stored; make room and print them: {show}"):
         if as_json:
@@ -257,18 +246,13 @@ def print_ended(
 
 
 def raise_unless_finished(search: RemoteSearch, client: Client) -> None:
-    """Raise the error with which a search, or a profile, has failed or was cancelled."""
+    """Raise the error with which a search has failed or was cancelled."""
     if search.state == "failed":
         error = _CLASS_OF.get(search.exit_code or 0, AutotuneError)
         raise error(search.reason or "the search failed", hint=search.hint)
     if search.state != "cancelled":
         return
     by = f": {search.reason}" if search.reason else ""
-    if search.profiled_trial is not None:
-        raise Stopped(
-            f"the profile of trial {search.profiled_trial} was cancelled{by}",
-            hint="ask for it again",
-        )
     go_on = command_to_continue(search, client)
     if go_on is None:
         raise Stopped(

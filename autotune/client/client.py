@@ -13,7 +13,6 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_tria
 from autotune.client.address import server_address, token_for
 from autotune.client.connection import Connection, reading_answer
 from autotune.client.events import ServerEvent, events_of
-from autotune.client.profiles import download_profile
 from autotune.client.remote_result import RemoteResult
 from autotune.client.searches import (
     RemoteSearch,
@@ -34,8 +33,6 @@ from autotune.spec.study import RESULTS_FOLDER
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from autotune.study.profiling import StoredProfile
 
 
 _SILENCE_AFTER_END_SECONDS = 10.0
@@ -231,51 +228,6 @@ class Client:
     def trial_log(self, study: str, number: int) -> str:
         """Return the end of what the process of a trial has printed."""
         return self._connection.send("GET", f"{_path(study)}/trials/{number:d}/log").text
-
-    def profile(
-        self,
-        study: str,
-        trial: int | None = None,
-        *,
-        steps: int = 3,
-        fresh: bool = False,
-        priority: int = 0,
-        group: str | None = None,
-    ) -> RemoteSearch:
-        """Have a trial, by default the pick, profiled, and return the job in the queue.
-
-        `download_profile` has the files once it has ended: `wait(job.id)`. A profile of as many
-        steps that is there already stays, except with `fresh`. Raises UnknownStudy, and
-        InvalidInput for a trial that cannot be profiled.
-        """
-        if trial is None:
-            trial = chosen_trial(self.show(study), None).number
-        body: dict[str, Any] = {"steps": steps, "fresh": fresh, "priority": priority}
-        if group is not None:
-            body["group"] = group
-        path = f"{_path(study)}/trials/{trial:d}/profile"
-        return self._search(self._connection.json("POST", path, body=body))
-
-    def profiles(self, study: str) -> list[Mapping[str, Any]]:
-        """Return the profiles of a study, each as the server describes it: trial, steps, files."""
-        return _objects(self._connection.json("GET", f"{_path(study)}/profiles"), "profiles")
-
-    def download_profile(
-        self, study: str, trial: int, *, out: str | Path | None = None
-    ) -> "StoredProfile":
-        """Write the files of a trial's profile to `out`, and return the profile with its folder.
-
-        By default they are written to `studies/STUDY-profile-TRIAL`. Raises InvalidInput, also for
-        a name of a file that leads out of the folder, and StorageUnavailable.
-        """
-        # It imports plotly, 0.1 s.
-        from autotune.study.profiling import StoredProfile  # noqa: PLC0415
-
-        record = self.trial(study, trial)
-        folder = RESULTS_FOLDER / f"{study}-profile-{record.number}" if out is None else Path(out)
-        path = f"{_path(study)}/trials/{trial:d}/profile"
-        profile = download_profile(self._connection, path, folder, replaces=out is None)
-        return StoredProfile(study=study, record=record, profile=profile, folder=folder)
 
     def report(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> bytes:
         """Return a study as one HTML page that opens offline."""

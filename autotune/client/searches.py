@@ -36,8 +36,6 @@ class RemoteSearch(Schema):
     state: State
     study: str
     """Name of its study; empty before the search has one."""
-    profiled_trial: int | None = None
-    """The trial that is profiled, in place of a search; None for a search."""
     reason: str = ""
     """Why it failed, or was cancelled."""
     hint: str = ""

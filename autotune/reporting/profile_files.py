@@ -50,6 +50,10 @@ class ProfileFile:
     is_code: bool = False
     """Whether inductor has generated it, mostly one of many."""
 
+    @property
+    def viewer_address(self) -> str:
+        return f"https://{self.opened_by}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProfile:
@@ -71,11 +75,6 @@ class TrialProfile:
     def main_files(self) -> tuple[ProfileFile, ...]:
         """All but generated code."""
         return tuple(file for file in self.files if not file.is_code)
-
-    @property
-    def code_files(self) -> tuple[ProfileFile, ...]:
-        """Generated code, a file for each graph."""
-        return tuple(file for file in self.files if file.is_code)
 
     def file(self, name: str) -> Path | None:
         """Return the path of the file of that name; None for a name that is not listed."""

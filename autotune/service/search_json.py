@@ -25,7 +25,6 @@ def search_object(search: QueuedSearch, *, position: int | None = None) -> dict[
         "reason": search.reason,
         "hint": search.hint,
         "study": search.study,
-        "profiled_trial": search.profiled_trial,
         "priority": search.priority,
         "group": search.group,
         "position": position,

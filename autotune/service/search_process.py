@@ -1,9 +1,8 @@
 """The process of one search of the queue: `python -m autotune.service.search_process`.
 
-It reads its order as JSON from stdin, runs the same search as `autotune search`, or takes the same
-profile as `autotune profile`, and writes what happens to the database: a sign of life every two
-seconds, events, and how it ended. Nothing of it depends on the server that started it, which may be
-killed, replaced or on another machine later.
+It reads its order as JSON from stdin, runs the same search as `autotune search`, and writes what
+happens to the database: a sign of life every two seconds, events, and how it ended. Nothing of it
+depends on the server that started it, which may be killed, replaced or on another machine later.
 """
 
 import dataclasses
@@ -40,7 +39,6 @@ from autotune.printable import printable
 from autotune.service.processes import this_process
 from autotune.service.submissions import TRIALS_BEFORE, SubmissionRules, request_of_submission
 from autotune.spec.queued_search import (
-    PROFILED_TRIAL,
     SEARCH_RENEWAL_SECONDS,
     QueuedSearch,
     SearchState,
@@ -60,12 +58,7 @@ from autotune.study.events import (
     TrialEnded,
     TrialPhase,
 )
-from autotune.study.profiling import (
-    ProfileRequest,
-    named_devices,
-    profile_at_end,
-    profile_trial,
-)
+from autotune.study.profiling import profile_at_end
 from autotune.study.progress import Progress
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
@@ -338,8 +331,6 @@ def _run(
         return bool(stops) or reporter.is_cancelled or reporter.is_lost
 
     try:
-        if found.profiled_trial is not None:
-            return _profile(order, found, reporter, should_stop)
         return _search(order, found, reporter, should_stop, make_executor)
     except Stopped:
         if reporter.is_cancelled:
@@ -396,31 +387,6 @@ def _search(
         hint="choose a larger cap, or another search space",
         exit_code=1,
     )
-
-
-def _profile(
-    order: Mapping[str, Any],
-    found: QueuedSearch,
-    reporter: _Reporter,
-    should_stop: Callable[[], bool],
-) -> _End:
-    rules = SubmissionRules.from_dict(order["rules"])
-    request = ProfileRequest(
-        study=found.study,
-        trial=found.request[PROFILED_TRIAL],
-        steps=found.request["steps"],
-        fresh=found.request["fresh"],
-        storage=rules.storage,
-        devices=named_devices(rules.devices),
-    )
-
-    def note(sentence: str) -> None:
-        print(printable(sentence), flush=True)
-        reporter.add("notice", {"message": sentence})
-        reporter.progress = {"doing": sentence}
-
-    profile_trial(request, should_stop=should_stop, note=note)
-    return _End(state="finished", exit_code=0)
 
 
 def _print_error(error: AutotuneError) -> None:

@@ -17,8 +17,6 @@ SEARCH_RENEWAL_SECONDS = 2.0
 MOST_LOSSES = 3
 """A search whose process ended without a word more often than this, one after the other, fails."""
 MOST_PRIORITY = 100
-PROFILED_TRIAL = "profiled_trial"
-"""Of a request: the number of the trial that is to be profiled, instead of a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +68,6 @@ class QueuedSearch(Schema):
     def has_ended(self) -> bool:
         """Whether nothing more happens to it."""
         return self.state in ENDED
-
-    @property
-    def profiled_trial(self) -> int | None:
-        """The trial of its study that it profiles, in place of a search; None for a search."""
-        trial = self.request.get(PROFILED_TRIAL)
-        return trial if type(trial) is int else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,8 +53,6 @@ MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
 LEAD_SECONDS = 8.0
 """After this long without a sign of life another server may take the lead."""
-PROFILE_DIGEST = "profile "
-"""How the digest of a request for a profile begins: it is none of the searches of its study."""
 _LONGEST_REASON = 2000
 _ANNOUNCED_SECONDS = 86_400.0
 _LONGEST_LOSS_PAUSE_SECONDS = 60.0
@@ -216,12 +214,8 @@ class Searches:
         return {number: place for place, number in enumerate(numbers, start=1)}
 
     def latest_of_studies(self) -> dict[str, QueuedSearch]:
-        """Returns the latest search of each study that the service has run or will run.
-
-        Requests for profiles are left out.
-        """
-        is_search = SEARCHES.c.digest.not_like(f"{PROFILE_DIGEST}%")
-        latest = select(func.max(SEARCHES.c.id)).where(is_search).group_by(SEARCHES.c.study)
+        """Returns the latest search of each study that the service has run or will run."""
+        latest = select(func.max(SEARCHES.c.id)).group_by(SEARCHES.c.study)
         with self._database.reading() as connection:
             rows = connection.execute(select(SEARCHES).where(SEARCHES.c.id.in_(latest))).all()
         return {row.study: _search(row) for row in rows}
@@ -817,7 +811,6 @@ def _state_event(search: QueuedSearch) -> tuple[int, str, str, dict[str, Any]]:
         "priority": search.priority,
         "exit_code": search.exit_code,
         "is_stopping": search.is_stopping,
-        "profiled_trial": search.profiled_trial,
     }
     return search.id, search.study, "search", data
 

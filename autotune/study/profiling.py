@@ -1,7 +1,6 @@
 """Runs a stored trial again under torch's profiler, and keeps the profile in the study's folder.
 
-A profile is a run of its own: nothing of it becomes a number of the trial. All profiles of a study
-together have a quota; where a new one would exceed it, the oldest are removed first.
+A profile is a run of its own: nothing of it becomes a number of the trial.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ from autotune.reporting.figures import memory_timeline
 from autotune.reporting.profile_files import (
     MEMORY_FILE,
     PROFILE_FILE,
-    PROFILES,
     Content,
     is_profile_of,
     profile_folder,
@@ -40,9 +38,8 @@ from autotune.study.request import SearchRequest
 from autotune.study.resume import check_same_device, check_same_model, prepare_again
 from autotune.study.search import result_of
 from autotune.study.trusted_code import check_trusted
-from autotune.units import different_sizes, format_size, parse_size
+from autotune.units import different_sizes, format_size
 
-DEFAULT_QUOTA = "4GiB"
 NEEDED_BYTES = 256 * 1024**2
 """Free space that a profile begins with: a few steps take tens of megabytes."""
 
@@ -67,7 +64,6 @@ class ProfileRequest:
     steps: int = 3
     out: Path | None = None
     """The folder to write to; None: that of the trial in the study's work folder."""
-    quota: str = DEFAULT_QUOTA
     fresh: bool = False
     """Whether to profile again where there is a profile of as many steps already."""
     storage: str = DEFAULT_STORAGE
@@ -85,7 +81,6 @@ class ProfileRequest:
             raise InvalidInput(
                 f"the folder {self.out} is not empty", hint="name another one with --out"
             )
-        parse_size(self.quota)
 
 
 def profile_trial(
@@ -145,11 +140,6 @@ def profile_trial(
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    if request.out is None:
-        for removed in remove_over_quota(
-            study_folder / PROFILES, quota_bytes=parse_size(request.quota), keep=folder
-        ):
-            note(f"the profile {removed.name} was removed, as all together exceed {request.quota}")
     return StoredProfile(study=definition.name, record=record, profile=profile, folder=folder)
 
 
@@ -270,30 +260,6 @@ def _write(
             f"the profile cannot be written to {folder.parent}: {error.strerror or error}",
             hint="make room there, or name another folder with --out",
         ) from None
-
-
-def remove_over_quota(profiles: Path, *, quota_bytes: int, keep: Path) -> list[Path]:
-    """Remove the oldest profiles of a folder until all are within the quota; return them.
-
-    `keep`, the newest, stays even where it alone exceeds the quota.
-    """
-    folders = sorted(
-        (one for one in profiles.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime
-    )
-    sizes = {
-        one: sum(file.stat().st_size for file in one.rglob("*") if file.is_file())
-        for one in folders
-    }
-    total_bytes = sum(sizes.values())
-    removed = []
-    for folder in folders:
-        if total_bytes <= quota_bytes:
-            break
-        if folder != keep:
-            shutil.rmtree(folder)
-            total_bytes -= sizes[folder]
-            removed.append(folder)
-    return removed
 
 
 def read_profile(folder: Path, profiled: Content) -> Profile | None:

@@ -269,10 +269,7 @@ COMMAND_LINES = {
         nope | nope IN_REAL | real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL
         real 0 --steps 0 IN_REAL | real 0 --steps 101 IN_REAL | real 0 --steps x IN_REAL
         real 0 --compare IN_REAL | real 0 1 2 --compare IN_REAL | real 0 1 --out x IN_REAL
-        real --server nonsense | real --server http://host IN_REAL
-        real --server http://host --quota 1GiB | real --server http://host --steps 0
-        real 0 --out . IN_REAL | real 0 -o . IN_REAL | real 0 --quota lots IN_REAL
-        real 0 --quota -1 IN_REAL | real 0 --storage nonsense
+        real 0 --out . IN_REAL | real 0 -o . IN_REAL | real 0 --storage nonsense
         real 99 --json IN_REAL | real 99 --quiet IN_REAL | real 99 -q IN_REAL
         real 99 --fresh IN_REAL
     """,

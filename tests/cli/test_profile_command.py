@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from autotune.study.profiling import remove_over_quota
 from tests.building.commands import run_here
-from tests.building.studies import MIB, measured, write_study
+from tests.building.studies import measured, write_study
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,6 @@ def folder(tmp_path_factory):
         (("kept", "0", "--steps", "0"), "invalid number of steps to profile: 0"),
         (("kept", "0", "--compare"), "--compare needs two trials, and 1 are given"),
         (("kept", "0", "1", "--out", "x"), "--out is the folder of one trial"),
-        (("kept", "0", "--quota", "lots"), "lots"),
         (("nowhere",), "nowhere"),
     ],
 )
@@ -52,20 +50,6 @@ def test_a_study_of_another_device_is_rejected_by_the_names_of_both(folder):
     ended = run_here("profile", "kept", "0", folder=folder)
     assert ended.returncode == 2
     assert "was measured on device a CPU, here is" in ended.stderr
-
-
-def test_the_oldest_profiles_go_first_and_the_newest_stays(tmp_path):
-    for age, name in enumerate(("trial-3", "trial-1", "trial-2")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "trace.json.gz").write_bytes(b"x" * MIB)
-        os.utime(tmp_path / name, (1000 + age, 1000 + age))
-    newest = tmp_path / "trial-2"
-    removed = remove_over_quota(tmp_path, quota_bytes=2 * MIB, keep=newest)
-    assert [one.name for one in removed] == ["trial-3"]
-    assert [one.name for one in remove_over_quota(tmp_path, quota_bytes=1, keep=newest)] == [
-        "trial-1"
-    ]
-    assert newest.exists()
 
 
 SEARCH = (

@@ -106,37 +106,19 @@ def test_a_search_that_cannot_begin_fails_with_the_sentence_of_the_command_line(
     assert "layers" in search["reason"] + search["hint"]
 
 
-def test_a_pick_is_profiled_at_the_end_and_another_trial_later_and_no_number_changes(client):
-    wait_for_end(client, submit(client, trials=2, name="real", confirm=False, profile="pick"))
+def test_a_pick_is_profiled_at_the_end_and_no_number_changes(client):
+    search = submit(client, trials=2, name="real", confirm=False, profile="pick")
+    wait_for_end(client, search)
     study = client.get("/api/v1/studies/real").json()
     (profile,) = client.get("/api/v1/studies/real/profiles").json()["profiles"]
     assert profile["trial"] == study["pick"]
-    other = 1 - study["pick"]
-    number = client.post(f"/api/v1/studies/real/trials/{other}/profile", json={"steps": 2}).json()[
-        "id"
-    ]
-    search = wait_for_end(client, number)
-    assert (search["state"], search["reason"]) == ("finished", "")
-    profile = client.get(f"/api/v1/studies/real/trials/{other}/profile").json()
-    numbers = client.get(f"{profile_path(other)}/profile.json").json()
-    assert (numbers["trial"], numbers["steps"]) == (other, 2)
+    numbers = client.get(f"{profile_path(study['pick'])}/profile.json").json()
     peaks = {trial["number"]: trial["peak_memory_bytes"] for trial in study["trials"]}
-    assert numbers["peak_memory_bytes"] == peaks[other]
-    assert client.get("/api/v1/studies/real").json() == study
+    assert numbers["peak_memory_bytes"] == peaks[study["pick"]]
     notices = [
-        event.data["message"] for event in events_of(client, number) if event.kind == "notice"
+        event.data["message"] for event in events_of(client, search) if event.kind == "notice"
     ]
-    assert f"Profiling trial {other} of real" in notices
-
-
-def test_a_profile_that_is_cancelled_leaves_no_files(client):
-    wait_for_end(client, submit(client, trials=1, name="real", confirm=False, steps=200))
-    number = client.post(f"{profile_path(0)}", json={"steps": 100}).json()["id"]
-    wait_until(lambda: any(event.kind == "notice" for event in events_of(client, number)))
-    client.post(f"{SEARCHES}/{number}/cancel")
-    assert wait_for_end(client, number)["state"] == "cancelled"
-    profiles = client.app.state.service.work_folder / "real" / "profiles"
-    assert not profiles.exists() or list(profiles.iterdir()) == []
+    assert f"Profiling trial {study['pick']} of real" in notices
 
 
 def profile_path(trial):

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
@@ -12,7 +11,6 @@ from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Answer, answer_of
 from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
-from autotune.reporting.report.profiles import ProfileLinks, profile_links
 from autotune.reporting.report.trials import trial_table
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import (
@@ -78,7 +76,6 @@ class Report:
     workload: Facts
     settings: Facts
     commands: tuple[Command, ...]
-    profiles: tuple[ProfileLinks, ...]
     version: str
     view: StudyView
     """The data of the figures."""
@@ -90,13 +87,11 @@ def compute(
     version: str,
     preferences: Preferences = DEFAULT_PREFERENCES,
     targets: Mapping[str, str] | None = None,
-    page: Path | None = None,
 ) -> Report:
     """Compute the contents of a report.
 
     `version` is that of autotune, `preferences` are those the view was made with, and `targets`
-    are the targets of an export, by default all. `page` is the file that the report is written to,
-    from where it has links to the files of profiles; None for a report that is sent.
+    are the targets of an export, by default all.
     """
     result, definition = view.result, view.definition
     if targets is None:
@@ -119,7 +114,6 @@ def compute(
         workload=workload_facts(result.workload),
         settings=study_facts(view, preferences),
         commands=_commands(view, preferences=preferences, storage=result.storage),
-        profiles=profile_links(view, page=page),
         version=version,
         view=view,
     )

@@ -90,8 +90,6 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
     sections = [("answer", "Answer"), ("front", "Front")]
     sections += [(figure.id, figure.short_title) for figure in others]
     sections.append(("trials", "All trials"))
-    if report.profiles:
-        sections.append(("profiles", "Profiles"))
     return [
         *sections,
         ("left-out", "Excluded"),

@@ -99,8 +99,6 @@ class SearchRow:
     hint: str
     version: str
     is_active: bool
-    profiled_trial: int | None
-    """The trial that is profiled, in place of a search."""
 
 
 def search_row(search: Mapping[str, Any]) -> SearchRow:
@@ -110,26 +108,19 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
     is_stopping = bool(search.get("is_stopping"))
     study = search.get("study") or ""
     request = search.get("request") or {}
-    profiled_trial = search.get("profiled_trial")
-    title, about = study or f"search {search['id']}", _request_text(request)
-    trials = _trials_text(search.get("trials"), search.get("trials_wanted"))
-    if profiled_trial is not None:
-        title, about = f"profile of #{profiled_trial} of {study}", ""
-        steps = request.get("steps")
-        trials = "1 step" if steps == 1 else f"{steps} steps"
     return SearchRow(
         id=search["id"],
-        title=title,
+        title=study or f"search {search['id']}",
         study=study,
         state=search["state"],
         state_text="stopping" if is_stopping else STATES[search["state"]],
-        about=about,
+        about=_request_text(request),
         position=search.get("position"),
         priority=search.get("priority") or 0,
         submitted_by=search.get("submitted_by") or "",
         submitted_at=moment_text(search.get("submitted_at")),
         ended_at=moment_text(search.get("ended_at")),
-        trials=trials,
+        trials=_trials_text(search.get("trials"), search.get("trials_wanted")),
         doing=progress.get("doing") or "",
         best=progress.get("best") or "",
         seconds_left=seconds_left,
@@ -140,7 +131,6 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
         hint=search.get("hint") or "",
         version=search.get("version") or "",
         is_active=search["state"] in ACTIVE,
-        profiled_trial=profiled_trial,
     )
 
 

@@ -24,11 +24,11 @@ from autotune.errors import AutotuneError, InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
 from autotune.reporting import style
+from autotune.reporting.profile_files import profile_of
 from autotune.reporting.study_view import StudyView
 from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
 from autotune.service.pages.plan import plan_text
-from autotune.service.pages.profiles import profiles_of_study, profiles_of_trial
 from autotune.service.pages.rendering import render
 from autotune.service.pages.trial_list import TrialQuery, trial_list
 from autotune.service.problems import Problem
@@ -40,6 +40,7 @@ from autotune.service.state import Service, ServiceState
 from autotune.service.trial_logs import end_of_log
 from autotune.spec.queued_search import ENDED, QueuedSearch
 from autotune.spec.result import StudyResult
+from autotune.units import format_size
 
 router = APIRouter(include_in_schema=False)
 router.include_router(assets.router)
@@ -235,7 +236,7 @@ def search_page(request: Request, service: Service, number: SearchNumber) -> Res
     search = service.searches.get(number)
     has_study = service.store.has_study(search.study)
     if has_study and "log" not in request.query_params:
-        return RedirectResponse(_page_of(search), 303)
+        return RedirectResponse(f"/studies/{search.study}", 303)
     return render(
         request,
         "search.html",
@@ -255,15 +256,8 @@ def search_state_part(request: Request, service: Service, number: SearchNumber) 
     search = service.searches.get(number)
     answer = render(request, "parts/state.html", **_state(service, search))
     if "log" not in request.query_params and service.store.has_study(search.study):
-        answer.headers["HX-Redirect"] = _page_of(search)
+        answer.headers["HX-Redirect"] = f"/studies/{search.study}"
     return answer
-
-
-def _page_of(search: QueuedSearch) -> str:
-    """Return the address of what comes of a search, or of a profile."""
-    if search.profiled_trial is None:
-        return f"/studies/{search.study}"
-    return f"/studies/{search.study}/trials/{search.profiled_trial}#profiles"
 
 
 def _value_text(value: Any) -> str:
@@ -297,7 +291,6 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
         others=others[::-1],
         left_out=service.reader.part_in_thread(name, preferences, "left out", contexts.left_out),
         files=None,
-        profiles=profiles_of_study(service, _view(service, name, preferences).result),
         **_state(service, service.searches.latest_of_studies().get(name)),
         **_trials(request, service, name, preferences),
     )
@@ -307,12 +300,6 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
 def state_part(request: Request, service: Service, name: StudyName) -> Response:
     latest = service.searches.latest_of_studies().get(name)
     return render(request, "parts/state.html", **_state(service, latest))
-
-
-@router.get("/studies/{name}/parts/profiles")
-def profiles_part(request: Request, service: Service, name: StudyName) -> Response:
-    result = _view(service, name, _preferences(request)).result
-    return render(request, "parts/profiles.html", profiles=profiles_of_study(service, result))
 
 
 @router.get("/studies/{name}/parts/answer")
@@ -430,18 +417,10 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
         study_name=name,
         number=number,
         log=_log(service, name, number),
-        profiles=profiles_of_trial(service, result, number),
+        profile=profile_of(result, number),
+        format_size=format_size,
         files=_files(service, name, number, target) if target else None,
     )
-
-
-@router.get("/studies/{name}/trials/{number}/parts/profiles")
-def profile_part(
-    request: Request, service: Service, name: StudyName, number: TrialNumber
-) -> Response:
-    result = _view(service, name, Preferences()).result
-    shown = profiles_of_trial(service, result, number)
-    return render(request, "parts/profiles.html", profiles=shown)
 
 
 def _log(service: ServiceState, name: str, number: int) -> str | None:

@@ -1,11 +1,12 @@
-"""Profiles of trials: ask for one, list them, and download their files."""
+"""Profiles of trials, which a search takes at its end: lists them, and sends their files."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
+from urllib.parse import quote
 
-from fastapi import APIRouter, Body, Path, Response
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter, Path
+from pydantic import BaseModel, Field
 from starlette.responses import FileResponse
 
 from autotune.analysis.pick import Preferences
@@ -18,13 +19,8 @@ from autotune.reporting.profile_files import (
 )
 from autotune.service.parameters import WITHOUT_NUL, StudyName, TrialNumber
 from autotune.service.problems import Problem, documented
-from autotune.service.profile_jobs import DEFAULT_STEPS, address_of, queue_profile
 from autotune.service.reading import HTML, REPORT_POLICY
-from autotune.service.routes.searches import Search
-from autotune.service.search_json import search_object
-from autotune.service.state import CallerOfRequest, Service, ServiceState
-from autotune.spec.profile import MOST_STEPS
-from autotune.spec.queued_search import MOST_PRIORITY
+from autotune.service.state import Service, ServiceState
 from autotune.spec.result import StudyResult
 
 router = APIRouter(prefix="/studies/{name}", tags=["profiles"])
@@ -68,21 +64,6 @@ class Profiles(BaseModel):
     bytes: int = Field(description="Of all profiles.")
 
 
-class WantedProfile(BaseModel):
-    """How a trial is to be profiled."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    steps: int = Field(default=DEFAULT_STEPS, ge=1, le=MOST_STEPS, strict=True)
-    fresh: bool = Field(
-        default=False,
-        strict=True,
-        description="Whether to profile again where there is a profile of as many steps already.",
-    )
-    priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY, strict=True)
-    group: str = Field(default="", max_length=100, description="A group of devices; empty: any.")
-
-
 @router.get(
     "/profiles",
     response_model=Profiles,
@@ -108,46 +89,6 @@ def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
 def show_profile(service: Service, name: StudyName, number: TrialNumber) -> Mapping[str, Any]:
     """Its files, and where to download them."""
     return _entry(name, _profile(service, name, number))
-
-
-@router.post(
-    "/trials/{number}/profile",
-    status_code=202,
-    response_model=Search,
-    summary="Profile a trial",
-    responses={
-        200: {"model": Search, "description": "A profile of this trial waits already."},
-        **documented(404, 409, 422, 503),
-    },
-)
-def ask_for_profile(
-    service: Service,
-    caller: CallerOfRequest,
-    name: StudyName,
-    number: TrialNumber,
-    response: Response,
-    wanted: Annotated[WantedProfile | None, Body()] = None,
-) -> Mapping[str, Any]:
-    """Puts a profile of the trial into the queue, where it waits for a group of devices.
-
-    Nothing else runs on that group meanwhile, and no number of the trial changes.
-    """
-    wanted = wanted or WantedProfile()
-    _check_trial(_result(service, name), number)
-    search, is_new = queue_profile(
-        service,
-        caller,
-        study=name,
-        trial=number,
-        steps=wanted.steps,
-        fresh=wanted.fresh,
-        priority=wanted.priority,
-        group=wanted.group,
-    )
-    if not is_new:
-        response.status_code = 200
-    response.headers["Location"] = f"/api/v1/searches/{search.id}"
-    return search_object(search, position=service.searches.positions().get(search.id))
 
 
 @router.get(
@@ -217,7 +158,7 @@ def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
         raise Problem(
             404,
             f"there is no profile of trial {number} of study {name!r} on this machine",
-            hint="ask for one: POST to the same address",
+            hint="submit a search of this study with profile, for its pick or its front",
         )
     return profile
 
@@ -225,6 +166,7 @@ def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
 def _entry(study: str, profile: TrialProfile) -> dict[str, Any]:
     """Return the JSON object of a profile."""
     taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
+    address = f"/api/v1/studies/{study}/trials/{profile.trial}/profile"
     return {
         "trial": profile.trial,
         "steps": profile.steps,
@@ -236,7 +178,7 @@ def _entry(study: str, profile: TrialProfile) -> dict[str, Any]:
                 "bytes": file.size_bytes,
                 "use": file.use,
                 "opened_by": file.opened_by,
-                "path": address_of(study, profile.trial, file.name),
+                "path": f"{address}/{quote(file.name)}",
             }
             for file in profile.files
         ],

@@ -12,7 +12,7 @@ from fastapi import Path as PathParameter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
-from autotune.errors import InvalidInput, SearchConflict
+from autotune.errors import InvalidInput
 from autotune.service.problems import documented
 from autotune.service.search_json import search_object
 from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
@@ -69,9 +69,6 @@ class Search(BaseModel):
     reason: str = Field(description="Why it failed, was cancelled or waits; else empty.")
     hint: str
     study: str = Field(description="Name of its study, which may not have begun yet.")
-    profiled_trial: int | None = Field(
-        description="The trial that is profiled, in place of a search; null for a search."
-    )
     priority: int
     group: str = Field(description="The group of devices; empty: any.")
     position: int | None = Field(description="Its place in the queue, from 1.")
@@ -284,12 +281,6 @@ def continue_search(
     """Puts a new search of the same study into the queue, for more trials or more time."""
     wanted = wanted or Continuation()
     before = service.searches.get(number)
-    if before.profiled_trial is not None:
-        raise SearchConflict(
-            f"search {number} is a profile of trial {before.profiled_trial}, which has no more "
-            "trials",
-            hint="ask for the profile again, or continue a search of the study",
-        )
     settings = {**before.request, "name": before.study, "priority": wanted.priority}
     settings.pop("time_budget", None)
     settings.pop(TRIALS_BEFORE, None)

@@ -77,11 +77,11 @@ async function finish(request, text) {
 // -- actions -----------------------------------------------------------------------------------------
 
 const actions = {
-  cancel({ search, title, profile }) {
+  cancel({ search, title }) {
     ask({
       title: `Cancel ${title}?`,
-      texts: profile ? [] : ["What was measured so far is kept. It can be continued later."],
-      go: profile ? "Cancel the profile" : "Cancel the search", danger: true,
+      texts: ["What was measured so far is kept. It can be continued later."],
+      go: "Cancel the search", danger: true,
       done: () => finish(send("POST", `/api/v1/searches/${search}/cancel`), `${title} is being cancelled.`),
     });
   },
@@ -110,20 +110,6 @@ const actions = {
         if (time) body.time_budget = time;
         return finish(send("POST", `/api/v1/searches/${search}/continue`, body), `${title} is in the queue.`);
       },
-    });
-  },
-  profile({ study, trial, fresh }) {
-    ask({
-      title: `Profile trial #${trial} of ${study}`,
-      texts: [
-        "It waits in the queue for its devices, as a search does, and takes about as long as a trial.",
-        "No number of the trial changes.",
-      ],
-      fields: [{ name: "steps", label: "Steps to profile, up to 100", value: "3", type: "number" }],
-      go: "Profile it",
-      done: ({ steps }) => finish(
-        send("POST", `/api/v1/studies/${encodeURIComponent(study)}/trials/${trial}/profile`,
-          { steps: Number(steps), fresh: fresh === "true" }), `The profile of #${trial} is in the queue.`),
     });
   },
   rename({ study }) {

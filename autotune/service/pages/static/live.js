@@ -98,8 +98,7 @@ function speak(kind, data) {
   if (kind === "notice" && data.message) say(data.message);
   if (kind === "trial_ended") spoken.textContent = `Trial ${data.trial.number} has ended: ${data.trial.outcome.replaceAll("_", " ")}.`;
   if (kind === "search") {
-    const isProfile = typeof data.profiled_trial === "number";
-    spoken.textContent = isProfile ? `The profile of trial ${data.profiled_trial} is ${data.state}.` : `The search is ${data.state}.`;
+    spoken.textContent = `The search is ${data.state}.`;
   }
 }
 
