@@ -30,7 +30,7 @@ class _Commands(LazyGroup):
         LazyCommand(
             "export",
             "autotune.cli.studies_files:export",
-            help="Write studies with all their trials, predictions and attempts as JSON lines.",
+            help="Write studies with all their trials, predictions and attempts to a SQLite file.",
         ),
         LazyCommand(
             "import",
