@@ -1,6 +1,7 @@
-# `make search`, `make test` and `make check` set up what they need: nothing is prepared beforehand.
+# `make search`, `make test`, `make check` and `make wheel` set up what they need: nothing is prepared beforehand.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # A cap that binds: about half of what the baseline needs on this device.
 MAX_MEM ?= $(shell if nvidia-smi -L >/dev/null 2>&1; then echo 4GiB; else echo 48MiB; fi)
 SEARCH ?= --space quick --max-mem $(MAX_MEM) --trials 16 --time-budget 3m30s
@@ -12,9 +13,9 @@ CUDA_TESTS ?= tests
 STAND_IN := $(CUDA_ENV)/stand_in_gpu
 LOWEST_TORCH := $(shell sed -n 's/^ *"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).0
 
-.PHONY: search test test-cuda check setup
+.PHONY: search test test-cuda check wheel setup
 
-search: setup
+search: .venv/search
 	$(BIN)/autotune search $(SEARCH)
 
 # Compiled once, for the hundreds of processes that the tests start: also where Python is told to write no bytecode.
@@ -28,12 +29,22 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The built wheel on every Python of this machine that it is for.
+wheel: setup
+	$(BIN)/python .ci/try_wheel.py
+
 setup: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+# What a search needs: torch and the package.
+.venv/search: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	$(INSTALL) "pip>=25.1"
+	$(INSTALL) -e .
+	touch $@
+
+# What the tests and the checks need besides: trainers, a browser's driver, servers.
+.venv/installed: .venv/search
+	$(INSTALL) --group dev
 	touch $@
 
 # Every test that a GPU would run, then those that only a stand-in can. An environment of your own is used as it is.
