@@ -2,7 +2,8 @@
 
     python -m studies.mutations.run --seed 51 --count 200 --work /tmp/mutations
 
-It goes on where it was stopped: what it knows is in `results/SEED.jsonl` and the work folder.
+It goes on where it was stopped: what it knows is in `results/SEED.jsonl`, whose first line names
+the commit that is changed, and in the work folder.
 First every room's tests run once with a mark at each place (`marks.py`), which tells the tests that
 run it, also through processes that they start. Then each change is made in a copy of the checkout
 and those tests run, the quickest first, until one fails; last the other tests of their files.
@@ -41,10 +42,12 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--again", action="store_true", help="try the survivors again")
     arguments = parser.parse_args()
-    known = results(arguments.seed)
+    commit, known = results(arguments.seed)
     if arguments.again:
         known = {place: line for place, line in known.items() if line["outcome"] != "survived"}
-    copies = [copy_of_checkout(arguments.work / f"copy-{n}") for n in range(arguments.workers)]
+    copies = [
+        copy_of_commit(commit, arguments.work / f"copy-{n}") for n in range(arguments.workers)
+    ]
     # Of the copy, which stays as it is while the checkout is worked on.
     places = draw(copies[0], seed=arguments.seed, count=arguments.count)
     marks = arguments.work / "marks"
@@ -76,19 +79,26 @@ def main() -> None:
     print(collections.Counter(line["outcome"] for line in known.values()))
 
 
-def results(seed: int) -> dict[int, dict[str, Any]]:
-    """Return the last result of each place."""
+def results(seed: int) -> tuple[str, dict[int, dict[str, Any]]]:
+    """Return the commit whose places are drawn, and the last result of each place."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{seed}.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return {line["place"]: line for line in map(json.loads, lines)}
+    if not file.exists():
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+        )
+        file.write_text(json.dumps({"commit": head.stdout.strip()}) + "\n")
+    first, *lines = lines_of(file)
+    return first["commit"], {line["place"]: line for line in lines}
 
 
-def copy_of_checkout(folder: Path) -> Path:
-    """Return a copy of the checkout's last commit, in which a change harms nobody."""
+def copy_of_commit(commit: str, folder: Path) -> Path:
+    """Return a copy of a commit, in which a change harms nobody."""
     if not folder.exists():
         folder.mkdir(parents=True)
-        archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, stdout=-1)
+        archive = subprocess.run(
+            ["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE
+        )
         subprocess.run(["tar", "x"], cwd=folder, check=True, input=archive.stdout)
     return folder
 
