@@ -161,7 +161,7 @@ class StandIn:
         """Seconds of all that it was given."""
 
     @contextmanager
-    def slot(self, slots: object, *, on_wait: object, study: str) -> Iterator[None]:
+    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
         yield
 
     def forecast(self, config: TrainingConfig) -> Forecast:

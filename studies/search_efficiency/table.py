@@ -22,6 +22,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast, Prediction
+from autotune.spec.provenance_sentences import with_facts
 from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import SearchSpace
@@ -150,7 +151,9 @@ class Table:
         elif row["part"] == "trace":
             self.traces[name] = parse(ParityTrace, row["result"]), seconds
         else:
-            training = Training(measurement=measurement_from_values(row["result"]), seconds=seconds)
+            # Recorded by an autotune that named the source of a perplexity in a sentence.
+            measurement = measurement_from_values(with_facts(row["result"]))
+            training = Training(measurement=measurement, seconds=seconds)
             if row["repeat"]:
                 self.repeats[name].append(training)
             else:
@@ -382,7 +385,7 @@ class ReplayExecutor:
         return replace(full, tokens_per_second=speed)
 
     @contextmanager
-    def slot(self, slots: object, *, on_wait: object, study: str) -> Iterator[None]:
+    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
         """There is no device to share."""
         yield
 
