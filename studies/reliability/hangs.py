@@ -243,7 +243,7 @@ def runner(folder: Path) -> Iterator[Runner]:
 
 
 def main() -> None:
-    from studies.reliability.quick_study import provenance
+    from studies.reliability.kills import about_this_machine
 
     arguments = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -259,7 +259,7 @@ def main() -> None:
             print(
                 json.dumps(asdict(run.seen(hang, future, limit_seconds=limit_seconds))), flush=True
             )
-    print(json.dumps({**provenance(), "seconds": round(time.monotonic() - began, 1)}))
+    print(json.dumps({**about_this_machine(), "seconds": round(time.monotonic() - began, 1)}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every border accepts or rejects what is changed at random, and never does anything else.
 
-`studies/fuzzing` does the same with 10,000 inputs a border. An input that was mishandled once is a
-file in `corpus/`, in the folder of its border.
+`AUTOTUNE_EXAMPLES=10000` tries more inputs. An input that was mishandled once is a file in
+`corpus/`, in the folder of its border.
 """
 
 from pathlib import Path
@@ -30,7 +30,7 @@ def judge(name):
 
 def _for_each(border, number, look):
     inputs = settings(
-        max_examples=number,
+        max_examples=max(number, settings.default.max_examples),
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),

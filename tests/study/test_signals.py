@@ -1,7 +1,7 @@
 """A search that is told to stop ends: nothing of it runs on, and its trial is released.
 
 Its processes are real, with a stand-in for the training. How the command ends, `test_search.py`
-tests; how long it takes, `studies/reliability/signals.py` measures.
+tests.
 """
 
 import sqlite3
