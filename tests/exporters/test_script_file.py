@@ -10,13 +10,14 @@ import torch
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload, make_workload
-from tests.exporters.test_pytorch_script import COMPILED, EAGER, OWN, exported
+from tests.exporters.test_pytorch_script import ALONE, COMPILED, EAGER, OWN, exported
 from tests.exporters.texts import settings_of_text
 
 
 def every_script(tmp_path):
     yield from (
-        exported(make_workload("cpu", {}), **choices) for choices in (EAGER | COMPILED).values()
+        exported(make_workload("cpu", {}), **choices)
+        for choices in (EAGER | ALONE | COMPILED).values()
     )
     for precision in ("fp16-mixed", "fp8", "tf32"):
         yield exported(make_workload("cpu", {}), precision=precision, activation_offload="cpu")
