@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,11 +90,17 @@ def _config(number):
 
 
 @pytest.fixture(scope="module")
-def exported(url, tmp_path_factory):
+def exported_file(url, tmp_path_factory):
+    """The database to which the study was exported."""
+    file = tmp_path_factory.mktemp("optuna") / "optuna.db"
+    autotune.write_optuna_study("by-hand", f"sqlite:///{file}", storage=url)
+    return file
+
+
+@pytest.fixture(scope="module")
+def exported(exported_file):
     """The study as Optuna loads it."""
-    optuna_url = f"sqlite:///{tmp_path_factory.mktemp('optuna')}/optuna.db"
-    autotune.write_optuna_study("by-hand", optuna_url, storage=url)
-    return optuna.load_study(study_name="by-hand", storage=optuna_url)
+    return optuna.load_study(study_name="by-hand", storage=f"sqlite:///{exported_file}")
 
 
 def trial_of(study, outcome):
@@ -254,9 +261,8 @@ def test_a_study_that_only_names_configurations_has_parameters(tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["TPESampler", "NSGAIISampler"])
-def test_a_sampler_of_optunas_goes_on_from_it(url, tmp_path, sampler):
-    optuna_url = f"sqlite:///{tmp_path}/optuna.db"
-    autotune.write_optuna_study("by-hand", optuna_url, storage=url)
+def test_a_sampler_of_optunas_goes_on_from_it(exported_file, tmp_path, sampler):
+    optuna_url = f"sqlite:///{shutil.copy(exported_file, tmp_path)}"
     study = optuna.load_study(
         study_name="by-hand", storage=optuna_url, sampler=getattr(optuna.samplers, sampler)(seed=0)
     )
@@ -414,14 +420,12 @@ def get(app, path):
 
 
 @pytest.fixture(scope="module")
-def dashboard(url, tmp_path_factory):
+def dashboard(exported_file):
     """optuna-dashboard on the exported study, as its own server calls it."""
     optuna_dashboard = pytest.importorskip(
         "optuna_dashboard", reason="optuna-dashboard is not installed"
     )
-    optuna_url = f"sqlite:///{tmp_path_factory.mktemp('dashboard')}/optuna.db"
-    autotune.write_optuna_study("by-hand", optuna_url, storage=url)
-    return optuna_dashboard.wsgi(optuna_url)
+    return optuna_dashboard.wsgi(f"sqlite:///{exported_file}")
 
 
 def test_optuna_dashboard_lists_the_study(dashboard):

@@ -107,6 +107,6 @@ def test_statements_for_each_trial_do_not_grow_with_the_trials(monkeypatch):
         scale.run(devices=4, trials=filled + 20, filled=filled, storage="sqlite", seed=0)["rows"][
             -1
         ]
-        for filled in (100, 600)
+        for filled in (60, 240)
     )
     assert many["statements_a_trial"] < few["statements_a_trial"] + 1

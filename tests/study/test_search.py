@@ -176,12 +176,7 @@ def test_show_prints_the_contract_as_one_json_object(folder, result):
 
 
 def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
-    found = subprocess.run(
-        command("search", "--name", "small", "--no-confirm", "--json"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    found = run_here("search", "--name", "small", "--no-confirm", "--json", folder=folder)
     assert json.loads(found.stdout)["front"] == list(result.front)
 
 
@@ -458,11 +453,14 @@ def test_a_signal_stops_the_search_and_prints_the_command_that_continues(
     assert "running" not in attempt_states(f"signal-{code}")
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, folder):
+@pytest.mark.parametrize(
+    ("kills", "is_quick"), [(1, True), pytest.param(3, False, marks=pytest.mark.slow)]
+)
+def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, is_quick, folder):
     """And 500 times in studies/reliability/."""
-    name, trials_wanted = f"killed-{kills}", TRIALS + 2 * kills
-    process = begin(name, trials=trials_wanted)
+    name, trials_wanted = f"killed-{kills}", 4 + 2 * kills
+    process = begin(name, trials=trials_wanted, is_quick=is_quick)
+    go_on = ("search", "--name", name, "--no-confirm", "--quiet")
     wait_for_trial(process, 1)
     finished_before = {}
     delays = random.Random(0)
@@ -476,7 +474,9 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, fo
         assert finished_before.items() <= finished.items()
         finished_before = finished
         process = subprocess.Popen(
-            command("search", "--name", name, "--no-confirm", "--quiet"), stdout=subprocess.DEVNULL
+            (quick_command if is_quick else command)(*go_on),
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, **(QUICK if is_quick else {})},
         )
         while process.poll() is None and len(autotune.show(name).trials) <= len(finished):
             time.sleep(0.05)
@@ -501,6 +501,7 @@ def test_a_second_search_of_a_running_study_joins_it(folder):
     first.communicate(timeout=120)
     assert (first.returncode, second.returncode) == (0, 0)
     trials = autotune.show("shared").trials
+    assert json.loads(second.stdout)["study"] == "shared"
     assert [trial.number for trial in trials] == list(range(TRIALS))
     assert all(trial.is_finished for trial in trials)
     assert attempt_states("shared") == {"finished": TRIALS}
