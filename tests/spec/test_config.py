@@ -178,18 +178,17 @@ def test_an_impossible_value_is_rejected_by_the_name_of_its_field(field, value):
     assert f"{field} = {value!r}" in raised.value.message
 
 
-@pytest.mark.parametrize("field", CHOICES)
-def test_a_rejected_choice_comes_with_every_value_that_is_possible(field):
-    with pytest.raises(InvalidInput) as raised:
-        check_value(field, "no such value")
-    assert all(value in raised.value.hint for value in CHOICES[field])
+def test_a_rejected_choice_comes_with_every_value_that_is_possible():
+    for field, choices in CHOICES.items():
+        with pytest.raises(InvalidInput) as raised:
+            check_value(field, "no such value")
+        assert [value for value in choices if value not in raised.value.hint] == [], field
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [(field, value) for field in CHOICES for value in CHOICES[field]]
-)
-def test_every_listed_choice_is_accepted(field, value):
-    assert getattr(TrainingConfig(**{field: value}), field) == value
+def test_every_listed_choice_is_accepted():
+    for field, choices in CHOICES.items():
+        accepted = [getattr(TrainingConfig(**{field: value}), field) for value in choices]
+        assert accepted == list(choices), field
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.3, 1, 1.0])
