@@ -21,7 +21,7 @@ search: .venv/search
 # Compiled once, for the hundreds of processes that the tests start: also where Python is told to write no bytecode.
 test: setup
 	$(BIN)/python -m compileall -q autotune
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(TESTS)
 
 check: setup
 	$(BIN)/ruff check .
