@@ -109,7 +109,8 @@ def test_a_body_that_does_not_arrive_is_answered_with_408(server):
 
 def test_a_body_that_arrives_a_byte_at_a_time_is_answered_with_408(server):
     with connect(server) as connection:
-        connection.sendall(head(server, "POST /sign-in", **{"Content-Length": 50}))
+        own = {"Sec-Fetch-Site": "same-origin", "Content-Length": 50}
+        connection.sendall(head(server, "POST /sign-in", **own))
         while not select.select([connection], [], [], WAIT_SECONDS / 4)[0]:
             connection.sendall(b"a")
         assert rest_of(connection).startswith(b"HTTP/1.1 408 ")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.spec.attempt import FinishedTrial
-from autotune.spec.provenance import PerplexitySource, TrialReference
+from autotune.spec.provenance import TrialReference
 from autotune.study.workers.outbox import Outbox, OutboxConfirmation, OutboxResult
 from tests.building.studies import measured
 from tests.building.whole_study import CONFIRMATIONS
@@ -86,18 +86,14 @@ def test_an_earlier_version_can_read_a_file(outbox, tmp_path):
     assert list(json.loads(file.read_text())) == ["attempt_id", "number", "measurement", "seconds"]
 
 
-def test_a_result_that_an_earlier_release_has_put_comes_back(outbox, tmp_path):
-    """It has sentences where a result of this release has facts."""
-    source = PerplexitySource.shared_with(TrialReference(number=3))
-    origin = TrialReference(number=4, study="x")
-    expected = result(perplexity_source=source, reused_from=origin)
-    outbox.put(expected)
+def test_a_result_of_the_time_of_sentences_is_set_aside(outbox, tmp_path):
+    outbox.put(result(reused_from=TrialReference(number=4, study="x")))
     file = tmp_path / "spool" / f"{'a' * 32}.json"
     stored = json.loads(file.read_text())
-    stored["measurement"]["perplexity_source"] = "shared with trial 3"
     stored["measurement"]["reused_from"] = "trial 4 of study 'x'"
     file.write_text(json.dumps(stored))
-    assert list(outbox.waiting()) == [expected]
+    assert list(outbox.waiting()) == []
+    assert len(outbox.left_over()) == 1
 
 
 def test_a_result_that_was_removed_waits_no_more(outbox):
