@@ -129,8 +129,12 @@ def main() -> None:
             folder = Path(temporary) / release
             subprocess.run([program, "-m", "venv", folder / "env"], check=True)
             python = folder / "env/bin/python"
-            pip(python, "install", "pip>=25.1")
-            with_torch = install(python, wheel)
+            try:
+                pip(python, "install", "pip>=25.1")
+                with_torch = install(python, wheel)
+            except subprocess.CalledProcessError:
+                print(f"Python {release}: not tried, since pip could not install what it needs")
+                continue
             tried = use(folder / "env/bin/autotune", folder=folder, with_torch=with_torch)
             print(f"Python {release}: {tried}", flush=True)
             shutil.rmtree(folder)
