@@ -15,8 +15,8 @@ from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
 from autotune.study.predictions import Forecaster
-from studies.peak_memory.as_published import GIB, table_line
 
+GIB = 1024**3
 LATER_TORCH = "2.13"
 
 
@@ -37,6 +37,10 @@ def predicted_gib(names: list[str], *, torch_version: str | None) -> dict[str, f
                 sys.exit(f"{name}: {forecast.error}")
             peaks[name] = forecast.prediction.peak_memory_bytes / GIB
         return peaks
+
+
+def table_line(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def main() -> None:
