@@ -118,7 +118,7 @@ def test_a_pick_is_profiled_at_the_end_and_no_number_changes(client):
     notices = [
         event.data["message"] for event in events_of(client, search) if event.kind == "notice"
     ]
-    assert f"Profiling trial {study['pick']} of real" in notices
+    assert f"Note: Profiling trial {study['pick']} of real." in notices
 
 
 def profile_path(trial):
