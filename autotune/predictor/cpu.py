@@ -153,9 +153,17 @@ def _is_mask(index: Any) -> bool:
 
 
 def _found_bytes(args: Sequence[Any], result: Tensor) -> int:
-    """Returns the bytes of the indices of what a mask selects, for each of its dimensions."""
+    """Returns the bytes of the indices of what a mask selects, for each of its dimensions.
+
+    Where one number is written, a mask alone is filled in without them (canDispatchToMaskedFill in
+    aten/src/ATen/native/TensorAdvancedIndexing.cpp).
+    """
     rows = args[2] if len(args) > 2 else result
     masks = [index for index in args[1] if _is_mask(index)]
+    adds = len(args) > 3 and args[3]
+    is_alone = sum(index is not None for index in args[1]) == 1
+    if len(args) > 2 and rows.numel() == 1 and is_alone and not adds:
+        return 0
     found = rows.shape[0] if rows.dim() else masks[0].numel()
     size_bytes: int = sum(mask.dim() for mask in masks) * found * torch.int64.itemsize
     return size_bytes

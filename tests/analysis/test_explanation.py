@@ -382,6 +382,18 @@ def test_what_is_not_possible_is_given_with_its_reason():
     assert text == "it needs torch.compile"
 
 
+def test_what_is_not_possible_alone_is_named_with_what_makes_it_possible():
+    possible = replace(FUSION_WITH_CHECKPOINTING, technique="memory_budget", value=0.5)
+    text = no_help(
+        explained(),
+        [],
+        [FUSION_WITH_CHECKPOINTING, possible],
+        technique="memory_budget",
+        impossible={"memory_budget": "it needs torch.compile"},
+    )
+    assert text.startswith("it needs torch.compile; with checkpointing block memory-budget 0.5 ")
+
+
 def test_what_could_not_be_predicted_is_reported():
     refused = variant("compile", "model", COMPILED, error="there is no fake form")
     text = no_help(explained(), [refused], technique="compile")

@@ -55,6 +55,11 @@ def test_only_what_differs_is_listed_and_the_largest_change_comes_first():
     compared = compare_profiles(PLAIN, CHECKPOINTED)
     assert [one.name for one in compared.operators] == ["aten::mm"]
     assert [(one.name, one.change) for one in compared.categories] == [("activations", -300)]
+    fewer = dataclasses.replace(
+        CHECKPOINTED, bytes_by_category=CHECKPOINTED.bytes_by_category | {"parameters": 300}
+    )
+    compared = compare_profiles(PLAIN, fewer)
+    assert [one.name for one in compared.categories] == ["activations", "parameters"]
 
 
 def test_recomputed_work_is_told_apart():

@@ -199,3 +199,15 @@ def test_the_kernel_is_the_one_that_torch_chooses_on_this_gpu(call):
     )
     gpu = Gpu(capability=(major, minor), release=release)
     assert chosen_kernel(*tensors, **flags, gpu=gpu) == NAMES[int(chosen)]
+
+
+def test_heads_that_are_not_contiguous_in_memory_use_plain_operators():
+    query, key = torch.empty(2, 4, 128, 64, dtype=BF16), torch.empty(2, 4, 64, 128, dtype=BF16)
+    chosen = chosen_kernel(
+        *(query, key.transpose(2, 3), query, None),
+        dropout=0.0,
+        is_causal=True,
+        enable_gqa=False,
+        gpu=gpu_of("8.0", "2.11"),
+    )
+    assert chosen == "math"

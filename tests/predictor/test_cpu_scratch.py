@@ -88,6 +88,12 @@ ELEMENTWISE = {
     "a root of whole numbers": (aten.sqrt.default, [WHOLE]),
     "three tensors": (aten.addcmul.default, [WIDE, NARROW, NARROW]),
 }
+INDEXED = {
+    "chosen by a mask": (aten.index.Tensor, [WIDE, [MASK]]),
+    "rows chosen by a mask": (aten.index.Tensor, [WIDE, [MASK[:, 0]]]),
+    "one number where a mask is": (aten.index_put_.default, [WIDE.clone(), [MASK], NUMBER]),
+    "numbers where a mask is": (aten.index_put_.default, [WIDE.clone(), [MASK], WIDE.view(-1)]),
+}
 REDUCTIONS = {
     "a mean of 16-bit numbers": (aten.mean.dim, [NARROW, [1]]),
     "a mean": (aten.mean.dim, [WIDE, [1]]),
@@ -100,6 +106,13 @@ REDUCTIONS = {
 @pytest.mark.parametrize("case", ELEMENTWISE)
 def test_what_an_elementwise_kernel_converts_is_known(case):
     operator, args = ELEMENTWISE[case]
+    error_bytes = predicted_scratch(operator, args) - measured_scratch(operator, args)
+    assert abs(error_bytes) <= A_NUMBER
+
+
+@pytest.mark.parametrize("case", INDEXED)
+def test_the_indices_that_a_mask_stands_for_are_known(case):
+    operator, args = INDEXED[case]
     error_bytes = predicted_scratch(operator, args) - measured_scratch(operator, args)
     assert abs(error_bytes) <= A_NUMBER
 

@@ -213,3 +213,11 @@ def test_on_cuda_no_kernel_runs_and_an_lstm_is_named_as_left_out():
     assert kernels.scratch(recurrent.FORWARD, [], (), {}) == ()
     notes = list(kernels.assumptions(compiled=False, autocast=False, torch_version=None))
     assert any("LSTM" in note for note in notes)
+
+
+@pytest.mark.parametrize("columns", [1, 48])
+def test_on_cuda_a_safe_softmax_marks_what_is_masked_and_which_rows_are_as_a_whole(columns):
+    rows = torch.zeros(64, columns)
+    kernels = CudaKernels(gpu_of("9.0", "2.11"))
+    scratch = kernels.scratch(torch.ops.aten._safe_softmax.default, [rows, -1], rows, {})
+    assert scratch == [[64 * columns, 64, 1]]

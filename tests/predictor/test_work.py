@@ -119,3 +119,8 @@ def test_an_operator_of_a_user_has_flops_that_are_not_known():
 
     assert is_unknown(torch.ops.autotune_tests.own.default)
     assert not is_unknown(torch.ops.aten.mul.Tensor)
+
+
+def test_of_a_grouped_product_each_row_has_the_flops_of_its_group():
+    rows, groups = torch.empty(10, 4), torch.empty(3, 4, 6)
+    assert flops_of(torch.ops.aten._grouped_mm, (rows, groups), {}, None) == 2 * 10 * 4 * 6

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.errors import TrialLost
+from autotune.errors import InvalidInput, TrialLost
 
 pytest.importorskip("ray")
 
@@ -227,3 +227,29 @@ def test_a_lost_head_is_said_in_the_thread_of_the_search(devices, cluster):
     cluster.is_lost = True
     with pytest.raises(TrialLost, match="does not answer"):
         devices.should_stop()
+
+
+def test_a_cluster_of_which_no_node_can_run_trials_is_refused_with_the_reasons(
+    devices, monkeypatch
+):
+    nothing = Nodes(usable=[], left_out=("a has torch 2.9",), silent=frozenset())
+    monkeypatch.setattr(devices_of_cluster, "look_at", lambda *_, **__: nothing)
+    with pytest.raises(InvalidInput, match="no node of the Ray cluster .*: a has torch 2.9"):
+        choose(devices, "all")
+
+
+def gpu_node(name, *, gpus, gpu_model):
+    return ClusterNode(
+        id=name, name=name, gpus=gpus, cpus=8, gpu_model=gpu_model, folder="", free_bytes=0
+    )
+
+
+def test_a_study_goes_on_with_its_model_of_gpu_and_a_new_one_takes_the_most_frequent(devices):
+    devices._kind = "cuda"
+    nodes = [
+        gpu_node("a", gpus=2, gpu_model="NVIDIA L4"),
+        gpu_node("b", gpus=8, gpu_model="NVIDIA H100"),
+    ]
+    of_study = SimpleNamespace(device=SimpleNamespace(name="NVIDIA L4"))
+    assert devices._choose_model(nodes, None) == "NVIDIA H100"
+    assert devices._choose_model(nodes, of_study) == "NVIDIA L4"

@@ -17,6 +17,7 @@ import pytest
 
 import autotune
 from autotune.errors import InvalidDataset, InvalidInput, Stopped, StudyMismatch
+from autotune.spec.config import TrainingConfig
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
 from autotune.study.request import request_of
@@ -267,6 +268,9 @@ def test_a_dry_run_from_python_returns_the_plan(folder):
     )
     assert (plan.trials_wanted, plan.definition.seed) == (2, 5)
     assert plan.seconds > 0
+    for first in plan.to_dict()["first"]:
+        predicted = plan.forecasts[TrainingConfig(**first["config"]).fingerprint].prediction
+        assert first["predicted_peak_memory_bytes"] == predicted.peak_memory_bytes
     with pytest.raises(autotune.AutotuneError):
         autotune.show("planned")
 

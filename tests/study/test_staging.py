@@ -1,6 +1,10 @@
 """Staging directories are removed once their process has ended, and not before."""
 
+from autotune.execution.server_tasks import PREPARED
+from autotune.study.new_study import NewStudy
 from autotune.study.staging import StagingFolder, sweep
+from autotune.study.workers.outbox import OUTBOX_FOLDER
+from tests.building.studies import definition
 
 
 def test_the_staging_directory_of_a_running_search_is_not_removed(tmp_path):
@@ -28,3 +32,18 @@ def test_what_a_trial_server_makes_after_its_search_was_swept_goes_with_the_next
     (tmp_path / ".waiting-0123.unfinished-4567").mkdir()
     sweep(tmp_path)
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_new_study_takes_the_folder_of_an_earlier_one_and_leaves_the_results_that_wait(tmp_path):
+    earlier = tmp_path / "study"
+    (earlier / PREPARED).mkdir(parents=True)
+    (earlier / PREPARED / "old.pt").touch()
+    (earlier / OUTBOX_FOLDER).mkdir()
+    (earlier / OUTBOX_FOLDER / "result.json").touch()
+    (earlier / "notes.txt").touch()
+    staging = StagingFolder(tmp_path)
+    staging.folder.mkdir()
+    (staging.folder / "new.pt").touch()
+    NewStudy(definition=definition(), staging=staging).settle(earlier)
+    files = {str(file.relative_to(earlier)) for file in earlier.rglob("*") if file.is_file()}
+    assert files == {f"{PREPARED}/new.pt", f"{OUTBOX_FOLDER}/result.json", "notes.txt"}

@@ -1,5 +1,7 @@
 """Adapters and frozen weights: what is trained, how it begins, and what is stored."""
 
+import importlib.util
+
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import TOLERANCES
 from autotune.spec.workload import make_workload
-from autotune.techniques import apply_techniques
+from autotune.techniques import adapter, apply_techniques
 from autotune.techniques.adapter import target_layers
 from autotune.techniques.requirements import missing_parts
 from autotune.training.step import TrainingStep
@@ -270,3 +272,9 @@ def test_layers_that_are_extrapolated_count_in_the_share_of_weights():
     in_layers, numbers = layers_and_weights(deep)
     assert prediction.extrapolated_from
     assert prediction.unquantized_share == pytest.approx(1 - in_layers / numbers)
+
+
+def test_without_peft_no_adapter_is_there_and_full_training_is(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "peft is not installed" in (adapter.unavailable("lora") or "")
+    assert adapter.unavailable("none") is None

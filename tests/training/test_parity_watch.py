@@ -10,7 +10,7 @@ from autotune.models.parts import ModelParts
 from autotune.shipped.step_in_backward import step_in_backward
 from autotune.spec.config import CHOICES, SEARCHED, LegalityContext, rule_violations
 from autotune.spec.parity import PARITY_STEPS, UPDATE_STEPS, largest_difference
-from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch
+from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch, _averages_of_weights
 from autotune.training.step import Diverged
 
 
@@ -492,3 +492,13 @@ def test_a_loss_that_plain_training_makes_nan_as_well_has_diverged(make_trainer)
         next(trainer.training.parts.model.parameters()).fill_(math.nan)
     with pytest.raises(Diverged, match="the loss became nan at step 1"):
         trainer.take_step(0, next(trainer.batches()))
+
+
+def test_averages_of_the_weights_are_those_tensors_of_their_form_that_nobody_else_keeps():
+    weight = torch.nn.Parameter(torch.ones(11, 13))
+    optimizer = torch.optim.AdamW([weight])
+    weight.sum().backward()
+    optimizer.step()
+    average = weight.detach().clone()
+    _, *found = _averages_of_weights([weight], [optimizer])
+    assert [tensor.data_ptr() for _, _, tensor in found] == [average.data_ptr()]

@@ -222,3 +222,21 @@ def test_a_cpu_is_not_told_what_moving_memory_to_the_host_would_save():
     assert "in the host's memory already" in found.impossible["activation_offload"]
     assert "in the host's memory already" in found.impossible["offload"]
     assert values(wanted(unavailable=unavailable_on("cuda", {})), "offload") == ["optimizer", "all"]
+
+
+def test_of_the_smaller_micro_batches_the_next_one_and_the_smallest_are_predicted():
+    assert values(wanted(), "micro_batch_size") == [4, 1]
+
+
+def test_a_compiled_model_has_fewer_checkpointings_to_predict():
+    of_eager = values(wanted(), "checkpointing")
+    of_compiled = values(wanted(replace(PLAIN, compile="model")), "checkpointing")
+    assert len(of_compiled) < len(of_eager)
+    assert {*of_compiled} < {*of_eager}
+
+
+def test_optimizers_are_left_alone_where_there_is_no_state_at_the_peak():
+    nothing = Prediction(**vars(prediction()) | {"bytes_by_category": {"activations": 100}})
+    at = LegalityContext(global_batch=BATCH)
+    found = wanted_variants(PLAIN, nothing, at=at, unavailable={})
+    assert values(found, "optimizer") == []

@@ -12,6 +12,7 @@ from autotune.spec.model_file import model_name
 from autotune.spec.workload import make_workload
 from autotune.study.fit.ablation import ablation_steps
 from autotune.study.fit.fit import FitRequest, need_text
+from autotune.study.fit.result import FitResult, FitRow
 from autotune.study.fit.varying import VARY, Varying
 
 CONFIG = TrainingConfig(micro_batch_size=8)
@@ -229,3 +230,20 @@ def test_a_number_of_devices_that_cannot_vary_is_rejected_with_a_remedy(changes,
 )
 def test_what_does_not_fit_is_not_said_to_need_the_cap_itself(needed, context, text):
     assert need_text("43 layers", needed, cap_bytes=8 * 2**30, context_bytes=context) == text
+
+
+def test_a_result_says_that_nothing_fits_or_whether_the_best_was_confirmed():
+    row = FitRow(technique="none", config=CONFIG, predictions_made=1, message="too large")
+    result = FitResult(
+        varying=varying("layers"),
+        cap_bytes=2**20,
+        context_bytes=0,
+        device_type="cpu",
+        compute_capability=None,
+        torch_version=None,
+        rows=(row,),
+        not_confirmed="no device",
+    )
+    assert str(result).endswith("Nothing fits under 1.00 MiB.")
+    fits = replace(result, rows=(replace(row, value=3),))
+    assert str(fits).endswith("Not confirmed by a trial: no device.")

@@ -3,7 +3,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution
 
 from autotune.spec.space_content import named_spaces
-from autotune.study.sampler.distributions import as_parameters, decide
+from autotune.study.sampler.distributions import as_parameters, decide, decide_static
 from tests.building.results import bound
 
 DEPENDENT = """
@@ -133,3 +133,15 @@ def test_a_parameter_is_a_fixed_choice_and_never_a_range(legal):
     assert all(
         isinstance(distribution, CategoricalDistribution) for distribution in distributions.values()
     )
+
+
+def test_with_every_technique_under_one_name_the_same_choices_lead_to_the_same_configuration(legal):
+    for config in legal.configurations():
+        asked = {}
+
+        def choose(name, values, config=config, asked=asked):
+            asked[name] = values
+            return getattr(config, name)
+
+        assert decide_static(legal, choose) == config
+        assert asked == {name: values for name, values in legal.values.items() if len(values) > 1}
