@@ -180,6 +180,12 @@ def test_before_ampere_bf16_uses_plain_operators():
     ]
 
 
+def test_cudnn_supports_ampere_and_nothing_before_it():
+    assert choice("fp16", gpu_of("8.0", "2.11"), backend="cudnn") == "cudnn"
+    with pytest.raises(PredictionImpossible, match="attention cudnn does not support"):
+        choice("fp16", gpu_of("7.5", "2.11"), backend="cudnn")
+
+
 def test_a_backend_that_does_not_support_a_call_is_named():
     with pytest.raises(
         PredictionImpossible,

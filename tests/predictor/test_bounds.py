@@ -8,6 +8,7 @@ import pytest
 from autotune.predictor.accuracy import (
     ASSUMED_ON_CUDA,
     MEASURED_ON_CPU,
+    PredictionError,
     error_of,
     group_of,
     is_measured_on_cuda,
@@ -40,6 +41,12 @@ def is_outside(row) -> bool:
 @pytest.mark.parametrize("half", HALVES)
 def test_no_measured_peak_of_the_study_is_outside_its_bounds(half):
     assert [row for row in PAIRS if row["half"] == half and is_outside(row)] == []
+
+
+def test_bounds_lie_as_far_below_a_peak_as_above_it():
+    error = PredictionError(share=0.02, size_bytes=100)
+    assert (error.lower_bound(10_000), error.upper_bound(10_000)) == (9_700, 10_300)
+    assert error.lower_bound(50) == 0
 
 
 def test_no_measured_peak_of_new_models_is_outside_its_bounds():

@@ -68,3 +68,7 @@ def test_the_allocator_of_this_gpu_allocates_as_much(shape):
     torch.cuda.synchronize()
     taken = torch.cuda.max_memory_allocated() - before
     assert taken == pytest.approx(partial_sums_bytes(SUM, (rows, [0]), gpu=gpu), abs=2**20 + 4096)
+
+
+def test_a_dimension_of_one_changes_nothing():
+    assert buffer_of(4096, 1, 512, dims=[0]) == buffer_of(4096, 512, dims=[0])

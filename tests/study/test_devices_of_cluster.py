@@ -234,7 +234,7 @@ def test_a_cluster_of_which_no_node_can_run_trials_is_refused_with_the_reasons(
 ):
     nothing = Nodes(usable=[], left_out=("a has torch 2.9",), silent=frozenset())
     monkeypatch.setattr(devices_of_cluster, "look_at", lambda *_, **__: nothing)
-    with pytest.raises(InvalidInput, match="no node of the Ray cluster .*: a has torch 2.9"):
+    with pytest.raises(InvalidInput, match=r"no node of the Ray cluster .*: a has torch 2\.9"):
         choose(devices, "all")
 
 

@@ -153,6 +153,16 @@ def test_the_best_trials_of_optuna_are_the_front(exported, url):
     assert sorted(best) == sorted(front)
 
 
+def test_the_study_names_the_front_the_pick_and_the_baseline(exported, url):
+    result = autotune.show("by-hand", storage=url)
+    names = ("front", "pick", "baseline")
+    assert [exported.user_attrs[name] for name in names] == [
+        list(result.front),
+        result.pick.number,
+        result.baseline,
+    ]
+
+
 def test_the_objectives_have_their_directions_and_names(exported):
     assert [direction.name for direction in exported.directions] == [
         "MINIMIZE",

@@ -268,6 +268,9 @@ def test_a_dry_run_from_python_returns_the_plan(folder):
     )
     assert (plan.trials_wanted, plan.definition.seed) == (2, 5)
     assert plan.seconds > 0
+    whole = plan.seconds + plan.confirm_seconds + plan.variants_seconds
+    assert plan.confirm_seconds == pytest.approx(plan.confirm_share * whole)
+    assert plan.variants_seconds == pytest.approx(plan.variants_share * whole)
     for first in plan.to_dict()["first"]:
         predicted = plan.forecasts[TrainingConfig(**first["config"]).fingerprint].prediction
         assert first["predicted_peak_memory_bytes"] == predicted.peak_memory_bytes

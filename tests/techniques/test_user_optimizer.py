@@ -11,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
+from autotune.techniques.optimizer import make_optimizer
 from autotune.techniques.user_optimizer import check_fusion, held_optimizers, set_fusion
 from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 
@@ -521,3 +522,12 @@ def test_a_loss_scale_is_taken_out_with_every_fusion(made_with, fusion):
 
     changed = trained(lambda optimizer: set_fusion([optimizer], fusion))
     torch.testing.assert_close(changed, trained(lambda _: None), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is missing")
+@pytest.mark.parametrize(("name", "bits"), [("paged-adamw", 32), ("paged-adamw-8bit", 8)])
+def test_a_paged_optimizer_has_the_bits_of_its_name(name, bits):
+    weight = torch.nn.Parameter(torch.zeros(8))
+    made = make_optimizer([weight], name=name, fusion="none", learning_rate=0.1)
+    assert vars(made)["is_paged"]
+    assert vars(made)["args"].optim_bits == bits

@@ -267,3 +267,11 @@ def test_the_older_package_is_used_where_only_that_is_installed(monkeypatch):
     assert module._loaded_package() == "lightning.pytorch"
     monkeypatch.setattr(module, "find_spec", lambda name: None if name == "lightning" else name)
     assert module._loaded_package() == "pytorch_lightning"
+
+
+def test_the_network_is_a_modules_only_child_unless_it_trains_weights_of_its_own():
+    callback = autotune.LightningCallback(global_batch=8)
+    module = make_module()
+    assert callback._network_of(module) is module.network
+    module.scale = nn.Parameter(torch.ones(1))
+    assert callback._network_of(module) is module

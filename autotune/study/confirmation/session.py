@@ -128,7 +128,7 @@ class ConfirmationSession:
     # -- the finalists -----------------------------------------------------------------------------
 
     def confirm(
-        self, *, seconds: float, trial: int | None = None, at_least_once: bool = False
+        self, *, seconds: float, trial: int | None, at_least_once: bool
     ) -> None:
         """Measure the finalists again, or only that `trial`, for about so many seconds.
 

@@ -685,7 +685,7 @@ class Shortlist:
         )
         rises = self._speed.believe(index, above_mean=above_mean)
         risen = numpy.flatnonzero(rises > _RISE_THAT_COUNTS).tolist()
-        self._score_anew([one for one in risen if one != index])
+        self._score_anew(risen)
 
     def best(self) -> Choice | None:
         """Return the candidate with the largest score; None where none has an improvement."""

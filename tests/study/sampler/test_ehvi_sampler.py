@@ -1,6 +1,8 @@
 """The choice of the next configuration, from records and predictions made by hand."""
 
+import itertools
 import math
+import random
 from dataclasses import replace
 from itertools import islice
 
@@ -9,7 +11,9 @@ import pytest
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.study.sampler import ehvi_sampler
-from autotune.study.sampler.ehvi_sampler import EhviSampler
+from autotune.study.sampler.ehvi_sampler import Candidates, EhviSampler, Knowledge
+from autotune.study.sampler.features import features_of
+from autotune.study.sampler.training_subset import TrainingSubset
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 from tests.building.studies import SPACE, definition
 
@@ -352,3 +356,40 @@ def test_the_second_suggestion_is_the_best_while_the_first_is_in_flight():
     first, second = islice(suggestions(tried, **options), 2)
     alone = next(suggestions(tried, in_flight=[first.config], **options))
     assert second.config == alone.config
+
+
+def assessed(records, configs):
+    knowledge = Knowledge(
+        records,
+        (),
+        cap_bytes=CAP_BYTES,
+        points=(),
+        training_subset=TrainingSubset(),
+        predicts=True,
+    )
+    return knowledge.assess(Candidates(configs=configs, features=features_of(configs)))
+
+
+def test_what_has_always_crashed_keeps_a_hundredth_of_a_chance():
+    crashed = [
+        record(config, number=number, outcome="crashed") for number, config in enumerate(ALL[:8])
+    ]
+    assert assessed(crashed, ALL[:8]).no_failure == pytest.approx(0.01, abs=0.005)
+
+
+def test_an_unknown_perplexity_is_the_best_of_the_same_precision_and_optimizer():
+    fp32, mixed = config("fp32", micro_batch_size=8), config("bf16-mixed", micro_batch_size=8)
+    compiled = replace(mixed, compile="block")
+    assert compiled.numerics_class not in (fp32.numerics_class, mixed.numerics_class)
+    records = [record(fp32, perplexity=10.0), record(mixed, number=1, perplexity=12.0)]
+    assert assessed(records, [compiled, mixed, fp32]).perplexity.tolist() == [12.0, 12.0, 10.0]
+
+
+def test_a_small_space_is_scored_at_once_and_a_large_one_in_batches(monkeypatch):
+    sampler = EhviSampler(LEGAL, cap_bytes=CAP_BYTES)
+    everything = list(range(len(ALL)))
+    assert [*sampler._batches([*everything], [], [], rng=random.Random(0))] == [everything]
+    monkeypatch.setattr(ehvi_sampler, "MOST_CANDIDATES", 4)
+    batches = [*sampler._batches([*everything], [], [], rng=random.Random(0))]
+    assert [len(batch) for batch in batches[:-1]] == [4] * (len(batches) - 1)
+    assert sorted(itertools.chain(*batches)) == everything
