@@ -8,7 +8,7 @@ moved, a truth value turned round, a condition negated, a returned value withhel
 import ast
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOMS = ("analysis", "training", "techniques", "predictor", "study", "storage")
@@ -74,6 +74,21 @@ class Place:
         head = b"".join(lines[: self.line - 1]) + lines[self.line - 1][: self.column]
         tail = lines[self.end_line - 1][self.end_column :] + b"".join(lines[self.end_line :])
         return head + text.encode() + tail
+
+    def found_in(self, source: bytes, *, as_in: bytes) -> "Place | None":
+        """Return the place of the same lines in another source; None where they are not there.
+
+        Of several alike it is the one with as many before it.
+        """
+        lines, drawn_lines = source.splitlines(), as_in.splitlines()
+        count = self.end_line - self.line + 1
+        wanted = drawn_lines[self.line - 1 : self.end_line]
+        alike = [n for n in range(len(lines)) if lines[n : n + count] == wanted]
+        before = sum(drawn_lines[n : n + count] == wanted for n in range(self.line - 1))
+        if before >= len(alike):
+            return None
+        first = alike[before] + 1
+        return replace(self, line=first, end_line=first + count - 1)
 
 
 def draw(root: Path, *, seed: int, count: int) -> list[Place]:

@@ -1,18 +1,23 @@
 """Changes places of the code one at a time and counts which changes the tests notice.
 
     python -m studies.mutations.run --seed 51 --count 200 --work /tmp/mutations
+    python -m studies.mutations.run --seed 51 --count 200 --work /tmp/mutations --again
 
 It goes on where it was stopped: what it knows is in `results/SEED.jsonl`, whose first line names
 the commit that is changed, and in the work folder.
 First every room's tests run once with a mark at each place (`marks.py`), which tells the tests that
 run it, also through processes that they start. Then each change is made in a copy of the checkout
 and those tests run, the quickest first, until one fails; last the other tests of their files.
+
+With `--again` the changes that survived are made in the latest commit, and the tests of their room
+that are new or changed since then run.
 """
 
 import argparse
 import collections
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     commit, known = results(arguments.seed)
     if arguments.again:
-        known = {place: line for place, line in known.items() if line["outcome"] != "survived"}
+        try_survivors_again(arguments, commit, known)
+        return
     copies = [
         copy_of_commit(commit, arguments.work / f"copy-{n}") for n in range(arguments.workers)
     ]
@@ -85,12 +91,62 @@ def results(seed: int) -> tuple[str, dict[int, dict[str, Any]]]:
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{seed}.jsonl"
     if not file.exists():
-        head = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-        )
-        file.write_text(json.dumps({"commit": head.stdout.strip()}) + "\n")
+        file.write_text(json.dumps({"commit": git("rev-parse", "HEAD").strip()}) + "\n")
     first, *lines = lines_of(file)
     return first["commit"], {line["place"]: line for line in lines}
+
+
+def git(*arguments: str) -> str:
+    """Return what git prints in the checkout."""
+    command = ["git", *arguments]
+    printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return printed.stdout
+
+
+def try_survivors_again(
+    arguments: argparse.Namespace, commit: str, known: dict[int, dict[str, Any]]
+) -> None:
+    """Make the changes that survived in the latest commit, whose new tests may notice them."""
+    now = git("rev-parse", "HEAD").strip()
+    copy = copy_of_commit(now, arguments.work / f"copy-of-{now[:8]}")
+    tests = {room: changed_tests(commit, room) for room in ROOMS}
+    drawn = copy_of_commit(commit, arguments.work / "copy-0")
+    places = draw(drawn, seed=arguments.seed, count=arguments.count)
+    for number, line in sorted(known.items()):
+        if line["outcome"] != "survived":
+            continue
+        place = places[number].found_in(
+            (copy / line["file"]).read_bytes(), as_in=(drawn / line["file"]).read_bytes()
+        )
+        if place is None:
+            tried = {"outcome": "gone", "by": "its line was changed", "tests": 0, "seconds": 0.0}
+        else:
+            tried = try_change(copy, place, tests[place.room])
+        line = {**line, **tried, "again": now}
+        with (RESULTS / f"{arguments.seed}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        known[number] = line
+        print(number, line["outcome"], line["file"], line["line"], line["by"], flush=True)
+    print(collections.Counter(line["outcome"] for line in known.values()))
+
+
+def changed_tests(commit: str, room: str) -> list[str]:
+    """Return the tests of a room that are new or changed since a commit."""
+    found: list[str] = []
+    file = ""
+    for line in git("diff", "--unified=0", commit, "HEAD", "--", f"tests/{room}").splitlines():
+        if line.startswith("+++ b/"):
+            file = line.removeprefix("+++ b/")
+        # The name after @@ is that of the function in which a change begins.
+        elif name := re.match(r"(?:\+|@@.*@@ )def (test_\w+)", line):
+            found.append(f"{file}::{name[1]}")
+    there = [test for test in found if f"def {test.partition('::')[2]}(" in text_of(test)]
+    return list(dict.fromkeys(there))
+
+
+def text_of(test: str) -> str:
+    """Return the file of a test as it is in the latest commit."""
+    return (ROOT / test.partition("::")[0]).read_text()
 
 
 def copy_of_commit(commit: str, folder: Path) -> Path:

@@ -127,9 +127,7 @@ class ConfirmationSession:
 
     # -- the finalists -----------------------------------------------------------------------------
 
-    def confirm(
-        self, *, seconds: float, trial: int | None, at_least_once: bool
-    ) -> None:
+    def confirm(self, *, seconds: float, trial: int | None, at_least_once: bool) -> None:
         """Measure the finalists again, or only that `trial`, for about so many seconds.
 
         The first measurement of a study, or with `at_least_once` that of this call, is made however
