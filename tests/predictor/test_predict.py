@@ -11,6 +11,7 @@ from torch._subclasses import fake_tensor
 
 from autotune.errors import PredictionImpossible
 from autotune.models import MODELS, gpt
+from autotune.predictor import ranks
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.shipped.gpt import Attention
@@ -416,3 +417,10 @@ def test_a_value_that_is_only_logged_changes_no_prediction(
     prediction = predict_anew()
     assert prediction.peak_memory_bytes == plain.peak_memory_bytes
     assert any("test_predict.py" in note for note in prediction.notes)
+
+
+def test_the_buckets_of_gradients_are_as_large_as_those_of_torch():
+    with ranks.as_rank(0, of=2):
+        replicated = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    assert replicated.bucket_bytes_cap == ranks.BUCKET_BYTES
+    assert vars(torch.distributed)["_DEFAULT_FIRST_BUCKET_BYTES"] == ranks.FIRST_BUCKET_BYTES

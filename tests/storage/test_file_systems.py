@@ -150,3 +150,9 @@ def test_a_database_without_a_write_ahead_log_is_rejected(tmp_path):
         store.create_study(definition(), trials_wanted=1)
     assert "'delete' journal" in raised.value.message
     assert "--storage postgresql+psycopg://" in raised.value.hint
+
+
+def test_a_line_that_is_no_mount_is_passed_over():
+    cut = "99 22 8:9 / /tmp rw,relatime shared:1 ext4 /dev/sde1 rw\n22 - ext4\n"
+    assert file_system(Path("/tmp/x.db"), mountinfo=cut + LAPTOP) == "ext4"
+    assert file_system(Path("/tmp/x.db"), mountinfo=cut + CONTAINER) == "overlay"

@@ -67,6 +67,11 @@ def test_a_straight_need_takes_few_looks(offset, slope, cap, start):
     assert len(looked) <= (4 if start <= fits <= 16 * start else 12)
 
 
+def test_of_a_need_that_does_not_rise_about_the_binary_logarithm_of_the_values_is_looked_at():
+    _, looked = looked_for([5] * 1023, cap=10, start=1)
+    assert len(looked) <= 12
+
+
 @given(where=st.integers(1, 5000), start=st.integers(1, 5000))
 def test_a_cliff_takes_no_more_looks_than_a_few_bisections(where, start):
     needs = [0 if value < where else 10**9 for value in range(1, 5001)]
