@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 from autotune.errors import StorageUnavailable, StorageUnreachable, UnknownStudy
+from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import MEASURED, FailedSeed, PerplexitySource, TrialReference
 from tests.building.studies import (
     CAP_BYTES,
@@ -47,6 +48,16 @@ def error_of(url, *, create=False):
     ):
         store.studies()
     return raised.value
+
+
+def test_the_version_of_a_study_changes_with_a_prediction_of_its_own_only(store):
+    store.create_study(definition("other"), trials_wanted=30)
+    before = {entry.name: entry.version for entry in store.entries()}
+    store.store_forecast("other", Forecast(config=config(0), error="no fake form"))
+    after = {entry.name: entry.version for entry in store.entries()}
+    assert after["by-hand"] == before["by-hand"]
+    assert after["other"] != before["other"]
+    assert (before["other"].forecasts, after["other"].forecasts) == (0, 1)
 
 
 # -- what is told of a trial -----------------------------------------------------------------------
