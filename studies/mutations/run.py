@@ -10,7 +10,8 @@ run it, also through processes that they start. Then each change is made in a co
 and those tests run, the quickest first, until one fails; last the other tests of their files.
 
 With `--again` the changes that survived are made in the latest commit, and the tests of their room
-that are new or changed since then run.
+that are new or changed since then run. `results/SEED.equivalent.json` has those that change
+nothing, each with the reason that a reader gives.
 """
 
 import argparse
@@ -108,26 +109,44 @@ def try_survivors_again(
 ) -> None:
     """Make the changes that survived in the latest commit, whose new tests may notice them."""
     now = git("rev-parse", "HEAD").strip()
-    copy = copy_of_commit(now, arguments.work / f"copy-of-{now[:8]}")
+    free: SimpleQueue[Path] = SimpleQueue()
+    for n in range(arguments.workers):
+        free.put(copy_of_commit(now, arguments.work / f"copy-{n}-of-{now[:8]}"))
+    equivalent = json.loads((RESULTS / f"{arguments.seed}.equivalent.json").read_text())
     tests = {room: changed_tests(commit, room) for room in ROOMS}
     drawn = copy_of_commit(commit, arguments.work / "copy-0")
     places = draw(drawn, seed=arguments.seed, count=arguments.count)
-    for number, line in sorted(known.items()):
-        if line["outcome"] != "survived":
-            continue
-        place = places[number].found_in(
-            (copy / line["file"]).read_bytes(), as_in=(drawn / line["file"]).read_bytes()
-        )
-        if place is None:
-            tried = {"outcome": "gone", "by": "its line was changed", "tests": 0, "seconds": 0.0}
-        else:
-            tried = try_change(copy, place, tests[place.room])
-        line = {**line, **tried, "again": now}
-        with (RESULTS / f"{arguments.seed}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        known[number] = line
-        print(number, line["outcome"], line["file"], line["line"], line["by"], flush=True)
-    print(collections.Counter(line["outcome"] for line in known.values()))
+
+    def try_again(number: int) -> dict[str, Any]:
+        line, copy = known[number], free.get()
+        try:
+            place = places[number].found_in(
+                (copy / line["file"]).read_bytes(), as_in=(drawn / line["file"]).read_bytes()
+            )
+            if place is None:
+                gone = {"outcome": "gone", "by": "its line was changed", "tests": 0, "seconds": 0.0}
+                return {**line, **gone, "again": now}
+            return {**line, **try_change(copy, place, tests[place.room]), "again": now}
+        finally:
+            free.put(copy)
+
+    survivors = [
+        number
+        for number, line in sorted(known.items())
+        if line["outcome"] == "survived" and str(number) not in equivalent
+    ]
+    with ThreadPoolExecutor(arguments.workers) as pool:
+        for line in pool.map(try_again, survivors):
+            with (RESULTS / f"{arguments.seed}.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            known[line["place"]] = line
+            print(
+                line["place"], line["outcome"], line["file"], line["line"], line["by"], flush=True
+            )
+    counts = collections.Counter(line["outcome"] for line in known.values())
+    counts["survived"] -= len(equivalent)
+    noticed = counts["noticed"] / (counts["noticed"] + counts["survived"])
+    print(f"{dict(counts)}, {len(equivalent)} equivalent; {noticed:.0%} of the others are noticed")
 
 
 def changed_tests(commit: str, room: str) -> list[str]:
