@@ -26,6 +26,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
+from autotune.analysis.expected_step import ExpectedStep
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
@@ -35,12 +36,15 @@ from autotune.study.sampler.ehvi import (
     expected_hypervolume_improvement,
     hypervolume,
     indices_not_dominated,
+    normal_cdf,
+    normal_density,
     not_dominated,
 )
-from autotune.study.sampler.features import Array, features_of
+from autotune.study.sampler.features import Array, Candidates, features_of
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.surrogate import MOST_SEEN, Posterior, PosteriorOneByOne, Surrogate
 from autotune.study.sampler.training_subset import TrainingSubset
+from autotune.study.sampler.trial_seconds import TrialSeconds
 
 MOST_CANDIDATES = 1000
 """How many configurations of a larger space are drawn for each choice, in addition to the
@@ -72,6 +76,13 @@ it would compile that code again, and a trial whose code is compiled already tak
 the time (the quartiles in a recorded table)."""
 SURE = 0.99
 """Above this probability of feasibility a configuration is trained without a prediction."""
+EVERY_FOR_PICK = 4
+"""Every so many trials the fastest configuration is looked for instead of the front: it is what
+will be picked."""
+COMPILING_DWARFS = 6.0
+"""Where a compiled trial takes so many times as long as an eager one, what counts is the
+improvement per second. Over the recorded CPU tables, where it does not, that found the front later.
+"""
 _OUT_OF_COMPETITION = 4.0
 """Speeds and perplexities this many times worse than the best do not move the reference point."""
 CONVERGED_IMPROVEMENT = 0.001
@@ -106,26 +117,16 @@ class Choice:
 class _Space:
     """Every legal configuration, and their features in the same order."""
 
-    configs: Sequence[TrainingConfig]
-    features: Array
+    all: Candidates
+
+    @property
+    def configs(self) -> Sequence[TrainingConfig]:
+        return self.all.configs
 
     @cached_property
     def indices(self) -> dict[str, int]:
         """Indices of the configurations by fingerprint."""
         return {config.fingerprint: index for index, config in enumerate(self.configs)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidates:
-    """Configurations to score, and their features in the same order."""
-
-    configs: Sequence[TrainingConfig]
-    features: Array
-
-    def at(self, indices: Sequence[int]) -> "Candidates":
-        return Candidates(
-            configs=[self.configs[index] for index in indices], features=self.features[indices]
-        )
 
 
 class EhviSampler:
@@ -135,11 +136,17 @@ class EhviSampler:
         self._legal = legal
         self._cap_bytes = cap_bytes
         self._neighbours: dict[str, list[int]] = {}
+        self._expected: ExpectedStep | None = None
+
+    def expect(self, expected: ExpectedStep) -> None:
+        """Let what a step is expected to take be the mean of speed and memory."""
+        self._expected = expected
+        self.__dict__.pop("_all", None)
 
     @cached_property
     def _all(self) -> _Space:
         configs = list(dict.fromkeys(self._legal.configurations()))
-        return _Space(configs=configs, features=features_of(configs))
+        return _Space(all=Candidates.of(configs, expected=self._expected))
 
     def choose(
         self,
@@ -237,6 +244,7 @@ class EhviSampler:
             points=[_point(record) for record in on_front],
             training_subset=TrainingSubset(near=frozenset(near_fingerprints)),
             in_flight=in_flight,
+            expected=self._expected,
         )
         best: Choice | None = None
         trials = len(records) + len(in_flight)
@@ -244,7 +252,7 @@ class EhviSampler:
         for indices in self._batches(remaining, near, forecasts, rng=rng):
             if not indices:
                 continue
-            assessed = knowledge.assess(self._candidates(indices))
+            assessed = knowledge.assess(self._all.all.at(indices))
             scores = knowledge.scores(assessed)
             choice = _best_of(assessed.candidates, scores, knowledge, rng=rng)
             if best is None or (choice and choice.relative_improvement > best.relative_improvement):
@@ -290,12 +298,6 @@ class EhviSampler:
         for start in range(MOST_CANDIDATES, len(remaining), MOST_CANDIDATES):
             following = remaining[start : start + MOST_CANDIDATES]
             yield [index for index in following if index not in seen]
-
-    def _candidates(self, indices: Sequence[int]) -> Candidates:
-        return Candidates(
-            configs=[self._all.configs[index] for index in indices],
-            features=self._all.features[indices],
-        )
 
     def _one_change_away(self, config: TrainingConfig) -> list[int]:
         """Return the indices of the legal configurations that differ in one technique."""
@@ -373,19 +375,12 @@ class Assessment:
     def joined(cls, parts: Sequence["Assessment"]) -> "Assessment":
         if len(parts) == 1:
             return parts[0]
-        candidates = [part.candidates for part in parts]
         arrays = {
             name: numpy.concatenate([getattr(part, name) for part in parts])
             for name in vars(parts[0])
             if name != "candidates"
         }
-        return cls(
-            candidates=Candidates(
-                configs=[config for one in candidates for config in one.configs],
-                features=numpy.concatenate([one.features for one in candidates]),
-            ),
-            **arrays,
-        )
+        return cls(candidates=Candidates.joined([part.candidates for part in parts]), **arrays)
 
 
 @dataclass(kw_only=True)
@@ -414,8 +409,10 @@ class Knowledge:
         training_subset: TrainingSubset,
         predicts: bool,
         in_flight: Sequence[TrainingConfig] = (),
+        expected: ExpectedStep | None = None,
     ) -> None:
         self._records = records
+        self._expected = expected
         self._predicts = predicts
         self._being_compiled: set[tuple[Any, ...] | None] = {
             config.compiled_class for config in in_flight
@@ -426,7 +423,11 @@ class Knowledge:
         """The Pareto front, without any tolerance."""
         self._training_subset = training_subset
         self._memory = MemoryModel(
-            records, forecasts, cap_bytes=cap_bytes, training_subset=training_subset
+            records,
+            forecasts,
+            cap_bytes=cap_bytes,
+            training_subset=training_subset,
+            expected=expected,
         )
         self._timed = [
             r for r in records if r.tokens_per_second and math.isfinite(r.tokens_per_second)
@@ -448,14 +449,14 @@ class Knowledge:
         believing it would turn the next choices to what is known to be ordinary. Where much is
         known the two hardly differ. `studies/many_devices` compares them.
         """
-        memory = self._memory.estimate(in_flight)
+        memory = self._memory.estimate(self._candidates(in_flight))
         # What is only looked at and unlikely to fit will hardly be measured.
         fits = memory.probability_of_feasibility
         likely = [index for index in range(len(in_flight)) if fits[index] > 0.5]
         if not likely:
             return
         configs = [in_flight[index] for index in likely]
-        features = features_of(configs)
+        features = self._candidates(configs).for_speed
         posterior = self._speed.predict(features)
         logarithms = posterior.mean + OPTIMISM * posterior.deviation
         expected = [
@@ -484,7 +485,7 @@ class Knowledge:
 
     def assess(self, candidates: Candidates) -> "Assessment":
         """Return what a score needs of the candidates, except for their speed."""
-        memory = self._memory.estimate(candidates.configs, features=candidates.features)
+        memory = self._memory.estimate(candidates)
         least_to_predict = 0.0
         if self._memory.seen >= ENOUGH_KNOWN_PEAKS:
             least_to_predict = LEAST_PROBABILITY_TO_PREDICT
@@ -508,7 +509,7 @@ class Knowledge:
 
     def speeds_one_by_one(self, candidates: Candidates) -> PosteriorOneByOne:
         """Return the posterior of the logarithms of speed, to believe one after the other."""
-        return self._speed.one_by_one(candidates.features)
+        return self._speed.one_by_one(candidates.for_speed)
 
     def scores(
         self, assessed: Assessment, speed: Posterior | None = None, *, largest: float | None = None
@@ -525,7 +526,7 @@ class Knowledge:
             expected = assessed.probability / assessed.peak
             return Scores(expected=expected, reservation_values=expected)
         if speed is None:
-            speed = self._speed.predict(assessed.candidates.features)
+            speed = self._speed.predict(assessed.candidates.for_speed)
         # The logarithm of speed is normally distributed. EHVI takes the mean and the standard
         # deviation of the log-normal distribution of speed:
         # exp(m + s^2 / 2) and mean * sqrt(exp(s^2) - 1).
@@ -538,18 +539,49 @@ class Knowledge:
             speed_mean=mean,
             speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
         )
+        costs = self._relative_costs(assessed.candidates)
+        if costs.max() > 1 and len(self._timed) % EVERY_FOR_PICK == 0:
+            improvements = self._expected_gain(speed)
         improvements = improvements * self._share_of_value_now(assessed.candidates)
         expected = assessed.probability * improvements
         if not self._predicts:
-            return Scores(expected=expected, reservation_values=expected)
+            return Scores(expected=expected, reservation_values=expected / costs)
+        improvements = improvements / costs
         if largest is None:
-            largest = float(expected.max())
+            largest = float((expected / costs).max())
         cost = PREDICTION_COST * largest / numpy.maximum(assessed.fits, _LEAST_PROBABILITY)
         if_predicted = numpy.maximum(0.0, assessed.no_failure * improvements - cost)
         return Scores(
             expected=expected,
-            reservation_values=numpy.where(assessed.would_be_predicted, if_predicted, expected),
+            reservation_values=numpy.where(
+                assessed.would_be_predicted, if_predicted, expected / costs
+            ),
         )
+
+    def _expected_gain(self, speed: Posterior) -> Array:
+        """Return the expected improvement of the logarithm of the largest speed, [candidate].
+
+        Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions",
+        1998, equation 15.
+        """
+        best = max(self._logarithms_of_speeds)
+        z = (speed.mean - best) / numpy.maximum(speed.deviation, 1e-9)
+        return speed.deviation * (z * normal_cdf(z) + normal_density(z))
+
+    def _relative_costs(self, candidates: Candidates) -> Array:
+        """Return how many times as long as an eager trial each takes, [candidate].
+
+        They count as equal where compiling does not dwarf the rest of a trial.
+        """
+        seconds = self._seconds
+        costs = numpy.array([seconds.of(config) for config in candidates.configs])
+        costs = costs / seconds.without_compiling
+        return costs if costs.max() > COMPILING_DWARFS else numpy.ones(len(costs))
+
+    @cached_property
+    def _seconds(self) -> TrialSeconds:
+        device_type = "cpu" if self._expected is None else self._expected.device.type
+        return TrialSeconds(self._records, device_type=device_type)
 
     def _share_of_value_now(self, candidates: Candidates) -> Array:
         """Return what each candidate is worth at this moment, relative to later, [candidate]."""
@@ -562,7 +594,9 @@ class Knowledge:
 
     def probability_of_feasibility(self, config: TrainingConfig) -> float:
         """Return the probability that the configuration fits the cap."""
-        return float(self._memory.estimate([config]).probability_of_feasibility[0])
+        return float(
+            self._memory.estimate(self._candidates([config])).probability_of_feasibility[0]
+        )
 
     def relative(self, score: float) -> float:
         """Return a score relative to the hypervolume of the front; infinite without a front."""
@@ -591,7 +625,10 @@ class Knowledge:
     def _speed(self) -> Surrogate:
         """A model of the logarithm of tokens per second."""
         configs = [record.config for record in self._timed]
-        return self._fit(configs, self._logarithms_of_speeds, _SPEED_NOISES)
+        indices = self._training_subset.indices(configs)
+        values = self._logarithms_of_speeds
+        x_train = self._candidates([configs[index] for index in indices]).for_speed
+        return Surrogate(x_train, [values[index] for index in indices], noises=_SPEED_NOISES)
 
     @property
     def _logarithms_of_speeds(self) -> list[float]:
@@ -614,14 +651,12 @@ class Knowledge:
         if not any(failed):
             return None
         configs = [record.config for record in self._records]
-        return self._fit(configs, failed, (_FAILURE_NOISE,))
-
-    def _fit(
-        self, configs: Sequence[TrainingConfig], values: Sequence[float], noises: Sequence[float]
-    ) -> Surrogate:
         indices = self._training_subset.indices(configs)
         x_train = features_of([configs[index] for index in indices])
-        return Surrogate(x_train, [values[index] for index in indices], noises=noises)
+        return Surrogate(x_train, [failed[index] for index in indices], noises=(_FAILURE_NOISE,))
+
+    def _candidates(self, configs: Sequence[TrainingConfig]) -> Candidates:
+        return Candidates.of(configs, expected=self._expected)
 
     def _perplexity(self, config: TrainingConfig) -> float:
         """Return the perplexity of its numerics class, or the best guess where that is not known.

@@ -16,12 +16,13 @@ from functools import cached_property
 import numpy
 from numpy.typing import NDArray
 
+from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.feasibility import needed_bytes
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import TrialRecord
 from autotune.study.sampler.ehvi import normal_cdf, normal_density
-from autotune.study.sampler.features import Array, features_of
+from autotune.study.sampler.features import Array, Candidates
 from autotune.study.sampler.surrogate import Surrogate
 from autotune.study.sampler.training_subset import TrainingSubset
 
@@ -52,6 +53,7 @@ class MemoryModel:
         *,
         cap_bytes: int,
         training_subset: TrainingSubset | None = None,
+        expected: ExpectedStep | None = None,
     ) -> None:
         self.predictions = {
             f.config.fingerprint: f.prediction for f in forecasts if f.prediction is not None
@@ -64,24 +66,22 @@ class MemoryModel:
             self._peaks, self.predictions, records, room_bytes=self.room_bytes
         )
         self._training_subset = training_subset or TrainingSubset()
+        self.expected = expected
 
     @property
     def seen(self) -> int:
         """How many peaks are known."""
         return len(self._peaks)
 
-    def estimate(
-        self, configs: Sequence[TrainingConfig], *, features: Array | None = None
-    ) -> MemoryEstimate:
-        """Estimate the peaks of `configs`; `features` are theirs, if the caller has them already.
+    def estimate(self, candidates: Candidates) -> MemoryEstimate:
+        """Estimate the peaks of configurations.
 
         With z = (log(room) - mean) / deviation, the probability of feasibility is Phi(z), and the
         expected logarithm of a peak that fits is that of the normal distribution truncated at the
         room: mean - deviation * phi(z) / Phi(z).
         """
-        if features is None:
-            features = features_of(configs)
-        mean, deviation = self._by_similar_configurations(features)
+        configs = candidates.configs
+        mean, deviation = self._by_similar_configurations(candidates.for_memory)
         is_predicted = numpy.zeros(len(configs), dtype=bool)
         for index, config in enumerate(configs):
             if prediction := self.predictions.get(config.fingerprint):
@@ -116,9 +116,9 @@ class MemoryModel:
     def _surrogate(self) -> Surrogate:
         configs, sizes = zip(*self._peaks.values(), strict=True)
         indices = self._training_subset.indices(configs)
-        x_train = features_of([configs[index] for index in indices])
+        known = Candidates.of([configs[index] for index in indices], expected=self.expected)
         y_train = [math.log(sizes[index]) for index in indices]
-        return Surrogate(x_train, y_train, noises=(_NOISE,), has_own_scales=True)
+        return Surrogate(known.for_memory, y_train, noises=(_NOISE,), has_own_scales=True)
 
 
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:

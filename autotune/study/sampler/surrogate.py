@@ -14,6 +14,14 @@ each technique gets its own s_i as long as that raises the density (automatic re
 determination, section 5.1 of the book below). The mean and variance are those of Rasmussen and
 Williams, "Gaussian Processes for Machine Learning", 2006, algorithm 2.1; what does not depend on
 x_test is computed once.
+
+Where something is known beforehand, as by a roofline, the process has a mean, and describes what
+is left (section 2.7 of the book):
+
+    mean(x) = center + weight * expectation(x)
+
+with the expectation in a further column of the features (`with_expectation`), and the weight from
+the same grid: 1 where the measurements follow it, 0 where they do not.
 """
 
 import copy
@@ -26,7 +34,14 @@ from functools import cached_property
 import numpy
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.features import BUDGET, LOGARITHMIC, Array, features_of
+from autotune.study.sampler.features import (
+    BUDGET,
+    EXPECTATION,
+    LOGARITHMIC,
+    TECHNIQUE_WEIGHTS,
+    Array,
+    features_of,
+)
 
 MOST_SEEN, MOST_FOR_SCALES = 300, 100
 """How many values are used at most, in all and to choose the scales: the time of a fit grows with
@@ -46,6 +61,9 @@ _SWEEPS = 2
 _PAIR_SHARES = (0.1, 0.3, 0.6)
 """Standard deviation of the interaction of a pair, relative to the geometric mean of those of its
 two techniques."""
+_EXPECTATION_WEIGHTS, _USUAL_WEIGHT, _WEIGHT_SPREAD = (0.0, 0.5, 1.0), 1.0, 0.5
+"""Weights of an expectation to choose from, and mean and standard deviation of a prior over them.
+"""
 _ORDERED_LENGTHS = {BUDGET: 0.3, **dict.fromkeys(LOGARITHMIC, 1.5)}
 """Length scales of the ordered techniques; that of the micro batch is in doublings."""
 _JITTER = 1e-8
@@ -87,12 +105,10 @@ class Surrogate:
         has_own_scales: bool = False,
     ) -> None:
         """`has_own_scales`: each technique has its own scale, for values that hardly scatter."""
-        values = numpy.array(y_train[:MOST_SEEN], dtype=float)
         self._x_train = x_train[:MOST_SEEN]
+        self._y_train = numpy.array(y_train[:MOST_SEEN], dtype=float)
         self._noises = noises
         self._has_own_scales = has_own_scales
-        self._center = float(values.mean())
-        self._residuals = values - self._center
         self._fits: dict[tuple[int, ...], _Fit] = {}
         self._measured: Surrogate | None = None
         """The process that the scales come from, if not from this one's own values."""
@@ -105,7 +121,7 @@ class Surrogate:
         """
         more = copy.copy(self)
         more._x_train = numpy.concatenate([self._x_train, x_more])
-        more._residuals = numpy.concatenate([self._residuals, y_more - self._center])
+        more._y_train = numpy.concatenate([self._y_train, y_more])
         more._fits = {}
         more._measured = self
         return more
@@ -121,7 +137,7 @@ class Surrogate:
         fit, covariance = self._fit_over(fields, x_test)
         return PosteriorOneByOne(
             x_test,
-            mean=fit.mean(covariance) + self._center,
+            mean=fit.mean(covariance, x_test),
             explained=fit.explained(covariance),
             fields=fields,
             fit=fit,
@@ -129,14 +145,12 @@ class Surrogate:
 
     def predict(self, x_test: Array) -> Posterior:
         fit, covariance = self._fit_for(x_test)
-        return Posterior(
-            mean=fit.mean(covariance) + self._center, deviation=fit.deviation(covariance)
-        )
+        return Posterior(mean=fit.mean(covariance, x_test), deviation=fit.deviation(covariance))
 
     def predict_mean(self, x_test: Array) -> Array:
         """Return the mean of `predict` alone, at half of the cost."""
         fit, covariance = self._fit_for(x_test)
-        return fit.mean(covariance) + self._center
+        return fit.mean(covariance, x_test)
 
     def _fit_for(self, x_test: Array) -> "tuple[_Fit, Array]":
         """Return the fit over the techniques that differ anywhere in x_train or x_test.
@@ -152,8 +166,8 @@ class Surrogate:
         return fit, fit.scales.kernel(_Closeness.between(x_test, self._x_train, fields))
 
     def _fields_of(self, x_test: Array) -> tuple[int, ...]:
-        lowest = numpy.minimum(self._x_train.min(axis=0), x_test.min(axis=0))
-        highest = numpy.maximum(self._x_train.max(axis=0), x_test.max(axis=0))
+        lowest = numpy.minimum(self._x_train.min(axis=0), x_test.min(axis=0))[:EXPECTATION]
+        highest = numpy.maximum(self._x_train.max(axis=0), x_test.max(axis=0))[:EXPECTATION]
         # Where nothing differs any field will do.
         return tuple(int(field) for field in numpy.flatnonzero(lowest < highest)) or (0,)
 
@@ -163,40 +177,49 @@ class Surrogate:
             measured = self._measured
             if fields not in measured._fits:
                 measured._fits[fields] = measured._fit(fields)
-            closeness = _Closeness.between(self._x_train, self._x_train, fields)
-            return _Fit(closeness, self._residuals, scales=measured._fits[fields].scales)
-        first = self._x_train[:MOST_FOR_SCALES]
-        residuals = self._residuals[: len(first)]
-        closeness = _Closeness.between(first, first, fields)
+            chosen = measured._fits[fields]
+            covariance = _Covariance.of(self._x_train, fields, scales=chosen.scales)
+            return _Fit(covariance, self._x_train, self._y_train, mean=chosen.prior_mean)
+        x_first, y_first = self._x_train[:MOST_FOR_SCALES], self._y_train[:MOST_FOR_SCALES]
+        means = _PriorMean.to_choose_from(x_first, y_first)
+        closeness = _Closeness.between(x_first, x_first, fields)
+        weights = TECHNIQUE_WEIGHTS[list(fields)]
         fits = []
         for technique, pair, noise in itertools.product(
             _TECHNIQUE_SCALES, _PAIR_SHARES, self._noises
         ):
-            scales = _Scales(
-                constant=technique, techniques=(technique,) * len(fields), pair=pair, noise=noise
-            )
+            techniques = (technique,) * len(fields)
+            if len(means) > 1:
+                techniques = tuple(technique * weights)
+            scales = _Scales(constant=technique, techniques=techniques, pair=pair, noise=noise)
             log_prior = _log_normal(technique, median=_USUAL_SCALE, spread=_SCALE_SPREAD)
-            fits.append(_Fit(closeness, residuals, scales=scales, log_prior=log_prior))
+            covariance = _Covariance(closeness, scales=scales)
+            fits += [
+                _Fit(covariance, x_first, y_first, mean=mean, log_prior=log_prior) for mean in means
+            ]
         best = max(fits, key=lambda fit: fit.log_posterior)
         if self._has_own_scales:
-            best = self._with_own_scales(best.scales, closeness, residuals)
+            best = self._with_own_scales(best, closeness, x_first, y_first)
         if len(self._x_train) > MOST_FOR_SCALES:
-            closeness = _Closeness.between(self._x_train, self._x_train, fields)
-            best = _Fit(closeness, self._residuals, scales=best.scales)
+            mean = _PriorMean.with_weight(best.prior_mean.weight, self._x_train, self._y_train)
+            covariance = _Covariance.of(self._x_train, fields, scales=best.scales)
+            best = _Fit(covariance, self._x_train, self._y_train, mean=mean)
         return best
 
     def _with_own_scales(
-        self, scales: "_Scales", closeness: "_Closeness", residuals: Array
+        self, chosen: "_Fit", closeness: "_Closeness", x_first: Array, y_first: Array
     ) -> "_Fit":
-        """Change one scale at a time, from `scales`, as long as the posterior density rises."""
+        """Change one scale at a time, from those of `chosen`, as long as the density rises."""
 
         def fit_with(scales: _Scales) -> _Fit:
             log_prior = sum(
                 _log_normal(scale, median=_USUAL_SCALE_OF_ONE, spread=_SCALE_SPREAD_OF_ONE)
                 for scale in scales.techniques
             )
-            return _Fit(closeness, residuals, scales=scales, log_prior=log_prior)
+            covariance = _Covariance(closeness, scales=scales)
+            return _Fit(covariance, x_first, y_first, mean=chosen.prior_mean, log_prior=log_prior)
 
+        scales = chosen.scales
         best = fit_with(replace(scales, constant=_USUAL_SCALE))
         for _ in range(_SWEEPS):
             before = best
@@ -288,28 +311,72 @@ class _Scales:
         return numpy.asarray(self.constant**2 + singles + self.pair**2 * (sums**2 - squares) / 2)
 
 
-class _Fit:
-    """The Gaussian process with one choice of scales."""
+@dataclass(frozen=True, kw_only=True)
+class _PriorMean:
+    """What the process expects before any measurement: center + weight * expectation."""
 
-    def __init__(
-        self,
-        closeness: _Closeness,
-        residuals: Array,
-        *,
-        scales: _Scales,
-        log_prior: float = 0.0,
-    ) -> None:
+    center: float
+    weight: float
+
+    @classmethod
+    def with_weight(cls, weight: float, x_train: Array, y_train: Array) -> "_PriorMean":
+        """Return the one with this weight whose center is that of the measurements."""
+        left = y_train
+        if weight:
+            left = y_train - weight * x_train[:, EXPECTATION]
+        return cls(center=float(left.mean()), weight=weight)
+
+    @classmethod
+    def to_choose_from(cls, x_train: Array, y_train: Array) -> "list[_PriorMean]":
+        weights = _EXPECTATION_WEIGHTS if x_train.shape[1] > EXPECTATION else (0.0,)
+        return [cls.with_weight(weight, x_train, y_train) for weight in weights]
+
+    def at(self, x: Array) -> Array | float:
+        """Return the mean of each row of features."""
+        if not self.weight:
+            return self.center
+        return numpy.asarray(self.center + self.weight * x[:, EXPECTATION])
+
+
+class _Covariance:
+    """The factorized covariance of what is measured, L L' = k(x_train, x_train) + noise^2."""
+
+    def __init__(self, closeness: _Closeness, *, scales: _Scales) -> None:
         self.scales = scales
         covariance = scales.kernel(closeness)
         self.prior_variance = float(covariance[0, 0])
-        self._root = numpy.linalg.cholesky(
-            covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(residuals))
+        self.root = numpy.linalg.cholesky(
+            covariance + (scales.noise**2 + _JITTER) * numpy.eye(len(covariance))
         )
-        self._whitened = numpy.linalg.solve(self._root, residuals)
-        log_determinant = 2 * float(numpy.log(numpy.diag(self._root)).sum())
+        self.log_determinant = 2 * float(numpy.log(numpy.diag(self.root)).sum())
+
+    @classmethod
+    def of(cls, x_train: Array, fields: tuple[int, ...], *, scales: _Scales) -> "_Covariance":
+        return cls(_Closeness.between(x_train, x_train, fields), scales=scales)
+
+
+class _Fit:
+    """The Gaussian process with one choice of scales and prior mean."""
+
+    def __init__(
+        self,
+        covariance: _Covariance,
+        x_train: Array,
+        y_train: Array,
+        *,
+        mean: _PriorMean,
+        log_prior: float = 0.0,
+    ) -> None:
+        self.scales = covariance.scales
+        self.prior_mean = mean
+        self.prior_variance = covariance.prior_variance
+        self._root = covariance.root
+        self._whitened = numpy.linalg.solve(self._root, y_train - mean.at(x_train))
+        if x_train.shape[1] > EXPECTATION:
+            log_prior -= 0.5 * ((mean.weight - _USUAL_WEIGHT) / _WEIGHT_SPREAD) ** 2
         # Up to a constant: -(y' K^-1 y + log |K|) / 2 + log prior
         self.log_posterior = log_prior - 0.5 * (
-            float(self._whitened @ self._whitened) + log_determinant
+            float(self._whitened @ self._whitened) + covariance.log_determinant
         )
 
     @cached_property
@@ -320,9 +387,9 @@ class _Fit:
     def _inverse_root(self) -> Array:
         return numpy.asarray(numpy.linalg.inv(self._root))
 
-    def mean(self, covariance: Array) -> Array:
-        """Return k(x_test, x_train) K^-1 y, [configuration of x_test]."""
-        return numpy.asarray(covariance @ self._weights)
+    def mean(self, covariance: Array, x_test: Array) -> Array:
+        """Return m(x_test) + k(x_test, x_train) K^-1 (y - m(x_train)), [row of x_test]."""
+        return numpy.asarray(covariance @ self._weights + self.prior_mean.at(x_test))
 
     def deviation(self, covariance: Array) -> Array:
         """Return sqrt(k(x, x) - k(x, x_train) K^-1 k(x_train, x)), [configuration of x_test]."""

@@ -11,8 +11,8 @@ import pytest
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.study.sampler import ehvi_sampler
-from autotune.study.sampler.ehvi_sampler import Candidates, EhviSampler, Knowledge
-from autotune.study.sampler.features import features_of
+from autotune.study.sampler.ehvi_sampler import EhviSampler, Knowledge
+from autotune.study.sampler.features import Candidates
 from autotune.study.sampler.training_subset import TrainingSubset
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 from tests.building.studies import SPACE, definition
@@ -367,7 +367,7 @@ def assessed(records, configs):
         training_subset=TrainingSubset(),
         predicts=True,
     )
-    return knowledge.assess(Candidates(configs=configs, features=features_of(configs)))
+    return knowledge.assess(Candidates.of(configs))
 
 
 def test_what_has_always_crashed_keeps_a_hundredth_of_a_chance():

@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.spec.config import TrainingConfig
+from autotune.study.sampler.features import Candidates
 from autotune.study.sampler.memory_model import MemoryModel
 from tests.building.ranking import CAP_BYTES, MIB, forecast, record
 
@@ -18,7 +19,9 @@ NOT_MEASURED = {
 
 
 def need(config, *, records=(), forecasts=(), cap_bytes=CAP_BYTES):
-    return MemoryModel(list(records), list(forecasts), cap_bytes=cap_bytes).estimate([config])
+    return MemoryModel(list(records), list(forecasts), cap_bytes=cap_bytes).estimate(
+        Candidates.of([config])
+    )
 
 
 def test_a_prediction_far_below_the_cap_surely_fits():

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from autotune.spec.config import TrainingConfig
-from autotune.study.sampler.features import features_of
+from autotune.study.sampler.features import features_of, with_expectation
 from autotune.study.sampler.surrogate import Surrogate, posterior
 
 _FACTORS = {
@@ -143,3 +143,42 @@ def test_believing_more_than_the_mean_one_by_one_is_a_fit_with_those_values():
     found = one_by_one.at(range(len(x_test)))
     assert found.mean == pytest.approx(expected.mean, rel=1e-6)
     assert found.deviation == pytest.approx(expected.deviation, rel=1e-6)
+
+
+# -- what is expected beforehand -------------------------------------------------------------------
+
+
+def expecting(unseen, seen, *, expected):
+    """The posterior of `unseen`, where `expected` of each configuration is known beforehand."""
+
+    def features(configs):
+        return with_expectation(features_of(configs), numpy.array([*map(expected, configs)]))
+
+    surrogate = Surrogate(features(seen), [value(one) for one in seen], noises=(0.02,))
+    return surrogate.predict(features(unseen))
+
+
+def test_a_technique_that_was_never_tried_is_as_it_is_expected_to_be():
+    seen = [config for config in configs() if config.checkpointing == "none"]
+    unseen = [config for config in configs() if config.checkpointing == "block"]
+    found = expecting(unseen, seen, expected=lambda config: 1.5 + value(config))
+    without = posterior(unseen, x_train=seen, y_train=[value(one) for one in seen], noises=(0.02,))
+    wanted = numpy.array([value(config) for config in unseen])
+    assert abs(found.mean - wanted).max() < 0.2
+    assert abs(found.mean - wanted).max() < 0.5 * abs(without.mean - wanted).min()
+
+
+def test_an_expectation_that_the_measurements_contradict_is_given_no_weight():
+    seen = configs()
+    found = expecting(seen, seen, expected=lambda config: -4 * value(config))
+    assert found.mean == pytest.approx([value(config) for config in seen], abs=0.05)
+
+
+def test_what_is_believed_keeps_the_expectation_of_the_others():
+    seen, unseen = configs()[:4], configs()[4:]
+    rows = with_expectation(features_of(configs()), numpy.array([*map(value, configs())]))
+    surrogate = Surrogate(rows[:4], [value(one) for one in seen], noises=(0.02,))
+    believed = surrogate.believing(rows[4:5], surrogate.predict(rows[4:5]).mean)
+    before, after = surrogate.predict(rows[4:]), believed.predict(rows[4:])
+    assert after.mean == pytest.approx(before.mean, abs=0.02)
+    assert len(unseen) == 4
