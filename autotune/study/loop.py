@@ -13,7 +13,7 @@ Not here: how a configuration is chosen (`sampler/`), how a trial is run and jud
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from typing import Any
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
 from autotune.analysis.counting_perplexity import with_neutral_perplexities
+from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
 from autotune.execution.device_slots import DeviceSlots
@@ -52,9 +53,11 @@ from autotune.study.events import (
     TrialEnded,
     WaitingForOthers,
 )
+from autotune.study.named_order import Named, NamedOrder
 from autotune.study.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
+from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import Once, TrialRunner
@@ -138,8 +141,9 @@ class StudySession:
         self._ranking = EhviSampler(self._legal, cap_bytes=definition.cap_bytes)
         self.seconds_in_sampler = 0.0
         """Time spent in the sampler so far."""
-        self._first = definition.first_configurations()
+        self._named = NamedOrder(definition)
         self._baseline = definition.baseline_config()
+        self._expected: ExpectedStep | None = None
         self._trials_wanted = 0
         self._deadline: float | None = None
         self._ending: Event | None = None
@@ -209,6 +213,15 @@ class StudySession:
             )
         if self._ending is not None:
             self._listener(self._ending)
+        self._say_what_was_not_tried()
+
+    def _say_what_was_not_tried(self) -> None:
+        """Name the configurations of the space's file for which the time was too short."""
+        if not isinstance(self._ending, BudgetSpent):
+            return
+        names = [name for name, config in self._named_left() if config != self._baseline]
+        if names:
+            self._listener(Notice(message=f"not tried for lack of time: {', '.join(names)}"))
 
     def _run_trials(self) -> None:
         while not self._is_over():
@@ -408,11 +421,60 @@ class StudySession:
         return False
 
     def _begin_new(self, place: TrialPlace) -> bool:
-        for name, config in self._first:
-            is_new = not self._has_trial(config)
-            if is_new and self._has_room() and self._begin_trial(place, config, name=name):
+        if not self._has_room():
+            return False
+        left = self._named_left()
+        if left and self._begin_prediction_of_baseline(place):
+            return True
+        for name, config in self._named_next(left):
+            if self._begin_trial(place, config, name=name):
                 return True
-        return self._has_room() and self._begin_suggestion(place)
+            if not self._has_room():
+                return False  # other workers have begun the last trials
+        if self._begin_suggestion(place):
+            return True
+        # Where nothing else is left there is time for the baseline.
+        return any(self._begin_trial(place, config, name=name) for name, config in left)
+
+    def _named_left(self) -> list[Named]:
+        """Return the baseline and the named configurations that have no trial yet."""
+        records = self._shared.records.values()
+        trials = self._trials.values()
+        return self._named.left(
+            {*(record.config for record in records), *(trial.config for trial in trials)},
+            names={*(record.name for record in records), *(one.attempt.name for one in trials)},
+        )
+
+    def _named_next(self, left: Sequence[Named]) -> list[Named]:
+        """Return those of `left` that may be tried now, in order."""
+        expected = self._expected_step()
+        records = [record for record in self._shared.records.values() if record.is_finished]
+        memory = MemoryModel(
+            records,
+            list(self._prediction_cache.known.values()),
+            cap_bytes=self._definition.cap_bytes,
+            expected=expected,
+        )
+        return self._named.next(left, records, expected=expected, memory=memory)
+
+    def _begin_prediction_of_baseline(self, place: TrialPlace) -> bool:
+        """Predict the baseline of a CUDA device, by which the order of all others is decided."""
+        is_known = self._prediction_cache.is_known(self._baseline)
+        if is_known or self._predicting or self._definition.device.type == "cpu":
+            return False
+        self._predicting[place] = self._baseline
+        self._begin_prediction(place, self._baseline, then=self._after_suggestion_is_predicted)
+        return True
+
+    def _expected_step(self) -> ExpectedStep | None:
+        """Return what steps are expected to take, once the baseline is predicted."""
+        if self._expected is None:
+            forecast = self._prediction_cache.known.get(self._baseline.fingerprint)
+            prediction = None if forecast is None else forecast.prediction
+            self._expected = ExpectedStep.of(self._definition, prediction)
+            if self._expected is not None:
+                self._ranking.expect(self._expected)
+        return self._expected
 
     def _has_trial(self, config: TrainingConfig) -> bool:
         if config.fingerprint in self._shared.records:
@@ -506,6 +568,7 @@ class StudySession:
         return any(other is not None and other.plan == forecast.plan for other in running)
 
     def _new_suggestions(self) -> Iterator[Choice]:
+        self._expected_step()
         records = list(self._shared.records.values())
         finished = [record for record in records if record.is_finished]
         in_flight = self._in_flight()

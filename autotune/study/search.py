@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.analysis.confirmed import confirmed_records, variant_records
+from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose, chosen_trial
 from autotune.analysis.roofline import with_utilization
@@ -334,6 +335,8 @@ class StudyRecords:
     baseline: TrialRecord | None
     initial_perplexity: InitialPerplexity | None = None
     """Of pretrained weights, before any training."""
+    expected: ExpectedStep | None = None
+    """What is expected of the baseline, where it is predicted and not measured."""
 
 
 def records_of(
@@ -357,13 +360,18 @@ def records_of(
         definition.device,
     )
     records = everything[: len(trials)]
+    baseline, expected = _baseline_of(definition, records), None
+    if baseline is None:
+        forecast = store.forecasts(study).get(definition.baseline_config().fingerprint)
+        expected = ExpectedStep.of(definition, None if forecast is None else forecast.prediction)
     return StudyRecords(
         definition=definition,
         storage=store.url,
         folder=work_folder_path(store.database) / definition.name,
         trials=tuple(records),
         variants=tuple(everything[len(trials) :]),
-        baseline=_baseline_of(definition, records),
+        baseline=baseline,
+        expected=expected,
         initial_perplexity=initial_perplexity_of(confirmations),
     )
 
@@ -396,6 +404,7 @@ def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResul
             preferences=preferences,
             workload=definition.workload,
             initial_perplexity=initial_perplexity,
+            expected=records.expected,
         ),
         baseline=None if baseline is None else baseline.number,
         initial_perplexity=initial_perplexity,

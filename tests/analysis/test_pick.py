@@ -15,6 +15,7 @@ from autotune.analysis.tolerance import Tolerance
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
+from tests.analysis.test_expected_step import expected
 from tests.building.results import MIB, OVER_RANDOM, out_of_memory, record
 
 SMALL = record(0, memory=100 * MIB, speed=1000.0, perplexity=10.0)
@@ -231,6 +232,19 @@ def test_a_noisy_pick_and_a_noisy_baseline_are_both_warned_of():
     )
     warning = choose([noisy, picked], [1], baseline=noisy, preferences=Preferences()).doubt
     assert "its speed varied by ±25 % and the baseline's speed varied by ±39 %, so" in warning
+
+
+def test_a_baseline_that_was_not_measured_is_compared_as_predicted_and_said_to_be():
+    asked = Preferences()
+    chosen = choose(
+        ALL,
+        pareto_front(ALL, tolerance=asked.tolerance),
+        baseline=None,
+        preferences=asked,
+        expected=expected(),
+    )
+    assert "against the baseline, which is only predicted: 98 % less memory" in chosen.comparison
+    assert chosen.comparison.endswith("about 0.052 times the speed")
 
 
 def test_savings_are_counted_against_the_baseline():
