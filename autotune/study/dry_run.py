@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from autotune.errors import InvalidInput, UnknownStudy
+from autotune.errors import InvalidInput, Stopped, UnknownStudy
 from autotune.execution.local import LocalExecutor
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
@@ -27,7 +27,7 @@ from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
 from autotune.study.devices_of_search import devices_of
-from autotune.study.events import Listener, Preparing
+from autotune.study.events import Event, Listener, Preparing
 from autotune.study.new_study import new_definition
 from autotune.study.places import ThreadedListener
 from autotune.study.predictions import Forecaster
@@ -193,6 +193,13 @@ def plan(
     """
     if space is None:
         space = space_of(request)
+
+    def begin_step(event: Event) -> None:
+        # A fast machine may never have to wait, which is when the executor looks.
+        if should_stop():
+            raise Stopped("the dry run was stopped", hint="run the same command again")
+        listener(event)
+
     with suppress(UnknownStudy), closing(StudyStore(request.storage)) as store:  # or none yet
         if request.name is not None and store.has_study(request.name):
             raise InvalidInput(
@@ -218,7 +225,7 @@ def plan(
         )
         executor = devices.executor
         named = replace(request, name=f"plan-{time.time_ns()}")
-        new = new_definition(named, space=space, executor=executor, work=work, listener=listener)
+        new = new_definition(named, space=space, executor=executor, work=work, listener=begin_step)
         folder = work / new.definition.name
         try:
             new.settle(folder)
@@ -231,7 +238,7 @@ def plan(
                 earlier_seconds=earlier_seconds,
                 executor=executor,
                 folder=folder,
-                listener=listener,
+                listener=begin_step,
                 time_trials=time_trials,
             )
         finally:
