@@ -76,7 +76,7 @@ it would compile that code again, and a trial whose code is compiled already tak
 the time (the quartiles in a recorded table)."""
 SURE = 0.99
 """Above this probability of feasibility a configuration is trained without a prediction."""
-EVERY_FOR_PICK = 4
+FIRST_FOR_PICK, EVERY_FOR_PICK = 12, 4
 """Every so many trials the fastest configuration is looked for instead of the front: it is what
 will be picked."""
 COMPILING_DWARFS = 6.0
@@ -540,7 +540,8 @@ class Knowledge:
             speed_deviation=mean * numpy.sqrt(numpy.expm1(speed.deviation**2)),
         )
         costs = self._relative_costs(assessed.candidates)
-        if costs.max() > 1 and len(self._timed) % EVERY_FOR_PICK == 0:
+        count = len(self._timed)
+        if costs.max() > 1 and count >= FIRST_FOR_PICK and count % EVERY_FOR_PICK == 0:
             improvements = self._expected_gain(speed)
         improvements = improvements * self._share_of_value_now(assessed.candidates)
         expected = assessed.probability * improvements

@@ -1,0 +1,184 @@
+"""Stands where the executor of a study does, and replays a table in virtual time."""
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from autotune.spec.attempt import FinishedTrial
+from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Forecast
+from autotune.spec.provenance import MEASURED
+from autotune.spec.result import Measurement
+from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
+from studies.search_efficiency.gpu.device_table import MODEL_FLOPS, TOKENS, DeviceTable
+
+STARTUP_SECONDS, PARITY_SECONDS, PROCESS_SECONDS, FIRST_STEP_SECONDS = 0.45, 0.33, 0.15, 0.3
+PLAIN_TRAINING_SECONDS = 1.5
+"""Of the training that parity is compared with, without its three steps."""
+PREDICTION_SECONDS = {"none": 1.2, "block": 2.5, "model": 10.0}
+PREDICTION_SECONDS_OF_BUDGETS = {"block": 3.2, "model": 28.0}
+FIRST_PREDICTION_SECONDS = 5.0
+"""More, for the first of a search."""
+EVALUATION_STEPS = 1.2
+SPREAD_WITHIN_A_RUN = 3e-4
+
+
+class Clock:
+    """The seconds of a search, and of what its host does beside the device.
+
+    Work beside the device has a timeline of its own: it begins when it is asked for, after earlier
+    work of that kind, and costs the search only what it still takes when its result is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.seconds_by_part: dict[str, float] = defaultdict(float)
+        self._beside_until = 0.0
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Let the device, and with it the search, be busy for so long."""
+        self.seconds += seconds
+        self.seconds_by_part[part] += seconds
+
+    def begin_beside(self, seconds: float) -> float:
+        """Begin a work beside the device; return when it will have ended."""
+        self._beside_until = max(self._beside_until, self.seconds) + seconds
+        return self._beside_until
+
+    def wait_until(self, part: str, moment: float) -> None:
+        """Wait for a work that ends at that moment: the later of the two clocks counts."""
+        self.spend(part, max(0.0, moment - self.seconds))
+
+
+class VirtualExecutor:
+    """Answers for one search with what the table has."""
+
+    def __init__(self, table: DeviceTable, *, seed: int = 0) -> None:
+        self._table = table
+        self._draw = random.Random(7 * seed + 1)
+        self._compiled: set[Any] = set()
+        self.clock = Clock()
+        self.over_cap = 0
+        self.ended_early = 0
+        self.predictions = 0
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        """Predict a configuration while the device waits."""
+        seconds = PREDICTION_SECONDS[config.compile]
+        if config.memory_budget < 1:
+            seconds = PREDICTION_SECONDS_OF_BUDGETS[config.compile]
+        first = 0.0 if self.predictions else FIRST_PREDICTION_SECONDS
+        ended = self.clock.begin_beside(seconds + first)
+        self.clock.wait_until("prediction", ended)
+        self.predictions += 1
+        return Forecast(config=config, prediction=self._table.prediction(config))
+
+    def trace(self, _definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+        """Return the first steps of the plain training that a trial is compared with."""
+        table = self._table
+        row = table.row.get(config, table.row[table.baseline])
+        steps = 3 * float(table.step_seconds[row])
+        self.clock.spend("comparison", PLAIN_TRAINING_SECONDS + steps)
+        return ParityTrace(
+            losses=(1.0, 1.0, 1.0),
+            gradient_norms={},
+            gradient_projections={},
+            draws_random_numbers=False,
+        )
+
+    @contextmanager
+    def slot(self, _slots: Any, **_: Any) -> Iterator[None]:
+        yield
+
+    def cancel(self, _future: Future[Any]) -> NoReturn:
+        raise AssertionError("nothing runs in a replay")
+
+    def submit(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        enforce_cap: bool,
+        shares_perplexity: bool = False,
+        pruning_bounds: Sequence[PruningBound] = (),
+        **_: Any,
+    ) -> Future[FinishedTrial]:
+        """Run as far as the real trial would: to its memory, its first timed steps, or its end."""
+        table, clock = self._table, self.clock
+        assumed, row = table.assumptions, table.row[config]
+        began, before = clock.seconds, dict(clock.seconds_by_part)
+        speed = float(table.speed[row]) * math.exp(self._draw.gauss(0.0, assumed.noise))
+        step_seconds = TOKENS / speed
+        compile_seconds = self._compile_seconds(config)
+        of_evaluation = assumed.evaluation_share[config.compile] * compile_seconds
+        clock.spend("startup", STARTUP_SECONDS)
+        clock.spend("parity", PARITY_SECONDS)
+        clock.spend("process", PROCESS_SECONDS)
+        clock.spend("compilation", compile_seconds - of_evaluation)
+        steps_before = definition.workload.warmup_steps + MEMORY_STEPS
+        clock.spend("training", FIRST_STEP_SECONDS + steps_before * step_seconds)
+
+        peak, device_bytes = int(table.peak_bytes[row]), int(table.device_bytes[row])
+        measured: dict[str, Any] = {
+            "tokens_per_second": speed,
+            "tokens_per_second_spread": SPREAD_WITHIN_A_RUN * speed,
+        }
+        if enforce_cap and device_bytes > definition.cap_bytes:
+            self.over_cap += 1
+            outcome, measured = "over_cap", {}
+        elif dominated_by(pruning_bounds, peak_memory_bytes=peak, tokens_per_second=speed):
+            self.ended_early += 1
+            outcome = "dominated"
+            clock.spend("training", SETTLED_STEPS * step_seconds)
+        else:
+            outcome = "ok"
+            steps = definition.workload.steps - steps_before
+            steps = SHORT_TIMED_STEPS if shares_perplexity else steps
+            clock.spend("training", steps * step_seconds)
+            clock.spend("compilation", of_evaluation)
+            evaluation = 0.1 if shares_perplexity else 0.05 + EVALUATION_STEPS * step_seconds
+            clock.spend("evaluation", evaluation)
+            if not shares_perplexity:
+                measured["perplexity"] = float(table.perplexity[row])
+                measured["perplexity_source"] = MEASURED
+                measured["final_loss"] = 3.0
+        parts = ("startup", "compilation", "training", "evaluation")
+        measurement = Measurement(
+            outcome=outcome,
+            peak_memory_bytes=peak,
+            peak_reserved_bytes=peak,
+            device_bytes=device_bytes,
+            context_bytes=table.card.context_bytes,
+            peak_phase="backward",
+            parity="same",
+            compile_seconds=compile_seconds or None,
+            startup_seconds=STARTUP_SECONDS,
+            seconds_by_part={
+                part: clock.seconds_by_part[part] - before.get(part, 0.0) for part in parts
+            },
+            model_flops_per_token=MODEL_FLOPS,
+            recomputed_flops_per_token=float(table.flops[row]) - MODEL_FLOPS,
+            **measured,
+        )
+        future: Future[FinishedTrial] = Future()
+        future.set_result(FinishedTrial(measurement=measurement, seconds=clock.seconds - began))
+        return future
+
+    def _compile_seconds(self, config: TrainingConfig) -> float:
+        program = self._table.program(config)
+        if program is None:
+            return 0.0
+        assumed = self._table.assumptions
+        seconds = assumed.compile_seconds[config.compile]
+        seconds *= assumed.compile_fp8 if config.precision == "fp8" else 1.0
+        if program in self._compiled:
+            seconds = assumed.cached_compile_seconds[config.compile]
+        self._compiled.add(program)
+        return seconds
