@@ -424,6 +424,8 @@ class StudySession:
         if not self._has_room():
             return False
         left = self._named_left()
+        if left and self._baseline in self._predicting.values():
+            return False  # another place predicts it, and then the order is known
         if left and self._begin_prediction_of_baseline(place):
             return True
         for name, config in self._named_next(left):
@@ -460,7 +462,7 @@ class StudySession:
     def _begin_prediction_of_baseline(self, place: TrialPlace) -> bool:
         """Predict the baseline of a CUDA device, by which the order of all others is decided."""
         is_known = self._prediction_cache.is_known(self._baseline)
-        if is_known or self._predicting or self._definition.device.type == "cpu":
+        if is_known or self._definition.device.type == "cpu":
             return False
         self._predicting[place] = self._baseline
         self._begin_prediction(place, self._baseline, then=self._after_suggestion_is_predicted)

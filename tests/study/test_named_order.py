@@ -1,16 +1,24 @@
 """In which order the baseline and the named configurations of a space are tried."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
 from autotune.analysis.expected_step import ExpectedStep
+from autotune.execution.device_slots import DeviceSlots
+from autotune.execution.local import LocalExecutor
+from autotune.execution.trial_options import TrialOptions
 from autotune.spec.prediction import Forecast
 from autotune.spec.space_file import load_space
+from autotune.study.loop import StudySession
 from autotune.study.named_order import NamedOrder
+from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.memory_model import MemoryModel
+from autotune.study.workers.coordinator import Coordinator
 from tests.analysis.test_expected_step import H200, PREDICTED, STUDY
 from tests.building.ranking import record
+from tests.building.studies import open_store
 from tests.quick_study.quick_executor import CPU
 
 GIB = 2**30
@@ -83,3 +91,38 @@ def test_full_training_lora_and_qlora_are_tried_once_before_any_is_tried_twice(t
     first = kinds.index(tried)
     assert len({*kinds[:first]}) == 2
     assert {*kinds[first:]} == {tried}
+
+
+def test_while_one_place_predicts_the_baseline_no_other_begins_a_trial(tmp_path):
+    asked = []
+
+    def predict(config):
+        asked.append(config)
+        return Forecast(config=config, prediction=PREDICTED)
+
+    with ExitStack() as stack:
+        store = stack.enter_context(open_store(f"sqlite:///{tmp_path}/autotune.db"))
+        store.create_study(DEFAULT, trials_wanted=30)
+        shared = Coordinator(DEFAULT, store=store, folder=tmp_path, listener=lambda event: None)
+        session = StudySession(
+            DEFAULT,
+            shared=stack.enter_context(shared),
+            executor=stack.enter_context(LocalExecutor(tmp_path)),
+            slots=DeviceSlots(DEFAULT.device, folder=tmp_path),
+            prediction_cache=PredictionCache(DEFAULT, store=store, predict=predict),
+            study_folder=tmp_path,
+            listener=lambda event: None,
+            should_stop=lambda: False,
+            trial_options=TrialOptions(trial_time_limit_seconds=60.0),
+        )
+        session._trials_wanted = 30
+        place = session._places.first
+        assert session._begin_new(place)
+        assert [*session._predicting.values()] == [BASELINE]
+        assert not session._begin_new(place)
+        session._after_suggestion_is_predicted(place, session._places.wait(5.0)[0].future)
+        assert asked == [BASELINE]
+        assert [one for _, one in session._named_next(session._named_left())] == [
+            one for _, one in following(DEFAULT)
+        ]
+        assert not shared.records
