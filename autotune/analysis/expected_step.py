@@ -1,42 +1,69 @@
-"""What a training step of any configuration takes, told from one prediction of the plain training.
+"""What a training step takes, told from one prediction and what was probed of the device.
 
-Nothing here is measured or fitted. The time is a roofline whose terms add up: on an H200 it was
-within 1.4 % of three speeds that were measured alone, where the usual one, the larger of the two
-terms, was 14 % too fast. It is never less than what the host needs to launch the kernels, which a
-CPU runs in between.
+Nothing here is fitted to a measured speed. A prediction counts what a step computes, moves and
+launches, and the device was probed for how long each of them takes:
 
-    seconds = FLOPs / (share * rate) + bytes / (share * bandwidth)
+    products = FLOPs / rate of the workload's linear layers
+    memory   = bytes accessed / bandwidth
+    host     = operators / operators that the host launches per second
 
-The prediction counts FLOPs, bytes and memory of the plain training; a technique multiplies them.
-The factors are those between predictions of a GPT of 16 blocks, width 768 and 1,024 tokens a
-sequence (`studies/search_efficiency`), rounded. Of another model they are about right, and a search
-corrects them by what it measures (`study/sampler/surrogate.py`).
+On the device the first two add up. On an H200 their sum was within 1.4 % of three speeds that were
+measured alone, where the usual roofline, the larger of the two, was 14 % too fast. The host of a
+CUDA device launches operators ahead, so that of device and host the slower one counts, and about
+the root of the sum of squares where both are near (`docs/prediction.md`); a CPU does one after the
+other.
+
+For other configurations than the predicted one, a technique multiplies the counts. The factors are
+those between predictions of a GPT of 16 blocks, width 768 and 1,024 tokens a sequence, rounded. Of
+another model they are about right, and a search corrects them by what it measures
+(`study/sampler/surrogate.py`).
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 from autotune.analysis.roofline import matrix_format
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
+from autotune.spec.workload import Workload
 
-SHARE_OF_RATE, SHARE_OF_BANDWIDTH = 0.7, 0.85
-"""What a training reaches of the rates of large products and of large copies."""
 HOST_LINK_BYTES_PER_SECOND = 25e9
 """Between a CUDA device and pinned host memory: PCIe 4.0 x16 reaches about 80 % of its 31.5 GB/s.
 """
-HOST_SECONDS_OF_A_BLOCK: Mapping[str, float] = {"none": 0.8e-3, "block": 0.3e-3, "model": 0.2e-3}
-"""To launch the kernels of a block's forward and backward pass: some 130 eager ones at 6 us."""
-HOST_SECONDS_OF_FP8 = 4.0
-"""Times as many kernels as in another format, where nothing is compiled."""
-HOST_SECONDS_OF_AN_UPDATE: Mapping[str, float] = {"none": 0.6e-3, "backward": 0.6e-3}
-"""To launch the update of a block's parameters one by one; the other kinds launch few kernels."""
+USUAL_OPERATOR_SECONDS: Mapping[str, float] = {"cuda": 2e-5, "cpu": 1e-5}
+"""Where it was not probed: on the host of one H100 it was 3.2e-5."""
+OPERATORS_OF_A_BLOCK = 55
+"""Of a forward and backward pass, in predictions that older releases stored without a count."""
+OPERATORS_OF_AN_UPDATE: Mapping[str, float] = {"none": 72.0, "backward": 86.0, "foreach": 15.0}
+"""For each block; the fused kernel is one for all blocks."""
+OPERATORS_BY_PRECISION: Mapping[str, float] = {
+    "bf16-mixed": 1.4,
+    "fp16-mixed": 1.4,
+    "bf16-stochastic": 1.4,
+    "fp8": 7.6,
+}
+COMPILED_OPERATORS, COMPILED_OPERATORS_16_BIT = 0.5, 0.63
+"""Relative to eager fp32."""
+RECOMPUTED_OPERATORS: Mapping[str, float] = {
+    "attention": 1.24,
+    "selective": 1.35,
+    "every-4": 1.11,
+    "every-2": 1.22,
+    "block": 1.44,
+    "sqrt": 1.48,
+}
+"""By checkpointing, relative to none, as what follows."""
+HOST_OF_SELECTIVE = 2.5
+"""Times as long takes an operator of which Python decides whether it is recomputed (H100)."""
 USUAL_BLOCKS = 12
 """Of a model whose workload does not say how many it has."""
+
+Resource = Literal["matrix products", "memory bandwidth", "host link", "host"]
 
 RECOMPUTED_FLOPS: Mapping[str, float] = {
     "attention": 1.13,
@@ -61,7 +88,6 @@ KEPT_ACTIVATIONS: Mapping[str, float] = {
     "block": 0.1,
     "sqrt": 0.27,
 }
-"""By checkpointing, relative to none."""
 FLOPS_WITHOUT_BUDGET, BYTES_WITHOUT_BUDGET, LEAST_BUDGET = 0.27, 0.25, 0.1
 """What a memory budget of 0 adds to FLOPs and bytes, and the activations that it keeps at least."""
 BYTES_BY_PRECISION: Mapping[str, float] = {
@@ -95,8 +121,37 @@ GRADIENTS_IN_BACKWARD, SHARE_OF_ADAPTER = 0.1, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Where the time of a training goes, in seconds per token."""
+
+    products: float
+    memory: float
+    offloading: float
+    host: float
+    launches_ahead: bool
+    """Whether the host launches operators while the device computes, as with CUDA."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds per token."""
+        on_device = self.products + self.memory + self.offloading
+        return math.hypot(on_device, self.host) if self.launches_ahead else on_device + self.host
+
+    @property
+    def bound_by(self) -> Resource:
+        """Return what most of the time is spent on."""
+        parts: dict[Resource, float] = {
+            "matrix products": self.products,
+            "memory bandwidth": self.memory,
+            "host link": self.offloading,
+            "host": self.host,
+        }
+        return max(parts, key=parts.__getitem__)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpectedStep:
-    """Time and memory of configurations, from the prediction of the plain one."""
+    """Time and memory of configurations, from the prediction of one, usually the plain one."""
 
     device: DeviceInfo
     plain: Prediction
@@ -104,6 +159,8 @@ class ExpectedStep:
     blocks: int
     tokens_of_a_step: int
     global_batch: int
+    devices: int = 1
+    """Devices of a trial. What they send each other is not counted."""
 
     @classmethod
     def of(cls, definition: StudyDefinition, plain: Prediction | None) -> "ExpectedStep | None":
@@ -113,16 +170,33 @@ class ExpectedStep:
         """
         if plain is None:
             return None
-        workload = definition.workload
-        expected = cls(
+        return cls.from_prediction(
+            plain,
+            definition.baseline_config(),
+            workload=definition.workload,
             device=definition.device,
-            plain=plain,
-            plain_config=definition.baseline_config(),
+        )
+
+    @classmethod
+    def from_prediction(
+        cls,
+        prediction: Prediction,
+        config: TrainingConfig,
+        *,
+        workload: Workload,
+        device: DeviceInfo,
+    ) -> "ExpectedStep | None":
+        """Return it, given the prediction of any configuration; None as above."""
+        expected = cls(
+            device=device,
+            plain=prediction,
+            plain_config=config,
             blocks=workload.layers or USUAL_BLOCKS,
             tokens_of_a_step=workload.tokens_per_step,
             global_batch=workload.global_batch,
+            devices=1 if device.type == "cpu" else workload.devices_per_trial,
         )
-        return None if expected.tokens_per_second(expected.plain_config) is None else expected
+        return None if expected.time(config) is None else expected
 
     def logarithm_of_speed(self, config: TrainingConfig) -> float:
         """Return log(tokens per second)."""
@@ -131,42 +205,76 @@ class ExpectedStep:
         return math.log(speed)
 
     def tokens_per_second(self, config: TrainingConfig) -> float | None:
-        """Return the tokens of a step over its seconds; None where no rate is known."""
-        rate = self._matrix_rate(config)
-        bandwidth = self.device.bandwidth_bytes_per_second
+        """Return the speed of all devices; None where no rate is known."""
+        time = self.time(config)
+        return None if time is None else 1 / time.seconds
+
+    def time(self, config: TrainingConfig) -> StepTime | None:
+        """Return where the time goes; None where no rate is known."""
+        rate, bandwidth = self._matrix_rate(config), self.device.bandwidth_bytes_per_second
         flops, accessed_bytes = self.plain.flops_per_token, self.plain.bytes_accessed_per_token
         if not rate or not bandwidth or not flops or not accessed_bytes:
             return None
-        seconds = flops * _flops_factor(config) / (SHARE_OF_RATE * rate)
-        seconds += accessed_bytes * _bytes_factor(config) / (SHARE_OF_BANDWIDTH * bandwidth)
-        host_seconds = self._host_seconds(config)
-        if self.device.type == "cpu":
-            return 1 / (seconds + host_seconds)
-        return 1 / max(seconds + self._offloading_seconds(config), host_seconds)
+        flops *= _flops_factor(config) / _flops_factor(self.plain_config)
+        accessed_bytes *= _bytes_factor(config) / _bytes_factor(self.plain_config)
+        return StepTime(
+            products=flops / rate / self.devices,
+            memory=accessed_bytes / bandwidth / self.devices,
+            offloading=self._offloading_seconds(config),
+            host=self._host_seconds(config),
+            launches_ahead=self.device.type == "cuda",
+        )
+
+    def utilization(self, config: TrainingConfig) -> float | None:
+        """Return the model FLOPs utilization (`roofline.py`); None where a rate is not known."""
+        speed, flops = self.tokens_per_second(config), self.plain.flops_per_token
+        rate = (self.device.matrix_flops_per_second or {}).get(
+            matrix_format(config.precision) or ""
+        )
+        if not speed or not flops or not rate:
+            return None
+        return speed * flops / _flops_factor(self.plain_config) / (rate * self.devices)
 
     def logarithm_of_peak(self, config: TrainingConfig) -> float:
         """Return the logarithm of the peak in bytes."""
         return math.log(self._static_bytes(config) + self._activation_bytes(config))
 
     def _matrix_rate(self, config: TrainingConfig) -> float | None:
-        """Return the FLOPs per second of the format, or those of the next wider one."""
-        rates = self.device.matrix_flops_per_second or {}
+        """Return the FLOPs per second of the format, or those of the next wider one.
+
+        They are those of layers of the workload's size where these were probed.
+        """
+        layers = self.device.layer_flops_per_second or {}
+        large = self.device.matrix_flops_per_second or {}
         wider: Mapping[str | None, str] = {"fp8": "bf16", "fp16": "bf16"}
         kind = matrix_format(config.precision)
         for known in (kind, wider.get(kind), "fp32"):
-            if known is not None and rates.get(known):
-                return rates[known]
+            if known is not None and (rate := layers.get(known) or large.get(known)):
+                return rate
         return None
 
     def _host_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long the host launches kernels, for each token."""
-        seconds = HOST_SECONDS_OF_A_BLOCK.get(config.compile, 0.0)
-        seconds *= RECOMPUTED_FLOPS.get(config.checkpointing, 1.0)
-        if config.precision == "fp8" and config.compile == "none":
-            seconds *= HOST_SECONDS_OF_FP8
-        seconds *= self.global_batch / config.micro_batch_size
-        seconds += HOST_SECONDS_OF_AN_UPDATE.get(config.optimizer_fusion, 0.0)
-        return seconds * self.blocks / self.tokens_of_a_step
+        """Return for how long the host runs or launches operators, for each token."""
+        seconds = self.device.operator_seconds or USUAL_OPERATOR_SECONDS[self.device.type]
+        operators = self._operators_of_a_pass * _operators_factor(config)
+        operators /= _operators_factor(self.plain_config)
+        operators *= self.global_batch / config.micro_batch_size
+        if config.checkpointing == "selective" and config.compile == "none":
+            operators *= HOST_OF_SELECTIVE
+        operators += self._operators_of_an_update(config)
+        return operators * seconds / self.tokens_of_a_step
+
+    @cached_property
+    def _operators_of_a_pass(self) -> float:
+        """Of a forward and backward pass of the predicted configuration, on each device."""
+        if self.plain.operators_per_token is None:
+            return OPERATORS_OF_A_BLOCK * self.blocks * _operators_factor(self.plain_config)
+        operators = self.plain.operators_per_token * self.tokens_of_a_step / self.devices
+        passes = max(operators - self._operators_of_an_update(self.plain_config), operators / 10)
+        return passes * self.plain_config.micro_batch_size / self.global_batch
+
+    def _operators_of_an_update(self, config: TrainingConfig) -> float:
+        return OPERATORS_OF_AN_UPDATE.get(config.optimizer_fusion, 0.0) * self.blocks
 
     def _offloading_seconds(self, config: TrainingConfig) -> float:
         """Return for how long activations move to the host and back, for each token."""
@@ -195,17 +303,33 @@ class ExpectedStep:
         return max(peak_bytes - self._static_bytes(self.plain_config), 0.05 * peak_bytes)
 
     def _activation_bytes(self, config: TrainingConfig) -> float:
-        factor = KEPT_ACTIVATIONS.get(config.checkpointing, 1.0)
-        if config.memory_budget < 1:
-            factor *= max(LEAST_BUDGET, config.memory_budget)
-        if config.precision not in FULL_PRECISION:
-            factor *= NARROW_ACTIVATIONS
-        if config.compile != "none":
-            factor *= COMPILED_ACTIVATIONS
-        if config.activation_offload != "none":
-            factor *= ACTIVATIONS_LEFT
+        factor = _activations_factor(config) / _activations_factor(self.plain_config)
         share = config.micro_batch_size / self.plain_config.micro_batch_size
         return self._plain_activations * factor * share
+
+
+def _activations_factor(config: TrainingConfig) -> float:
+    """Return what a micro batch keeps, relative to the plain training."""
+    factor = KEPT_ACTIVATIONS.get(config.checkpointing, 1.0)
+    if config.memory_budget < 1:
+        factor *= max(LEAST_BUDGET, config.memory_budget)
+    if config.precision not in FULL_PRECISION:
+        factor *= NARROW_ACTIVATIONS
+    if config.compile != "none":
+        factor *= COMPILED_ACTIVATIONS
+    if config.activation_offload != "none":
+        factor *= ACTIVATIONS_LEFT
+    return factor
+
+
+def _operators_factor(config: TrainingConfig) -> float:
+    """Return the operators of a forward and backward pass, relative to the plain training."""
+    factor = RECOMPUTED_OPERATORS.get(config.checkpointing, 1.0)
+    if config.compile == "none":
+        return factor * OPERATORS_BY_PRECISION.get(config.precision, 1.0)
+    if config.precision in FULL_PRECISION:
+        return factor * COMPILED_OPERATORS
+    return factor * COMPILED_OPERATORS_16_BIT
 
 
 def _flops_factor(config: TrainingConfig) -> float:

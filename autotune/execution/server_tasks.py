@@ -30,7 +30,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.script_files import is_code
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
-from autotune.spec.workload import Workload
+from autotune.spec.workload import LinearShape, Workload
 
 POLL_SECONDS = 0.1
 """How often a wait checks whether it should end."""
@@ -308,12 +308,14 @@ class ServerTasks:
         found = self._call("probe", payload, environment=self._caches.environment(cache))
         return self._named(found["device"]), found["unavailable"]
 
-    def measure_peaks(self, device: DeviceInfo, precisions: Sequence[str]) -> DeviceInfo:
-        """Return the device with its rates of matrix products and of copies.
+    def measure_peaks(
+        self, device: DeviceInfo, precisions: Sequence[str], shape: LinearShape | None
+    ) -> DeviceInfo:
+        """Return the device with its rates of matrix products and of copies, and of its host.
 
         It is measured while this search has a slot on the device, and with the CPUs of a trial.
         """
-        payload = {"device": device.device, "precisions": list(precisions)}
+        payload = {"device": device.device, "precisions": list(precisions), "shape": shape}
         with self.slot_on(device):
             return replace(device, **self._call("measure_peaks", payload))
 

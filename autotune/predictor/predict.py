@@ -70,6 +70,7 @@ from autotune.predictor.gpu import gpu_of
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.predictor.routing import UNEQUAL_PARTS
+from autotune.predictor.work import WorkPerToken
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
@@ -279,8 +280,7 @@ class _FakeStep:
     plan: str | None
     notes: tuple[str, ...]
     ranks_alike: list[list[int]]
-    flops_per_token: float | None
-    bytes_accessed_per_token: float
+    work: WorkPerToken
     unquantized: tuple[int, int]
     """How many numbers of frozen weights are not quantized, and how many are."""
     unequal_bytes: tuple[int, ...] = ()
@@ -298,6 +298,7 @@ class _FakeStep:
             sizes=bytes_by_category(peak.blocks),
             holders=largest_holders(peak.blocks),
             host_bytes=self.host_bytes,
+            work=self.work,
             unquantized=self.unquantized,
         )
         timeline = make_timeline(self.recording, peak) if request.with_timeline else None
@@ -321,9 +322,6 @@ class _FakeStep:
     ) -> Prediction:
         """Returns the prediction of the whole model; this step is the one at the second depth."""
         periods = (depths.whole - depths.second) // (depths.second - depths.first)
-        flops = self.flops_per_token
-        if flops is not None and at_first.flops_per_token is not None:
-            flops += periods * (flops - at_first.flops_per_token)
         prediction = self._of_peak(
             request,
             phase=found.place.phase,
@@ -333,6 +331,7 @@ class _FakeStep:
             holders=found.holders,
             allowance_bytes=found.allowance_bytes,
             host_bytes=self.host_bytes + periods * (self.host_bytes - at_first.host_bytes),
+            work=self.work.extrapolated(at_first.work, periods=periods),
             unquantized=tuple(
                 here + periods * (here - before)
                 for here, before in zip(self.unquantized, at_first.unquantized, strict=True)
@@ -341,9 +340,6 @@ class _FakeStep:
         return replace(
             prediction,
             parameters=self.parameters + periods * (self.parameters - at_first.parameters),
-            flops_per_token=flops,
-            bytes_accessed_per_token=self.bytes_accessed_per_token
-            + periods * (self.bytes_accessed_per_token - at_first.bytes_accessed_per_token),
             extrapolated_from=(depths.first, depths.second),
             checked_at=depths.check,
             check_error_bytes=found.check_error_bytes,
@@ -359,6 +355,7 @@ class _FakeStep:
         sizes: dict[Category, int],
         holders: tuple[Holder, ...],
         host_bytes: int,
+        work: WorkPerToken,
         unquantized: tuple[int, ...],
         allowance_bytes: int = 0,
     ) -> Prediction:
@@ -389,8 +386,9 @@ class _FakeStep:
             operator=operator,
             bytes_by_category=sizes,
             parameters=self.parameters,
-            flops_per_token=self.flops_per_token,
-            bytes_accessed_per_token=self.bytes_accessed_per_token,
+            flops_per_token=work.flops,
+            bytes_accessed_per_token=work.bytes_accessed,
+            operators_per_token=work.operators,
             unquantized_share=share,
             holders=holders,
             notes=notes,
@@ -427,12 +425,11 @@ class _FakeTraining:
         self._unequal_bytes: list[int] = []
         self._share_without_gradient = 0.0
         self._ranks_alike: list[list[int]] = []
-        self._work_per_token: tuple[float | None, float] = (None, 0.0)
+        self._work_per_token = WorkPerToken()
 
     def run(self) -> _FakeStep:
         recording = self._record()
         workspace_bytes = self._round_to_allocator_blocks(recording)
-        flops, bytes_accessed = self._work_per_token
         return _FakeStep(
             recording=recording,
             workspace_bytes=workspace_bytes,
@@ -445,8 +442,7 @@ class _FakeTraining:
             plan=self._programs.plan,
             notes=tuple(self._notes()),
             ranks_alike=self._ranks_alike,
-            flops_per_token=flops,
-            bytes_accessed_per_token=bytes_accessed,
+            work=self._work_per_token,
             unequal_bytes=tuple(self._unequal_bytes),
         )
 
@@ -567,8 +563,8 @@ class _FakeTraining:
         if agreeing == 1:
             raise _depends_on(value_read_at(watch.reads[-1]))
 
-    def _count_work(self) -> tuple[float | None, float]:
-        """Returns FLOPs and bytes accessed per token of the recorded step."""
+    def _count_work(self) -> WorkPerToken:
+        """Return the work per token of the recorded step."""
         workload = self._request.workload
         return self._watch.work.per_token(
             tokens_recorded=self._sequences() * workload.sequence_length,

@@ -1,4 +1,4 @@
-"""Counts what a training step computes and moves: floating-point operations, and bytes accessed.
+"""Counts what a training step does: floating-point operations, bytes accessed, operators run.
 
 FLOPs are those of matrix products, convolutions and attention, a multiplication and an addition
 each; everything else is a small share of a transformer's. torch has the formulas
@@ -10,6 +10,8 @@ kernels, which compute the scores again, is not counted.
 Bytes accessed are those of the operands and results of each operator, and of the arguments of each
 kernel that inductor generates, as if nothing stayed in a cache between two of them. They are what
 XLA's cost analysis and inductor's metrics call by that name.
+
+An operator, or a kernel that inductor generates, is one piece of work for the host; a view is none.
 """
 
 from collections import defaultdict
@@ -75,6 +77,32 @@ class Work:
 
     flops: int = 0
     bytes_accessed: int = 0
+    operators: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkPerToken:
+    """What a training computes and moves per token, all of its devices together."""
+
+    flops: float | None = None
+    """None where an operator ran whose FLOPs are not known."""
+    bytes_accessed: float = 0.0
+    operators: float = 0.0
+
+    def extrapolated(self, at_first: "WorkPerToken", *, periods: int) -> "WorkPerToken":
+        """Return that of a deeper model, which has `periods` times as many layers more.
+
+        `self` has as many more layers than `at_first`.
+        """
+        flops = self.flops
+        if flops is not None and at_first.flops is not None:
+            flops += periods * (flops - at_first.flops)
+        return WorkPerToken(
+            flops=flops,
+            bytes_accessed=self.bytes_accessed
+            + periods * (self.bytes_accessed - at_first.bytes_accessed),
+            operators=self.operators + periods * (self.operators - at_first.operators),
+        )
 
 
 class WorkMeter:
@@ -101,17 +129,16 @@ class WorkMeter:
         work = self._work[phase]
         work.flops += flops_of(packet, args, kwargs, result)
         work.bytes_accessed += bytes_of((args, kwargs, result))
+        work.operators += 1
 
     def count_kernel(self, phase: str, args: object) -> None:
         """Adds a kernel that inductor has generated, by its arguments."""
-        self._work[phase].bytes_accessed += bytes_of(args)
+        work = self._work[phase]
+        work.bytes_accessed += bytes_of(args)
+        work.operators += 1
 
-    def per_token(
-        self, *, tokens_recorded: int, tokens_of_step: int, devices: int
-    ) -> tuple[float | None, float]:
-        """Returns FLOPs and bytes accessed per token of a training, of all devices together.
-
-        FLOPs are None where an operator ran whose FLOPs are not known.
+    def per_token(self, *, tokens_recorded: int, tokens_of_step: int, devices: int) -> WorkPerToken:
+        """Return the work of a training per token.
 
         `tokens_recorded` are those of the forward and backward passes that were recorded. The
         optimizer's step, whose FLOPs no formula of the model has, is shared by `tokens_of_step`.
@@ -120,7 +147,13 @@ class WorkMeter:
         flops = sum(work.flops for work in passes) / tokens_recorded
         size_bytes = sum(work.bytes_accessed for work in passes) / tokens_recorded
         size_bytes += self._work[_STEP].bytes_accessed / tokens_of_step
-        return devices * flops if self._is_complete else None, devices * size_bytes
+        operators = sum(work.operators for work in passes) / tokens_recorded
+        operators += self._work[_STEP].operators / tokens_of_step
+        return WorkPerToken(
+            flops=devices * flops if self._is_complete else None,
+            bytes_accessed=devices * size_bytes,
+            operators=devices * operators,
+        )
 
 
 def is_unknown(func: Any) -> bool:

@@ -117,6 +117,9 @@ class Prediction(Schema):
     layer, and in predictions that older releases stored."""
     bytes_accessed_per_token: Work | None = None
     """Bytes that the operators of a whole step read and write, per token."""
+    operators_per_token: Work | None = None
+    """Operators and generated kernels that a whole step runs, per token, without views: what the
+    host has to launch. None in predictions that older releases stored."""
     unquantized_share: Share | None = None
     """Share of the model's own weights, by their number, that quantized base weights leave in 16
     bits; None: nothing is quantized."""

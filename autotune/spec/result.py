@@ -88,8 +88,13 @@ class DeviceInfo(Schema):
     matrix_flops_per_second: Mapping[str, Work] | None = None
     """FLOPs per second of large matrix products by number format, such as bf16, measured when the
     study began; None: not measured."""
+    layer_flops_per_second: Mapping[str, Work] | None = None
+    """The same of the products of a linear layer of the workload's own size; without the formats
+    that were not measured."""
     bandwidth_bytes_per_second: Work | None = None
     """Bytes per second that a large copy reads and writes, measured with it."""
+    operator_seconds: Seconds | None = None
+    """How long the host takes to run an operator of a training, measured with it."""
     others: str = ""
     """Text on what else used the device when the study was created; empty if nothing did."""
     notes: tuple[str, ...] = ()

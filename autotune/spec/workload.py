@@ -56,6 +56,11 @@ MINIMUM_TIMED_STEPS = 3
 SHORT_TIMED_STEPS = 10
 """Steps that are timed if only memory and speed of a training are measured."""
 
+LinearShape = tuple[int, int, int]
+"""Of a product: [rows, inner] by [inner, columns]."""
+_USUAL_WIDENING = 4
+"""Of the feed-forward layers of a transformer, relative to its width."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload(Built):
@@ -156,6 +161,20 @@ class Workload(Built):
     gradient_clipping: float | None = None
     """Largest norm of all gradients of a global batch together; a larger norm is scaled down to
     it. None: no clipping."""
+
+    @property
+    def linear_shape(self) -> "LinearShape | None":
+        """Shape of the product of a large linear layer; None for a model that is code of the user.
+
+        Rows are the tokens of a step.
+        """
+        if self.script is not None or self.width is None or is_function_reference(self.model):
+            return None
+        return (
+            self.tokens_per_step,
+            self.width,
+            self.feed_forward_width or _USUAL_WIDENING * self.width,
+        )
 
     @property
     def fewest_steps(self) -> int:

@@ -146,11 +146,15 @@ def with_peaks(
     definition = new.definition
     if definition.workload.script is not None or not request.predict:
         return new
-    chosen = {definition.baseline_config().precision, *definition.space.choices()["precision"]}
-    precisions = sorted(chosen - definition.unavailable.get("precision", {}).keys())
+    own = definition.baseline_config().precision
+    chosen = {own, *definition.space.choices()["precision"]}
+    possible = chosen - definition.unavailable.get("precision", {}).keys()
+    precisions = sorted(possible, key=lambda precision: (precision != own, precision))
     listener(Preparing(what=f"measuring how fast {definition.device.device} can be at most"))
     try:
-        device = executor.measure_peaks(definition.device, precisions)
+        device = executor.measure_peaks(
+            definition.device, precisions, definition.workload.linear_shape
+        )
     except (Stopped, TrialLost):
         raise
     except AutotuneError as error:

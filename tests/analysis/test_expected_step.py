@@ -12,8 +12,8 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
 from tests.building.studies import definition
 
-MEASURED_ON_AN_H200 = {"plain": 52_972, "block": 41_765}
-"""Tokens per second in fp32, measured alone (`studies/gpu/h200`)."""
+MEASURED_ON_AN_H200 = {"none": 52_972, "block": 42_044}
+"""By checkpointing: tokens per second in fp32, measured alone (`studies/gpu/h200`)."""
 H200 = DeviceInfo(
     device="cuda:0",
     name="NVIDIA H200",
@@ -55,14 +55,50 @@ def test_every_choice_of_a_technique_has_a_speed_and_a_peak(field):
         assert math.isfinite(expected().logarithm_of_peak(config))
 
 
-def test_the_speeds_measured_alone_on_an_h200_are_a_third_faster_at_most():
-    """They were at 0.99 of the probed rate, where a share of 0.7 is expected of any format."""
-    measured_ratio = MEASURED_ON_AN_H200["plain"] / MEASURED_ON_AN_H200["block"]
+def test_speeds_measured_alone_on_an_h200_are_expected_within_2_percent():
     step = expected()
-    plain = step.tokens_per_second(PLAIN)
-    checkpointed = step.tokens_per_second(replace(PLAIN, checkpointing="block"))
-    assert 0.66 < plain / MEASURED_ON_AN_H200["plain"] < 1.0
-    assert plain / checkpointed == pytest.approx(measured_ratio, rel=0.03)
+    for checkpointing, measured in MEASURED_ON_AN_H200.items():
+        config = replace(PLAIN, checkpointing=checkpointing)
+        assert step.tokens_per_second(config) == pytest.approx(measured, rel=0.02)
+
+
+def test_eager_training_of_small_micro_batches_is_bound_by_the_host():
+    """On an H100 whose host took 32 us for an operator, it measured 50,955 tokens/s."""
+    h100 = replace(H200, operator_seconds=3.2e-5, bandwidth_bytes_per_second=2.9e12)
+    config = replace(PLAIN, precision="bf16-mixed", optimizer_fusion="kernel", micro_batch_size=2)
+    time = expected(device=h100).time(config)
+    assert time.bound_by == "host"
+    assert 1 / time.seconds == pytest.approx(50_955, rel=0.06)
+
+
+def test_layers_of_the_workloads_size_are_as_fast_as_they_were_probed():
+    slower = replace(H200, layer_flops_per_second={"fp32": 25e12})
+    before, after = expected().time(PLAIN), expected(device=slower).time(PLAIN)
+    assert after.products == pytest.approx(2.02 * before.products)
+    assert after.memory == before.memory
+
+
+def test_two_devices_compute_in_half_the_time():
+    both = replace(expected(), devices=2)
+    assert both.time(PLAIN).products == expected().time(PLAIN).products / 2
+
+
+def test_a_predicted_configuration_need_not_be_the_plain_one():
+    config = replace(PLAIN, checkpointing="block", compile="block", precision="bf16-mixed")
+    own = replace(expected(), plain_config=config)
+    assert own.tokens_per_second(PLAIN) > 0
+    same_work = own.time(config)
+    assert same_work.memory == expected().time(PLAIN).memory
+    peak = math.exp(own.logarithm_of_peak(config))
+    assert peak == pytest.approx(PREDICTED.peak_memory_bytes)
+
+
+def test_the_utilization_counts_no_recomputed_flops():
+    recomputing = replace(PLAIN, checkpointing="block")
+    step = expected()
+    speeds = step.tokens_per_second(recomputing) / step.tokens_per_second(PLAIN)
+    ratio = step.utilization(recomputing) / step.utilization(PLAIN)
+    assert ratio == pytest.approx(speeds)
 
 
 def test_the_peak_of_the_plain_training_is_the_predicted_one():
@@ -107,3 +143,10 @@ def test_a_format_whose_rate_is_not_known_has_that_of_a_wider_one():
     only_fp32 = replace(H200, matrix_flops_per_second={"fp32": 50.5e12})
     step = expected(device=only_fp32)
     assert step.tokens_per_second(replace(PLAIN, precision="tf32")) == step.tokens_per_second(PLAIN)
+
+
+def test_predictions_that_were_stored_without_a_count_of_operators_have_a_usual_one():
+    assert PREDICTED.operators_per_token is None
+    counted = replace(PREDICTED, operators_per_token=2020 / 16_384)
+    step = expected(predicted=counted)
+    assert step.time(PLAIN).host == pytest.approx(expected().time(PLAIN).host, rel=0.1)

@@ -106,10 +106,10 @@ def test_a_recurrent_layer_has_flops_that_are_not_known():
     tokens = {"tokens_recorded": 1, "tokens_of_step": 1, "devices": 1}
     operand = torch.ones(2, 2)
     meter.count("forward", torch.ops.aten.mm.default, (operand, operand), {}, operand)
-    assert meter.per_token(**tokens)[0] == 16
+    assert meter.per_token(**tokens).flops == 16
     layer = torch.ops.aten.mkldnn_rnn_layer.default
     meter.count("forward", layer, (operand,), {}, operand)
-    assert meter.per_token(**tokens)[0] is None
+    assert meter.per_token(**tokens).flops is None
 
 
 def test_an_operator_of_a_user_has_flops_that_are_not_known():

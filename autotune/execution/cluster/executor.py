@@ -30,7 +30,7 @@ from autotune.spec.prediction import Extrapolation
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.user_code import is_function_reference
-from autotune.spec.workload import Workload
+from autotune.spec.workload import LinearShape, Workload
 
 _STUDIES = "studies"
 _HOME = "home"
@@ -168,8 +168,12 @@ class ClusterExecutor(LocalExecutor):
         found: tuple[DeviceInfo, dict[str, dict[str, str]]] = self._wait(request)
         return found
 
-    def measure_peaks(self, device: DeviceInfo, precisions: Sequence[str]) -> DeviceInfo:
-        request = self._request("measure_peaks", device=device, precisions=list(precisions))
+    def measure_peaks(
+        self, device: DeviceInfo, precisions: Sequence[str], shape: LinearShape | None
+    ) -> DeviceInfo:
+        request = self._request(
+            "measure_peaks", device=device, precisions=list(precisions), shape=shape
+        )
         found: DeviceInfo = self._wait(request)
         return found
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from autotune.errors import AutotuneError, Stopped, error_class
 from autotune.spec.config import OptimizerFusion, Precision
-from autotune.spec.limits import Count, Work
+from autotune.spec.limits import Count, Seconds, Work
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.profile import Profile
@@ -263,7 +263,9 @@ class Peaks(Schema):
     """What `measure_peaks` measures: fields of `DeviceInfo`."""
 
     matrix_flops_per_second: Mapping[str, Work]
+    layer_flops_per_second: Mapping[str, Work]
     bandwidth_bytes_per_second: Work | None
+    operator_seconds: Seconds | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,10 +86,16 @@ def probe(
     }
 
 
-def measure_peaks(*, device: str, precisions: list[Precision]) -> dict[str, Any]:
-    """Returns the fields of a DeviceInfo that say what `device` can do at most."""
-    memory_bytes = device_tasks.identify(device).total_memory_bytes
-    return device_peaks.measure_peaks(torch.device(device), precisions, memory_bytes=memory_bytes)
+def measure_peaks(
+    *, device: str, precisions: list[Precision], shape: list[int] | None
+) -> dict[str, Any]:
+    """Returns the fields of a DeviceInfo that say what `device` can do."""
+    return device_peaks.measure_peaks(
+        torch.device(device),
+        precisions,
+        memory_bytes=device_tasks.identify(device).total_memory_bytes,
+        shape=None if shape is None else (shape[0], shape[1], shape[2]),
+    )
 
 
 def examine(

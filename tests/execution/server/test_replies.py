@@ -98,7 +98,9 @@ VALID_RESULTS = {
     "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},
     "measure_peaks": {
         "matrix_flops_per_second": {"fp32": 1.9e11},
+        "layer_flops_per_second": {"fp32": 1.1e11},
         "bandwidth_bytes_per_second": 2.8e10,
+        "operator_seconds": 4e-6,
     },
     "examine": {"unavailable": {}, "files": {"train.py": "ab"}, "missing_variable": ""},
     "rehearse": "",
