@@ -290,18 +290,16 @@ def predict(
     its trial of that number, by default its pick, is predicted for its device. Or `configuration`
     takes the fields of `TrainingConfig`, such as {"checkpointing": "block", "compile": "block"},
     and `workload` those of `Workload`; `device` is "cpu" or "cuda", also on a machine without a
-    GPU. `compute_capability`, such as "9.0", selects another GPU than that of the study or of this
+    GPU, or a card by its data sheet, such as "h100" (`spec/data_sheets.py`). Where the device's
+    rates are known, from a study in `storage` or the data sheet, the prediction has a speed.
+    `compute_capability`, such as "9.0", selects another GPU than that of the study or of this
     machine. A deep model that is compiled as a whole is extrapolated from shallower ones, unless
     `whole_depth` has all its layers predicted. Raises InvalidInput for invalid settings,
     UnknownStudy, and PredictionImpossible for a model that cannot run on fake tensors.
     """
     from autotune.execution.local import LocalExecutor
-    from autotune.study.predictions import (
-        Forecaster,
-        forecaster_of,
-        predicted_device_of,
-        workload_of,
-    )
+    from autotune.study.predicted_device import predicted_device_of
+    from autotune.study.predictions import Forecaster, forecaster_of, workload_of
 
     _check_names(workload, of=predict)
     _check_configuration(configuration)
@@ -319,15 +317,14 @@ def predict(
             forecaster = dataclasses.replace(forecaster, extrapolates=extrapolates)
             config = chosen_trial(result, trial).config
             return forecaster.predict(config, with_timeline=with_timeline)
-        device_type, capability = predicted_device_of(
-            device, compute_capability=compute_capability, executor=executor
+        predicted = predicted_device_of(
+            device, compute_capability=compute_capability, executor=executor, storage=storage
         )
-        complete_workload = workload_of(device_type, with_model_config(workload))
-        forecaster = Forecaster(
+        complete_workload = workload_of(predicted.type, with_model_config(workload))
+        forecaster = Forecaster.for_device(
+            predicted,
             executor=executor,
             workload=complete_workload,
-            device_type=device_type,
-            compute_capability=capability,
             torch_version=torch_version,
             extrapolates=extrapolates,
         )
@@ -447,6 +444,7 @@ def fit_request(
         compute_capability=compute_capability,
         torch_version=torch_version,
         context_bytes=None if context is None else _bytes_of(context),
+        storage=storage,
         confirms=confirm,
     )
 

@@ -114,6 +114,11 @@ def format_amount(amount: float, unit: str) -> str:
     return f"{amount:.3g} {prefixes[power]}{unit}"
 
 
+def format_estimate(number: float) -> str:
+    """Format a number that is about right, in three digits: `52,300`."""
+    return f"{float(f'{number:.3g}'):,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def format_rate(per_second: float, unit: str) -> str:
     """Format a rate with decimal prefixes, in three digits: `1.04 TFLOP/s`, `39.4 GB/s`."""
     return f"{format_amount(per_second, unit)}/s"

@@ -23,11 +23,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 from autotune.analysis.roofline import matrix_format
 from autotune.spec.config import TrainingConfig
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload
@@ -63,7 +62,11 @@ HOST_OF_SELECTIVE = 2.5
 USUAL_BLOCKS = 12
 """Of a model whose workload does not say how many it has."""
 
-Resource = Literal["matrix products", "memory bandwidth", "host link", "host"]
+SPEED_BOUNDS: Mapping[str, tuple[float, float]] = {"cuda": (0.6, 1.25), "cpu": (0.65, 1.25)}
+NARROW_BOUNDS_ON_CPU = (0.35, 1.25)
+"""By device and, on a CPU, for what is not full precision: between which multiples of an expected
+speed a measured one is. All of 16 speeds alone on an H100 and an H200 were, and all of 16 on a CPU
+(`docs/prediction.md`). Collectives of several devices are not expected at all."""
 
 RECOMPUTED_FLOPS: Mapping[str, float] = {
     "attention": 1.13,
@@ -306,6 +309,27 @@ class ExpectedStep:
         factor = _activations_factor(config) / _activations_factor(self.plain_config)
         share = config.micro_batch_size / self.plain_config.micro_batch_size
         return self._plain_activations * factor * share
+
+
+def with_speed(
+    prediction: Prediction, config: TrainingConfig, *, workload: Workload, device: DeviceInfo
+) -> Prediction:
+    """Return the prediction with the speed on a device; without, where its rates are not known."""
+    expected = ExpectedStep.from_prediction(prediction, config, workload=workload, device=device)
+    time = None if expected is None else expected.time(config)
+    if expected is None or time is None:
+        return prediction
+    speed = 1 / time.seconds
+    bounds = SPEED_BOUNDS[device.type]
+    if device.type == "cpu" and config.precision not in FULL_PRECISION:
+        bounds = NARROW_BOUNDS_ON_CPU
+    return replace(
+        prediction,
+        predicted_tokens_per_second=speed,
+        predicted_tokens_per_second_bounds=(bounds[0] * speed, bounds[1] * speed),
+        bound_by=time.bound_by,
+        predicted_model_flops_utilization=expected.utilization(config),
+    )
 
 
 def _activations_factor(config: TrainingConfig) -> float:

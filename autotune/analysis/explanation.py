@@ -30,6 +30,9 @@ class Alternative:
     config: TrainingConfig
     predicted_peak_memory_bytes: int
     saved_bytes: int
+    predicted_speed_ratio: float | None
+    """Its predicted speed over that of the configuration; None where the device's rates are not
+    known."""
     changes_numbers: bool
     """Whether it computes other numbers, so that the perplexity may differ."""
     cost: str
@@ -170,6 +173,9 @@ def _alternative(explained: Explained, variant: Variant) -> Alternative:
     sentence = f"{variant.name}: {format_size(abs(saved))} {less}, {format_size(peak)}"
     if changes_numbers:
         sentence += "; it trains other numbers"
+    ratio = _speed_ratio(explained, variant)
+    if ratio is not None and not cost:
+        sentence += f"; predicted {_difference_of_speed(ratio, 1.0)}"
     measured = cost or _not_measured(explained, variant.config)
     if measured:
         sentence += f"; {measured}"
@@ -179,10 +185,19 @@ def _alternative(explained: Explained, variant: Variant) -> Alternative:
         config=variant.config,
         predicted_peak_memory_bytes=peak,
         saved_bytes=saved,
+        predicted_speed_ratio=ratio,
         changes_numbers=changes_numbers,
         cost=cost,
         sentence=sentence,
     )
+
+
+def _speed_ratio(explained: Explained, variant: Variant) -> float | None:
+    """Return the predicted speed of a variant, relative to that of the configuration."""
+    own = explained.prediction.predicted_tokens_per_second
+    assert variant.prediction is not None
+    other = variant.prediction.predicted_tokens_per_second
+    return None if own is None or other is None else other / own
 
 
 def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> InUse:

@@ -11,7 +11,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.study.dry_run import Plan, plan
 from autotune.study.event_text import excluded_lines, reused_line, time_budget_line
 from autotune.study.request import SearchRequest
-from autotune.units import format_duration, format_size
+from autotune.units import format_duration, format_estimate, format_size
 
 
 def print_plan(
@@ -85,7 +85,8 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
         predicted = " (not predicted)"
         if one["predicted_peak_memory_bytes"] is not None:
             over = ", over the cap" if one["is_over_cap"] else ""
-            predicted = f" (about {format_size(one['predicted_peak_memory_bytes'])}{over})"
+            speed = _speed(one.get("predicted_tokens_per_second"))
+            predicted = f" (about {format_size(one['predicted_peak_memory_bytes'])}{speed}{over})"
         say(f"  {one['name']}: {one['label']}{predicted}")
     line = time_budget_line(
         plan["default_time_budget_seconds"], for_trials=plan["seconds_for_trials"]
@@ -105,9 +106,15 @@ def _predicted(planned: Plan, config: TrainingConfig) -> str:
     if prediction is None:
         return " (not predicted)"
     text = f"about {format_size(prediction.peak_memory_bytes)}"
+    text += _speed(prediction.predicted_tokens_per_second)
     if prediction.lower_bound_bytes > planned.definition.cap_bytes:
         text += ", over the cap"
     return f" ({text})"
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    """Return `, 52,300 tokens/s`; empty where no speed is predicted."""
+    return "" if tokens_per_second is None else f", {format_estimate(tokens_per_second)} tokens/s"
 
 
 def _counted(configurations: int) -> str:

@@ -18,7 +18,6 @@ from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
 from autotune.spec.option import EVERYDAY
 from autotune.spec.prediction import check_release
-from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
 
 
@@ -78,11 +77,11 @@ def explain(
         Question,
         question_of_trial,
     )
-    from autotune.study.predictions import (  # noqa: PLC0415
-        Forecaster,
+    from autotune.study.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         requested_device,
     )
+    from autotune.study.predictions import Forecaster  # noqa: PLC0415
     from autotune.study.requested_space import on_some_device  # noqa: PLC0415
 
     given = options_given(
@@ -96,7 +95,6 @@ def explain(
     )
     _check_together(study=study, space=space, name=name, given=given, configuration=configuration)
     options.check_scale(scale, space=space)
-    check_device(device)
     target_device = requested_device(device, compute_capability)
     check_release(torch_version)
     loaded = None if space is None else options.scaled_space(space, scale)
@@ -119,15 +117,14 @@ def explain(
             explanations.say_beginning(quiet=quiet)
         else:
             explanations.say_beginning(quiet=quiet)
-            device_type, capability = predicted_device_of(
-                device, compute_capability=compute_capability, executor=executor
+            predicted = predicted_device_of(
+                device, compute_capability=compute_capability, executor=executor, storage=storage
             )
-            resolved_workload, config = requested(device_type)
-            forecaster = Forecaster(
+            resolved_workload, config = requested(predicted.type)
+            forecaster = Forecaster.for_device(
+                predicted,
                 executor=executor,
                 workload=resolved_workload,
-                device_type=device_type,
-                compute_capability=capability,
                 torch_version=torch_version,
             )
             question = Question(forecaster=forecaster, config=config, unavailable={})

@@ -11,6 +11,7 @@ from autotune.analysis.explanation import SIZES_NOTE, Explanation
 from autotune.cli.lines import print_line
 from autotune.cli.tables import as_text, indented, make_console
 from autotune.errors import InvalidInput, suggestion
+from autotune.reporting.trial_text import speed_text
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.search_space import SearchSpace, bind_space
@@ -108,6 +109,10 @@ def print_explanation(question: Question, explanation: Explanation) -> None:
     number = "" if question.record is None else f"#{question.record.number} "
     say(f"{number}{explanation.config.describe()}", "bold")
     say(question.about())
+    if speed := speed_text(explanation.prediction):
+        say("")
+        say("How fast, by prediction", "bold")
+        say(f"  {speed[0].upper()}{speed[1:]}. Rates: {question.forecaster.rates_from}.")
     for title, lines in explanation.sections():
         say("")
         say(title, "bold")

@@ -22,7 +22,7 @@ from autotune.reporting.trial_text import extrapolation_note
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
 from autotune.standard_streams import answer
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
-from autotune.units import format_percent, format_size
+from autotune.units import format_estimate, format_percent, format_size
 
 if TYPE_CHECKING:
     from autotune.study.fit.fit import FitProgress
@@ -308,16 +308,24 @@ def fit_table(result: FitResult, *, narrow: bool) -> Table:
     table.add_column(f"technique\n  {beyond}" if narrow else "technique", overflow="fold")
     for column in (result.varying.vary, "parameters", "predicted", "at most"):
         table.add_column(column, justify="right", no_wrap=True)
+    has_speeds = any(_speed_of(row) for row in result.rows)
+    if has_speeds:
+        table.add_column("tokens/s", justify="right", no_wrap=True)
     if not narrow:
         table.add_column("at the peak", overflow="fold")
         table.add_column(beyond, overflow="fold")
     for row in result.rows:
         style = "bold" if row is result.best else ""
-        table.add_row(*map(as_text, _cells(row, narrow=narrow)), style=style)
+        cells = _cells(row, narrow=narrow, has_speeds=has_speeds)
+        table.add_row(*map(as_text, cells), style=style)
     return table
 
 
-def _cells(row: FitRow, *, narrow: bool) -> list[str]:
+def _speed_of(row: FitRow) -> float | None:
+    return None if row.prediction is None else row.prediction.predicted_tokens_per_second
+
+
+def _cells(row: FitRow, *, narrow: bool, has_speeds: bool) -> list[str]:
     prediction = row.prediction
     numbers, at_the_peak = ["-", "-", "-", "-"], "-"
     if prediction is not None:
@@ -331,6 +339,9 @@ def _cells(row: FitRow, *, narrow: bool) -> list[str]:
         largest = max(sizes, key=lambda category: sizes[category])
         share = format_percent(sizes[largest] / max(1, prediction.peak_memory_bytes))
         at_the_peak = f"{prediction.phase}, {largest.replace('_', ' ')} {share} %"
+    if has_speeds:
+        speed = _speed_of(row)
+        numbers.append("-" if speed is None else format_estimate(speed))
     if narrow:
         return [f"{row.technique}\n  {row.message}", *numbers]
     return [row.technique, *numbers, at_the_peak, row.message]

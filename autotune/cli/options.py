@@ -14,6 +14,7 @@ from autotune.analysis.tolerance import (
 )
 from autotune.cli.completion import completion_of, one_of, studies
 from autotune.errors import InvalidInput
+from autotune.spec.data_sheets import DATA_SHEETS
 from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE, Option
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
@@ -57,10 +58,11 @@ DeviceTypeOption = Annotated[
     str | None,
     typer.Option(
         "--device",
-        metavar="cpu|cuda",
-        autocompletion=one_of(("cpu", "cuda")),
+        metavar="cpu|cuda|GPU",
+        autocompletion=one_of(("cpu", "cuda", *DATA_SHEETS)),
         rich_help_panel=EVERYDAY,
-        help="Type of device; it need not exist. [default: a GPU if there is one]",
+        help="Device to predict for; it need not exist. A GPU by its data sheet: h100, l4, "
+        "rtx-4090. [default: a GPU if there is one]",
     ),
 ]
 TorchVersionOption = Annotated[

@@ -19,7 +19,6 @@ from autotune.reporting.output_file import check_writable
 from autotune.spec.config import configuration_of
 from autotune.spec.option import EVERYDAY, RESULTS
 from autotune.spec.prediction import Extrapolation, check_release
-from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
 from autotune.units import parse_size
 
@@ -100,16 +99,14 @@ def predict(
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import predictions  # noqa: PLC0415
-    from autotune.study.predictions import (  # noqa: PLC0415
-        Forecaster,
-        forecaster_of,
+    from autotune.study.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         requested_device,
     )
+    from autotune.study.predictions import Forecaster, forecaster_of  # noqa: PLC0415
     from autotune.study.requested_space import on_some_device  # noqa: PLC0415
 
     cap_bytes = None if max_mem is None else parse_size(max_mem)
-    check_device(device)
     check_release(torch_version)
     target_device = requested_device(device, compute_capability)
     given = options_given(workload, configuration, device=device, space=space)
@@ -138,14 +135,13 @@ def predict(
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder), only_predicts=True))
         if study is None:
-            device_type, capability = predicted_device_of(
-                device, compute_capability=compute_capability, executor=executor
+            predicted = predicted_device_of(
+                device, compute_capability=compute_capability, executor=executor, storage=storage
             )
-            forecaster = Forecaster(
+            forecaster = Forecaster.for_device(
+                predicted,
                 executor=executor,
-                workload=requested_workload(device_type),
-                device_type=device_type,
-                compute_capability=capability,
+                workload=requested_workload(predicted.type),
                 torch_version=torch_version,
                 extrapolates=extrapolates,
             )

@@ -5,12 +5,19 @@ One prediction is printed with what holds the memory, a whole search space as on
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from autotune import api
@@ -18,14 +25,20 @@ from autotune.analysis.pick import chosen_trial
 from autotune.cli.lines import print_line
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
-from autotune.reporting.trial_text import extrapolation_note, peaks_text, short_description
+from autotune.reporting.trial_text import (
+    extrapolation_note,
+    peaks_text,
+    short_description,
+    speed_text,
+)
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
+from autotune.study.predicted_front import PredictedFront, predicted_front
 from autotune.study.predictions import Forecaster, workload_of
-from autotune.units import format_amount, format_percent, format_size
+from autotune.units import format_amount, format_estimate, format_percent, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +152,11 @@ def print_answer(answer: Answer) -> None:
         flops = format_amount(prediction.flops_per_token, "FLOP")
         accessed = format_amount(prediction.bytes_accessed_per_token, "B")
         say(f"A token takes {flops}, and operators read and write {accessed} for it.")
+    if speed := speed_text(prediction):
+        say(f"{speed[0].upper()}{speed[1:]}.")
+        say(f"Rates of the device: {answer.forecaster.rates_from}.")
+    else:
+        say(f"No speed: {NO_RATES}.")
     if answer.record is not None and answer.record.peak_memory_bytes is not None:
         measured = answer.record.peak_memory_bytes
         if other := answer.measured_on_another_gpu:
@@ -187,6 +205,11 @@ def print_answer(answer: Answer) -> None:
         say(f"Note: {extrapolated}; --whole-depth predicts all layers.")
 
 
+NO_RATES = (
+    "the rates of this device are not known; a search on it probes them, and --device takes a GPU "
+    "whose data sheet is known, such as h100"
+)
+
 Verdict = Literal["fits", "too close to say", "over the cap"]
 FITS: Verdict = "fits"
 CLOSE: Verdict = "too close to say"
@@ -218,6 +241,8 @@ class SpaceAnswer:
     device_type: str
     cap_bytes: int | None
     forecasts: Sequence[Forecast]
+    front: PredictedFront | None = None
+    """Where speeds are predicted, unless all configurations were asked for."""
     names: Mapping[str, str]
     """Names of the space's configurations, by fingerprint."""
     has_others: bool
@@ -228,6 +253,11 @@ class SpaceAnswer:
     @property
     def predicted(self) -> list[tuple[Forecast, Prediction]]:
         return [(one, one.prediction) for one in self.forecasts if one.prediction is not None]
+
+    @property
+    def has_speeds(self) -> bool:
+        """Whether the speed of any configuration is predicted."""
+        return any(found.predicted_tokens_per_second for _, found in self.predicted)
 
     @property
     def nothing_fits(self) -> bool:
@@ -242,8 +272,59 @@ class SpaceAnswer:
             "device": self.device_type,
             "cap_bytes": self.cap_bytes,
             "is_whole_space": not self.has_others,
+            "front": None if self.front is None else self._front_to_dict(self.front),
             "predictions": [self._row_to_dict(forecast) for forecast in self.forecasts],
         }
+
+    def _front_to_dict(self, front: PredictedFront) -> dict[str, Any]:
+        picked = self.picked
+        return {
+            "legal_configurations": front.legal,
+            "predicted_configurations": len(self.forecasts),
+            "estimated_to_fit": front.may_fit,
+            "is_complete": front.is_complete,
+            "pick": None if picked is None else picked[0].config.to_dict(),
+        }
+
+    @property
+    def picked(self) -> tuple[Forecast, Prediction] | None:
+        """The fastest on the front that surely fits; without a cap, the fastest."""
+        if self.front is None:
+            return None
+        fitting = [
+            one
+            for one in self.predicted
+            if one[0].config.fingerprint in self.front.front
+            and verdict_of(one[1], cap_bytes=self.cap_bytes) in (FITS, None)
+        ]
+        return max(fitting, key=lambda one: one[1].predicted_tokens_per_second or 0, default=None)
+
+    def lines_about_front(self) -> Iterator[str]:
+        """Yield how the front was found, the pick, and what a search would add."""
+        if self.front is None:
+            return
+        front = self.front
+        made = f"{len(self.forecasts)} of {front.legal:,} legal configurations were predicted whole"
+        others = "of the others" if self.cap_bytes is None else f"{front.may_fit:,} others"
+        if self.cap_bytes is not None:
+            others += f" fit {format_size(self.cap_bytes)} by the memory model that they give"
+        else:
+            others += ", memory and speed were estimated by them"
+        whole = "" if front.is_complete else "; the front may have more, --all predicts everything"
+        yield f"{made}, {others}. On the front, marked *: {len(front.front)}{whole}."
+        if self.picked is None:
+            return
+        forecast, prediction = self.picked
+        name = self.names.get(forecast.config.fingerprint)
+        words = forecast.config.describe()
+        yield (
+            f"Fastest that fits: {f'{name}: ' if name else ''}{words}, "
+            f"{format_size(prediction.peak_memory_bytes)}, {speed_text(prediction)}."
+        )
+        yield (
+            "A search would add what this cannot say: the perplexity of each, how long they "
+            "compile, and speeds that are measured."
+        )
 
     def _row_to_dict(self, forecast: Forecast) -> dict[str, Any]:
         row: dict[str, Any] = {
@@ -252,12 +333,27 @@ class SpaceAnswer:
             "refusal": forecast.error,
             "verdict": None,
             "needed_bytes": None,
+            "is_on_front": self.is_on_front(forecast),
         }
         if forecast.prediction is not None:
             row["needed_bytes"] = needed_bytes(forecast.prediction)
             row["verdict"] = verdict_of(forecast.prediction, cap_bytes=self.cap_bytes)
             row.update(forecast.prediction.to_dict())
         return row
+
+    def is_on_front(self, forecast: Forecast) -> bool | None:
+        """Return whether nothing predicted beats it in memory and speed; None without speeds."""
+        return None if self.front is None else forecast.config.fingerprint in self.front.front
+
+    def shown(self) -> list[Forecast]:
+        """Return the rows of the table: with a front, its and the named ones."""
+        if self.front is None:
+            return list(self.forecasts)
+        return [
+            one
+            for one in self.forecasts
+            if self.is_on_front(one) or one.config.fingerprint in self.names
+        ]
 
     def conclusion(self) -> str:
         """Return one line: how many configurations fit, and what the smallest one needs."""
@@ -304,6 +400,8 @@ class SpaceAnswer:
                 yield f"{name}: {note}"
             else:
                 yield f"{len(forecasts)} of {len(predicted)} rows: {note}"
+        if not self.has_speeds:
+            yield f"no speeds: {NO_RATES}"
         yield from self.excluded
         smallest = min(forecast.config.micro_batch_size for forecast in self.forecasts)
         if self.nothing_fits and smallest > 1:
@@ -311,7 +409,7 @@ class SpaceAnswer:
                 f"every row has a micro-batch of {smallest} or more sequences; --global-batch 1 "
                 "shows what is the least"
             )
-        if self.has_others:
+        if self.has_others and self.front is None:
             yield (
                 "only the configurations that the space names are predicted; --all predicts every "
                 "legal one"
@@ -354,11 +452,15 @@ def space_table(answer: SpaceAnswer, *, baseline: TrainingConfig | None = None) 
     table.add_column("at most", justify="right", no_wrap=True)
     if has_cap:
         table.add_column(f"in {format_size(answer.cap_bytes or 0)}", no_wrap=True)
+    if answer.front is not None:
+        table.add_column("*")
+    if answer.has_speeds:
+        table.add_column("tokens/s", justify="right", no_wrap=True)
     table.add_column("configuration", ratio=1, overflow="fold")
     table.add_column("peak in", no_wrap=True)
     if is_extrapolated:
         table.add_column("by layers", overflow="fold")
-    for forecast in answer.forecasts:
+    for forecast in answer.shown():
         name = answer.names.get(forecast.config.fingerprint)
         if baseline is not None:
             description = name or short_description(forecast.config, baseline)
@@ -368,7 +470,8 @@ def space_table(answer: SpaceAnswer, *, baseline: TrainingConfig | None = None) 
                 description = f"{name}: {description}"
         prediction = forecast.prediction
         if prediction is None:
-            cells = ["-", "-", *(["-"] if has_cap else []), f"{description}: {forecast.error}", "-"]
+            missing = ["-"] * (2 + has_cap + answer.has_speeds + (answer.front is not None))
+            cells = [*missing, f"{description}: {forecast.error}", "-"]
             table.add_row(*map(as_text, cells))
             continue
         verdict = verdict_of(prediction, cap_bytes=answer.cap_bytes)
@@ -376,12 +479,19 @@ def space_table(answer: SpaceAnswer, *, baseline: TrainingConfig | None = None) 
             format_size(prediction.peak_memory_bytes),
             format_size(prediction.upper_bound_bytes),
             *([verdict or ""] if has_cap else []),
+            *(["*" if answer.is_on_front(forecast) else ""] if answer.front else []),
+            *([_speed(prediction)] if answer.has_speeds else []),
             description,
             prediction.phase,
             *([extrapolation_text(prediction)] if is_extrapolated else []),
         ]
         table.add_row(*map(as_text, cells), style="dim" if verdict in (CLOSE, OVER) else "")
     return table
+
+
+def _speed(prediction: Prediction) -> str:
+    speed = prediction.predicted_tokens_per_second
+    return "-" if speed is None else format_estimate(speed)
 
 
 def predict_space(
@@ -397,13 +507,28 @@ def predict_space(
 
     `with_unnamed` also predicts the others.
     """
-    legal = bind_space(space, forecaster.workload.legality_context, unavailable={})
+    at = forecaster.workload.legality_context
+    legal = bind_space(space, at, unavailable={})
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {config.fingerprint: config for config in legal.named.values()}
     is_whole_space = with_unnamed or not configs
-    if is_whole_space:
-        configs.update((config.fingerprint, config) for config in legal.configurations())
-    forecasts = _with_progress(forecaster, list(configs.values()), quiet=quiet)
+    front = None
+    with _predicting(quiet=quiet) as (on_each, expect):
+        if not with_unnamed and legal.values:
+            front = predicted_front(
+                forecaster,
+                legal,
+                baseline=space.baseline_config(at),
+                cap_bytes=cap_bytes,
+                on_each=on_each,
+            )
+        if front is not None:
+            forecasts, is_whole_space = list(front.forecasts), False
+        else:
+            if is_whole_space:
+                configs.update((config.fingerprint, config) for config in legal.configurations())
+            expect(len(configs))
+            forecasts = forecaster.forecast_all(configs.values(), on_each=on_each)
     forecasts.sort(
         key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
     )
@@ -412,6 +537,7 @@ def predict_space(
         device_type=forecaster.device_type,
         cap_bytes=cap_bytes,
         forecasts=forecasts,
+        front=front,
         names=names,
         has_others=not is_whole_space and next(legal.configurations(), None) is not None,
         excluded=legal.excluded,
@@ -426,7 +552,10 @@ def predict_space(
     for_devices = _for_devices(forecaster.workload, forecaster.device_type)
     about = f"{forecaster.workload.describe()}, predicted {for_devices}"
     console.print(as_text(about), soft_wrap=True)
-    console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
+    if answer.picked is None:
+        console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
+    for line in answer.lines_about_front():
+        console.print(as_text(line), soft_wrap=True)
     console.print()
     console.print(space_table(answer, baseline=baseline))
     console.print()
@@ -435,12 +564,20 @@ def predict_space(
     return answer
 
 
-def _with_progress(
-    forecaster: Forecaster, configs: list[TrainingConfig], *, quiet: bool
-) -> list[Forecast]:
-    with Progress(console=make_console(sys.stderr), transient=True, disable=quiet) as progress:
-        task = progress.add_task("predicting", total=len(configs))
-        return forecaster.forecast_all(configs, on_each=lambda _: progress.advance(task))
+@contextmanager
+def _predicting(
+    *, quiet: bool
+) -> Iterator[tuple[Callable[[Forecast], None], Callable[[int], None]]]:
+    """Show a bar; yield what advances it by a prediction, and what tells it how many to expect."""
+    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, console=make_console(sys.stderr), transient=True, disable=quiet
+    ) as progress:
+        task = progress.add_task("", total=None)
+        yield (
+            lambda _: progress.advance(task),
+            lambda total: progress.update(task, total=total),
+        )
 
 
 def requested_workload(

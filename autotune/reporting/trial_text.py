@@ -1,7 +1,7 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,17 +12,47 @@ from autotune.analysis.roofline import matrix_format, matrix_rate, model_flops_u
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
 from autotune.units import (
     different_sizes,
     format_decimal,
     format_duration,
+    format_estimate,
     format_percent,
     format_rate,
     format_size,
 )
+
+
+def speed_text(prediction: Prediction) -> str:
+    """Return the predicted speed; empty where there is none.
+
+    For example `about 52,300 tokens/s (31,400 to 65,400), most of the time for matrix products,
+    87 % MFU`.
+    """
+    speed, bounds = (
+        prediction.predicted_tokens_per_second,
+        prediction.predicted_tokens_per_second_bounds,
+    )
+    if speed is None or bounds is None:
+        return ""
+    least, most = map(format_estimate, bounds)
+    text = f"about {format_estimate(speed)} tokens/s ({least} to {most})"
+    if prediction.bound_by:
+        text += f", most of the time for {_TIME_FOR[prediction.bound_by]}"
+    if prediction.predicted_model_flops_utilization is not None:
+        text += f", {format_percent(prediction.predicted_model_flops_utilization)} % MFU"
+    return text
+
+
+_TIME_FOR: Mapping[Resource, str] = {
+    "matrix products": "matrix products",
+    "memory bandwidth": "reading and writing memory",
+    "host link": "moving activations to the host and back",
+    "host": "operators that the host launches",
+}
 
 
 def trial_label(record: TrialRecord) -> str:

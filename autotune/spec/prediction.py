@@ -10,7 +10,17 @@ from typing import Any, Literal, get_args
 from autotune.errors import InvalidInput
 from autotune.printable import printable
 from autotune.spec.config import TrainingConfig
-from autotune.spec.limits import Count, EventNumber, NeededBytes, Seconds, Share, SizeBytes, Work
+from autotune.spec.limits import (
+    Count,
+    EventNumber,
+    NeededBytes,
+    Seconds,
+    Share,
+    SizeBytes,
+    Speed,
+    Spread,
+    Work,
+)
 from autotune.spec.schema import Schema
 from autotune.units import format_size
 
@@ -34,6 +44,10 @@ and needed after it; temporaries: all other memory that is allocated and freed w
 including the gradients of activations; inputs: tokens and labels; workspace: memory that cuBLAS
 keeps allocated.
 """
+
+Resource = Literal["matrix products", "memory bandwidth", "host link", "host"]
+"""What the time of a step is spent on. host link: between a GPU and the memory of its host; host:
+what the CPU needs to launch operators."""
 
 Extrapolation = Literal["nothing", "compiled", "any"]
 """Which deep models may be predicted by shallower ones instead of with all their layers.
@@ -123,6 +137,15 @@ class Prediction(Schema):
     unquantized_share: Share | None = None
     """Share of the model's own weights, by their number, that quantized base weights leave in 16
     bits; None: nothing is quantized."""
+    predicted_tokens_per_second: Speed | None = None
+    """Speed of all devices together, from the counts above and the rates of the device
+    (`analysis/expected_step.py`); None: its rates or the FLOPs are not known."""
+    predicted_tokens_per_second_bounds: tuple[Speed, Speed] | None = None
+    """Between which a measured speed is expected."""
+    bound_by: Resource | None = None
+    """What most of the time of a step is spent on."""
+    predicted_model_flops_utilization: Spread | None = None
+    """Share of the device's matrix rate that the model's FLOPs reach at that speed."""
     devices: Count = 1
     """Devices of a trial. The peak and what holds it are those of the device that needs most."""
     peak_memory_bytes_by_rank: tuple[NeededBytes, ...] = ()

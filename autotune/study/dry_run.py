@@ -153,9 +153,11 @@ class Plan:
             "config": config.to_dict(),
             "is_baseline": config == self.definition.baseline_config(),
             "predicted_peak_memory_bytes": None,
+            "predicted_tokens_per_second": None,
             "is_over_cap": None,
         }
         if prediction is not None:
+            values["predicted_tokens_per_second"] = prediction.predicted_tokens_per_second
             values["predicted_peak_memory_bytes"] = prediction.peak_memory_bytes
             values["is_over_cap"] = prediction.lower_bound_bytes > self.definition.cap_bytes
         return values

@@ -1,12 +1,12 @@
 """Predictions of a workload's peak memory, of one configuration or many, in warm processes."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from autotune.analysis.expected_step import with_speed
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.execution.local import LocalExecutor
@@ -22,6 +22,7 @@ from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
+from autotune.study.predicted_device import PredictedDevice
 from autotune.study.trusted_code import check_trusted
 
 
@@ -40,7 +41,33 @@ class Forecaster:
     """The torch release whose CUDA kernels to predict for; None: the installed one."""
     extrapolates: Extrapolation = "compiled"
     """Which deep models may be extrapolated from shallower ones, which takes less time."""
+    described: DeviceInfo | None = None
+    """The device with its rates, by which speed is predicted; None: only memory is."""
+    rates_from: str = ""
+    """Where the rates were found."""
     _known: dict[str, Forecast] = field(default_factory=dict)
+
+    @classmethod
+    def for_device(
+        cls,
+        device: PredictedDevice,
+        *,
+        executor: LocalExecutor,
+        workload: Workload,
+        torch_version: str | None = None,
+        extrapolates: Extrapolation = "compiled",
+    ) -> "Forecaster":
+        """Return a forecaster for a device that is there or described."""
+        return cls(
+            executor=executor,
+            workload=workload,
+            device_type=device.type,
+            compute_capability=device.compute_capability,
+            torch_version=torch_version,
+            extrapolates=extrapolates,
+            described=device.described,
+            rates_from=device.rates_from,
+        )
 
     @classmethod
     def of_device(
@@ -60,6 +87,8 @@ class Forecaster:
             compute_capability=device.compute_capability,
             torch_version=torch_version,
             extrapolates=extrapolates,
+            described=device,
+            rates_from="probed when the study began",
         )
 
     def __post_init__(self) -> None:
@@ -70,7 +99,8 @@ class Forecaster:
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Predict one configuration. Raises PredictionImpossible and IllegalConfiguration."""
         check_legal(config, self.workload.legality_context)
-        return self._result(self._submit(config, with_timeline=with_timeline))
+        future = self._submit(config, with_timeline=with_timeline)
+        return self._result(config, future)
 
     def forecast(self, config: TrainingConfig) -> Forecast:
         """As `predict`, but returns the reason instead of raising, and remembers the forecast."""
@@ -94,14 +124,17 @@ class Forecaster:
                 running[self._submit(config)] = config
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 config = running.pop(future)
-                forecast = _outcome(config, partial(self._result, future))
+                forecast = _outcome(config, partial(self._result, config, future))
                 ended.append(forecast)
                 self._known[config.fingerprint] = forecast
                 on_each(forecast)
         return ended
 
-    def _result(self, future: Future[Any]) -> Prediction:
-        return parse(Prediction, self.executor.wait_for(future).result)
+    def _result(self, config: TrainingConfig, future: Future[Any]) -> Prediction:
+        prediction = parse(Prediction, self.executor.wait_for(future).result)
+        if self.described is None:
+            return prediction
+        return with_speed(prediction, config, workload=self.workload, device=self.described)
 
     def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> Future[Any]:
         return self.executor.submit_prediction(
@@ -149,7 +182,11 @@ def forecaster_of(
                 hint="leave --compute-capability out, or describe the model by its options "
                 "instead of --study",
             )
-        device = dataclasses.replace(device, compute_capability=compute_capability)
+        if compute_capability != device.compute_capability:
+            another = PredictedDevice(type=device.type, compute_capability=compute_capability)
+            return Forecaster.for_device(
+                another, executor=executor, workload=result.workload, torch_version=torch_version
+            )
     return Forecaster.of_device(
         device, executor=executor, workload=result.workload, torch_version=torch_version
     )
@@ -160,67 +197,6 @@ def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forec
         return Forecast(config=config, prediction=predict())
     except (PredictionImpossible, PreparationFailed) as error:
         return Forecast(config=config, error=error.message)
-
-
-def requested_device(device: str | None, compute_capability: str | None) -> str | None:
-    """Return `device`, or cuda where only a compute capability is given.
-
-    Raises InvalidInput for a text that is not a compute capability, and for a compute capability
-    together with a CPU.
-    """
-    if compute_capability is None:
-        return device
-    parse_compute_capability(compute_capability)
-    if device == "cpu":
-        raise InvalidInput(
-            f"compute capability {compute_capability} is a GPU's, and the device is cpu",
-            hint="leave one of them out",
-        )
-    return device or "cuda"
-
-
-def predicted_device_of(
-    device: str | None, *, compute_capability: str | None = None, executor: LocalExecutor
-) -> tuple[str, str | None]:
-    """Return the kind, cpu or cuda, and the compute capability of the device to predict for.
-
-    `device` None is a GPU where this machine has one. The machine need not have the device:
-    `compute_capability`, such as 9.0, then describes the GPU. The second value is None for a CPU,
-    and for a GPU that this machine has not and that is not described. Raises InvalidInput.
-    """
-    device = requested_device(device, compute_capability)
-    if compute_capability is not None:
-        return "cuda", compute_capability
-    if device == "cpu":
-        return "cpu", None
-    return kind_and_capability(device, executor.devices())
-
-
-def kind_and_capability(name: str | None, devices: Sequence[DeviceInfo]) -> tuple[str, str | None]:
-    """Return the kind, cpu or cuda, and the compute capability of a device by its name.
-
-    `devices` are all devices of this machine, `name` is as in `device_there`. The compute
-    capability is None for a CPU and for a device that this machine has not.
-    """
-    device = device_there(name, devices)
-    if device is not None:
-        return device.type, device.compute_capability
-    assert name is not None, "the CPU is always there"
-    return name.partition(":")[0], None
-
-
-def device_there(
-    name: str | None, devices: Sequence[DeviceInfo], *, compute_capability: str | None = None
-) -> DeviceInfo | None:
-    """Return the first of `devices` with this name or kind, and compute capability if given.
-
-    With `name` None, every device matches. Returns None if no device does.
-    """
-    for info in devices:
-        is_meant = compute_capability is None or info.compute_capability == compute_capability
-        if is_meant and name in (None, info.device, info.type):
-            return info
-    return None
 
 
 def workload_of(

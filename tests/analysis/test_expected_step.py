@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.analysis.expected_step import ExpectedStep
+from autotune.analysis.expected_step import ExpectedStep, with_speed
 from autotune.spec.config import CHOICES, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo
@@ -91,6 +91,17 @@ def test_a_predicted_configuration_need_not_be_the_plain_one():
     assert same_work.memory == expected().time(PLAIN).memory
     peak = math.exp(own.logarithm_of_peak(config))
     assert peak == pytest.approx(PREDICTED.peak_memory_bytes)
+
+
+def test_a_prediction_gets_a_speed_with_bounds_where_the_rates_are_known():
+    workload = STUDY.workload
+    found = with_speed(PREDICTED, PLAIN, workload=workload, device=H200)
+    least, most = found.predicted_tokens_per_second_bounds
+    assert least < found.predicted_tokens_per_second < most
+    assert found.bound_by == "matrix products"
+    assert 0 < found.predicted_model_flops_utilization < 1
+    unknown = replace(H200, matrix_flops_per_second=None)
+    assert with_speed(PREDICTED, PLAIN, workload=workload, device=unknown) is PREDICTED
 
 
 def test_the_utilization_counts_no_recomputed_flops():

@@ -229,6 +229,18 @@ def test_what_saves_comes_first_with_its_size_and_the_peak_it_leads_to():
     ]
 
 
+def test_a_predicted_speed_stands_in_where_none_was_measured():
+    own = replace(BEFORE_GRADIENTS, predicted_tokens_per_second=1000.0)
+    slower = replace(WITH_GRADIENTS, predicted_tokens_per_second=760.0)
+    change = variant("checkpointing", "block", CHECKPOINTED, slower)
+    (found,) = explanation(explained(predicted=own), [change]).alternatives
+    assert found.predicted_speed_ratio == pytest.approx(0.76)
+    assert found.sentence.endswith("; predicted 24 % slower")
+    measured = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=900.0)
+    (found,) = explanation(explained(predicted=own, records=[measured]), [change]).alternatives
+    assert "predicted 24 % slower" not in found.sentence
+
+
 def test_the_cost_is_given_where_trials_measured_it():
     mine = record(3, config=PLAIN, speed=1000.0, perplexity=20.0)
     other = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=760.0, perplexity=20.01)

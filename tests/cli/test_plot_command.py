@@ -34,6 +34,7 @@ HAND_MADE = (
     "roofline",
     "history",
     "predicted",
+    "predicted-speed",
 )
 """All but the timeline, which is predicted on the spot."""
 

@@ -193,6 +193,44 @@ def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
     ) == (0, True, True)
 
 
+def test_the_speed_on_a_card_that_nobody_has_is_that_of_its_data_sheet(folder):
+    ended = run(*SMALL[:-2], "--device", "l4", folder=folder)
+    assert " tokens/s (" in ended.stdout
+    assert "Rates of the device: the data sheet, https://www.nvidia.com/" in ended.stdout
+    answer = json.loads(run(*SMALL[:-2], "--device", "l4", "--json", folder=folder).stdout)
+    least, most = answer["predicted_tokens_per_second_bounds"]
+    assert least < answer["predicted_tokens_per_second"] < most
+    assert answer["bound_by"] == "host"
+
+
+def test_where_nobody_knows_the_rates_it_says_how_to_get_a_speed(folder):
+    ended = run(*SMALL, folder=folder)
+    assert "No speed: the rates of this device are not known; a search on it" in ended.stdout
+    answer = json.loads(run(*SMALL, "--json", folder=folder).stdout)
+    assert answer["predicted_tokens_per_second"] is None
+
+
+def test_the_front_of_a_space_is_predicted_before_the_first_step(folder, tmp_path):
+    space = tmp_path / "few.toml"
+    space.write_text(
+        "[techniques]\n"
+        'checkpointing = ["none", "block"]\n'
+        "micro_batch_size = [4, 2]\n"
+        "[[configurations]]\n"
+        'name = "checkpointed"\n'
+        'checkpointing = "block"\n'
+    )
+    options = (*SMALL[:-2], "--device", "l4", "--space", str(space), "--max-mem", "2GiB")
+    ended = run(*options, folder=folder)
+    assert "legal configurations were predicted whole" in ended.stdout
+    assert "Fastest that fits: micro-batch 4" in ended.stdout.replace("fp32, ", "")
+    assert "A search would add what this cannot say: the perplexity" in ended.stdout
+    answer = json.loads(run(*options, "--json", folder=folder).stdout)
+    assert answer["front"]["legal_configurations"] == 4
+    assert answer["front"]["is_complete"] is True
+    assert any(row["is_on_front"] for row in answer["predictions"])
+
+
 def test_every_technique_of_the_configuration_can_be_named(folder):
     named = run("--help", folder=folder).stdout.split()
     missing = [

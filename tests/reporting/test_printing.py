@@ -133,8 +133,8 @@ DRAWN = """() => [...document.querySelectorAll(".on-paper")].map(one => {
 @pytest.mark.parametrize(
     ("name", "figures", "screen"),
     [
-        ("ladder", 3, {"size": (1280, 800)}),
-        ("ladder", 3, {"size": (375, 812)}),
+        ("ladder", 4, {"size": (1280, 800)}),
+        ("ladder", 4, {"size": (375, 812)}),
         ("figure", 1, {"scheme": "dark"}),
     ],
 )

@@ -88,7 +88,7 @@ def test_the_report_is_the_page_of_the_command(get, served_storage, tmp_path):
     assert "allow-same-origin" not in answer.headers["content-security-policy"]
 
 
-NOT_OF_QUICK = {"timeline", "importance", "predicted", "roofline"}
+NOT_OF_QUICK = {"timeline", "importance", "predicted", "predicted-speed", "roofline"}
 """Figures of what the study `quick` has not: predictions, enough trials, a measured device."""
 
 

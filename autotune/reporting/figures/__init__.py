@@ -109,6 +109,11 @@ FIGURES: Mapping[str, FigureKind] = {
         summary="predicted against measured peak memory",
         module="autotune.reporting.figures.predicted",
     ),
+    "predicted-speed": FigureKind(
+        title="Predicted and measured speed",
+        summary="predicted against measured tokens per second",
+        module="autotune.reporting.figures.predicted_speed",
+    ),
 }
 
 

@@ -44,6 +44,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedFigure:
+    quantity: str
+    """peak or speed."""
     unit: str
     points: tuple[Point, ...]
     note: str
@@ -61,7 +63,9 @@ def compute(view: StudyView) -> PredictedFigure:
     points = tuple(
         _point(record, prediction, unit, is_short=len(known) > MANY) for record, prediction in known
     )
-    return PredictedFigure(unit=unit.name, points=points, note=_note(points))
+    return PredictedFigure(
+        quantity="peak", unit=unit.name, points=points, note=note_of(points, "peak")
+    )
 
 
 def _point(
@@ -80,7 +84,7 @@ def _point(
         )
     return Point(
         number=record.number,
-        group=_group(record),
+        group=group_of(record),
         predicted=unit.of(prediction.peak_memory_bytes),
         measured=unit.of(measured),
         lower=unit.of(prediction.lower_bound_bytes),
@@ -89,18 +93,20 @@ def _point(
     )
 
 
-def _group(record: TrialRecord) -> str:
+def group_of(record: TrialRecord) -> str:
+    """Return the group of a trial, such as `compiled 16-bit`."""
     mode = "eager" if record.config.compile == "none" else "compiled"
     width = "fp32" if record.config.precision in ("fp32", "tf32") else "16-bit"
     return f"{mode} {width}"
 
 
-def _note(points: Sequence[Point]) -> str:
+def note_of(points: Sequence[Point], quantity: str) -> str:
+    """Return how far measurements are from predictions, in a sentence."""
     ratios = [point.ratio for point in points]
     outside = sum(not point.is_inside for point in points)
     trials = "1 trial" if len(points) == 1 else f"{len(points)} trials"
     return (
-        f"Measured over predicted peak in {trials}: "
+        f"Measured over predicted {quantity} in {trials}: "
         f"median {statistics.median(ratios):.4f}, "
         f"from {min(ratios):.4f} to {max(ratios):.4f}; {outside or 'none'} outside the bounds."
     )
@@ -112,7 +118,7 @@ def plot(view: StudyView, _: FigureOptions) -> go.Figure:
 
 
 def draw(figure: PredictedFigure) -> go.Figure:
-    """Draw the sizes on top and their error below: next to the diagonal, 1 % cannot be seen."""
+    """Draw the values on top and their error below: next to the diagonal, 1 % cannot be seen."""
     panels = make_subplots(
         rows=2, cols=1, shared_xaxes=True, row_heights=[0.6, 0.4], vertical_spacing=0.05
     )
@@ -140,9 +146,9 @@ def draw(figure: PredictedFigure) -> go.Figure:
             drawing.add_trace(
                 _marks(points, height, name=group, marker=marker, legend=row == 1), row=row, col=1
             )
-    drawing.update_yaxes(title=f"measured peak, {figure.unit}", row=1, col=1)
+    drawing.update_yaxes(title=f"measured {figure.quantity}, {figure.unit}", row=1, col=1)
     drawing.update_yaxes(title="measured against<br>predicted, %", row=2, col=1)
-    drawing.update_xaxes(title=f"predicted peak, {figure.unit}", row=2, col=1)
+    drawing.update_xaxes(title=f"predicted {figure.quantity}, {figure.unit}", row=2, col=1)
     drawing.update_layout(legend=style.LEGEND_ABOVE, height=640)
     return drawing
 

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
-from autotune.reporting.figures import ablation, memory_at_peak, pareto, pareto_drawing, roofline
+from autotune.reporting.figures import (
+    ablation,
+    memory_at_peak,
+    pareto,
+    pareto_drawing,
+    predicted,
+    predicted_speed,
+    roofline,
+)
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.style import note_of
 from autotune.reporting.trial_text import format_utilization, trial_label
@@ -55,7 +63,8 @@ class ReportFigure:
 
 def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
     """Return the figures of front, ablation, memory and roofline, without those that lack data."""
-    found = (_or_none(make, view) for make in (_pareto, _ablation, _memory, _roofline))
+    makers = (_pareto, _ablation, _memory, _roofline, _predicted_speed)
+    found = (_or_none(make, view) for make in makers)
     return tuple(figure for figure in found if figure is not None)
 
 
@@ -172,6 +181,33 @@ def _roofline(view: StudyView) -> ReportFigure:
             caption="Trials under the roofline",
             heads=("trial", "MFU", "speed", "recomputed", "FLOPs per byte", "roofline there"),
             rows=tuple(rows[:_MOST_ROWS]),
+        ),
+    )
+
+
+def _predicted_speed(view: StudyView) -> ReportFigure:
+    figure = predicted_speed.compute(view)
+    rows = tuple(
+        (
+            f"#{point.number} {trial_label(view.result.trial(point.number))}",
+            f"{point.predicted:,.0f}",
+            f"{point.measured:,.0f}",
+            f"{point.ratio:.2f}",
+        )
+        for point in figure.points[:_MOST_ROWS]
+    )
+    return ReportFigure(
+        id="predicted-speed",
+        title="Predicted and measured speed",
+        short_title="Predicted speed",
+        lead="Above the line a trial is faster than its FLOPs, bytes and operators take at the "
+        "rates that were probed; below it something else takes time.",
+        alternative=f"{figure.note} The table after it has the same numbers.",
+        drawing=predicted.draw(figure),
+        table=Table(
+            caption="Tokens per second, predicted and measured",
+            heads=("trial", "predicted", "measured", "measured over predicted"),
+            rows=rows,
         ),
     )
 

@@ -28,7 +28,8 @@ from autotune.study.fit.largest import Largest, find_largest, find_smallest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.study.fit.varying import Varying
-from autotune.study.predictions import Forecaster, device_there, predicted_device_of
+from autotune.study.predicted_device import PredictedDevice, predicted_device_of
+from autotune.study.predictions import Forecaster
 from autotune.units import format_size
 
 __all__ = ["FitProgress", "FitRequest", "fit"]
@@ -61,39 +62,34 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         TemporaryDirectory() as name,
         LocalExecutor(Path(name), note=note, only_predicts=True) as executor,
     ):
-        device_type, compute_capability = predicted_device_of(
-            request.device, compute_capability=request.compute_capability, executor=executor
-        )
-        search = _Search(
+        predicted = predicted_device_of(
+            request.device,
+            compute_capability=request.compute_capability,
             executor=executor,
-            request=request,
-            device_type=device_type,
-            compute_capability=compute_capability,
-            listener=listener,
+            storage=request.storage,
         )
-        devices = executor.devices()
-        device = device_there(
-            request.device or device_type, devices, compute_capability=request.compute_capability
-        )
+        search = _Search(executor=executor, request=request, predicted=predicted, listener=listener)
+        device = predicted.there
         rows = search.ablation() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
             cap_bytes=request.cap_bytes,
             context_bytes=search.context_bytes,
-            device_type=device_type,
-            compute_capability=compute_capability,
+            device_type=predicted.type,
+            compute_capability=predicted.compute_capability,
             torch_version=request.torch_version,
             rows=tuple(rows),
         )
-        return search.confirmed(found, device=device, host=devices[-1], folder=Path(name))
+        return search.confirmed(
+            found, device=device, host=executor.devices()[-1], folder=Path(name)
+        )
 
 
 @dataclass(kw_only=True)
 class _Search:
     executor: LocalExecutor
     request: FitRequest
-    device_type: str
-    compute_capability: str | None
+    predicted: PredictedDevice
     listener: Listener
     varying: Varying = field(init=False)
     context_bytes: int = field(init=False)
@@ -101,8 +97,8 @@ class _Search:
     _predicted: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.varying = self.request.varying(self.device_type)
-        self.context_bytes = self.request.context_bytes_on(self.device_type)
+        self.varying = self.request.varying(self.predicted.type)
+        self.context_bytes = self.request.context_bytes_on(self.predicted.type)
 
     # -- which configurations ----------------------------------------------------------------------
 
@@ -275,11 +271,10 @@ class _Search:
     def _forecaster(self, workload: Workload) -> Forecaster:
         return self._forecasters.setdefault(
             workload.fingerprint,
-            Forecaster(
+            Forecaster.for_device(
+                self.predicted,
                 executor=self.executor,
                 workload=workload,
-                device_type=self.device_type,
-                compute_capability=self.compute_capability,
                 torch_version=self.request.torch_version,
             ),
         )
@@ -302,7 +297,7 @@ class _Search:
         if not self.request.confirms:
             return replace(found, not_confirmed="not asked for")
         if device is None:
-            name = self.request.device or self.device_type
+            name = self.request.device or self.predicted.type
             if self.request.compute_capability is not None:
                 name += f" of compute capability {self.request.compute_capability}"
             return replace(

@@ -9,11 +9,11 @@ from autotune.errors import InvalidInput, suggestion
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import check_release, context_bytes_on
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.study import check_device
 from autotune.spec.workload import Workload
 from autotune.study.fit.ablation import AblationStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.predictions import requested_device, workload_of
+from autotune.study.predicted_device import requested_device
+from autotune.study.predictions import workload_of
 from autotune.study.request import check_cap
 from autotune.study.requested_space import on_some_device
 from autotune.units import format_size
@@ -42,12 +42,13 @@ class FitRequest:
     torch_version: str | None = None
     context_bytes: int | None = None
     """Memory of the device's context; None: an assumed size on a CUDA device."""
+    storage: str | None = None
+    """Database whose studies may have probed the device; None: none."""
     confirms: bool = True
     """Whether one real trial is run, if this machine has the device."""
 
     def __post_init__(self) -> None:
         check_cap(self.cap_bytes)
-        check_device(self.device)
         check_release(self.torch_version)
         if self.device == "cpu":
             self.context_bytes_on(self.device)

@@ -38,6 +38,11 @@ class FitRow:
             "upper_bound_bytes": prediction and prediction.upper_bound_bytes,
             "devices": prediction and prediction.devices,
             "peak_memory_bytes_by_rank": prediction and prediction.peak_memory_bytes_by_rank,
+            "predicted_tokens_per_second": prediction and prediction.predicted_tokens_per_second,
+            "predicted_tokens_per_second_bounds": (
+                prediction and prediction.predicted_tokens_per_second_bounds
+            ),
+            "bound_by": prediction and prediction.bound_by,
             "phase": prediction and prediction.phase,
             "bytes_by_category": prediction and dict(prediction.bytes_by_category),
             "predictions_made": self.predictions_made,

@@ -1,0 +1,130 @@
+"""The device that a prediction is for: one that is there, or one that is only described."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from autotune.errors import InvalidInput, UnknownStudy
+from autotune.execution.local import LocalExecutor
+from autotune.spec.data_sheets import DATA_SHEETS, check_described_device, sheet_of
+from autotune.spec.prediction import parse_compute_capability
+from autotune.spec.result import DeviceInfo
+from autotune.storage.store import StudyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedDevice:
+    """What is known of the device that a prediction is for."""
+
+    type: str
+    """cpu or cuda."""
+    compute_capability: str | None = None
+    """None for a CPU, and for a GPU that this machine has not and that is not described."""
+    there: DeviceInfo | None = None
+    """The device itself, where this machine has it."""
+    described: DeviceInfo | None = None
+    """The device with its rates, by which speed is predicted; None where they are not known."""
+    rates_from: str = ""
+    """Where they were found, such as `study 'first'`."""
+
+
+def requested_device(device: str | None, compute_capability: str | None) -> str | None:
+    """Return the name of the device, or cuda where a GPU is only described.
+
+    `device` may be the name of a data sheet. Raises InvalidInput for a text that is not a compute
+    capability, and for a compute capability together with another device.
+    """
+    check_described_device(device)
+    sheet = DATA_SHEETS.get(device or "")
+    if compute_capability is None:
+        return "cuda" if sheet else device
+    parse_compute_capability(compute_capability)
+    if device == "cpu":
+        raise InvalidInput(
+            f"compute capability {compute_capability} is a GPU's, and the device is cpu",
+            hint="leave one of them out",
+        )
+    if sheet and sheet.compute_capability != compute_capability:
+        raise InvalidInput(
+            f"compute capability {compute_capability} is not that of {device}, which has "
+            f"{sheet.compute_capability}",
+            hint="leave one of them out",
+        )
+    return "cuda" if sheet else device or "cuda"
+
+
+def predicted_device_of(
+    device: str | None,
+    *,
+    compute_capability: str | None = None,
+    executor: LocalExecutor,
+    storage: str | None = None,
+) -> PredictedDevice:
+    """Return what is known of the device to predict for.
+
+    `device` None is a GPU where this machine has one. The machine need not have the device:
+    `compute_capability`, such as 9.0, then describes the GPU, or the name of a data sheet does. A
+    device that a study in `storage` was searched on has the rates that were probed for it. Raises
+    InvalidInput.
+    """
+    kind = requested_device(device, compute_capability)
+    devices = executor.devices()
+    sheet = DATA_SHEETS.get(device or "")
+    if sheet is not None:
+        return PredictedDevice(
+            type="cuda",
+            compute_capability=sheet.compute_capability,
+            there=next((info for info in devices if sheet_of(info.name) is sheet), None),
+            described=sheet.device(),
+            rates_from=f"the data sheet, {sheet.source}",
+        )
+    there = device_there(kind, devices, compute_capability=compute_capability)
+    if there is None:
+        assert kind is not None, "the CPU is always there"
+        return PredictedDevice(type=kind.partition(":")[0], compute_capability=compute_capability)
+    described, rates_from = with_rates(there, storage=storage)
+    return PredictedDevice(
+        type=there.type,
+        compute_capability=there.compute_capability,
+        there=there,
+        described=described,
+        rates_from=rates_from,
+    )
+
+
+def with_rates(device: DeviceInfo, *, storage: str | None) -> tuple[DeviceInfo | None, str]:
+    """Return the device with its rates, and where they are from; None where they are not known.
+
+    They are those that the last study on a device of the same model has probed, else those of its
+    data sheet.
+    """
+    for study, probed in () if storage is None else _probed_devices(storage):
+        if probed.name == device.name and probed.is_of_model(device):
+            return probed, f"study {study!r}, which probed it"
+    sheet = sheet_of(device.name)
+    return (None, "") if sheet is None else (sheet.device(), f"the data sheet, {sheet.source}")
+
+
+def _probed_devices(storage: str) -> list[tuple[str, DeviceInfo]]:
+    """Return the probed devices of studies with their names, the last one first."""
+    try:
+        store = StudyStore(storage)
+    except UnknownStudy:  # no database yet
+        return []
+    with closing(store):
+        devices = [(name, store.definition(name)[0].device) for name in reversed(store.names())]
+    return [(name, device) for name, device in devices if device.matrix_flops_per_second]
+
+
+def device_there(
+    name: str | None, devices: Sequence[DeviceInfo], *, compute_capability: str | None = None
+) -> DeviceInfo | None:
+    """Return the first of `devices` with this name or kind, and compute capability if given.
+
+    With `name` None, every device matches. Returns None if no device does.
+    """
+    for info in devices:
+        is_meant = compute_capability is None or info.compute_capability == compute_capability
+        if is_meant and name in (None, info.device, info.type):
+            return info
+    return None
