@@ -53,7 +53,7 @@ from autotune.study.events import (
     TrialEnded,
     WaitingForOthers,
 )
-from autotune.study.named_order import Named, NamedOrder
+from autotune.study.named_order import Named, NamedOrder, is_unlikely
 from autotune.study.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
@@ -216,11 +216,15 @@ class StudySession:
         self._say_what_was_not_tried()
 
     def _say_what_was_not_tried(self) -> None:
-        """Name the configurations of the space's file for which the time was too short."""
-        if not isinstance(self._ending, BudgetSpent):
-            return
-        names = [name for name, config in self._named_left() if config != self._baseline]
-        if names:
+        """Name the configurations of the space's file that had no turn, with the reason."""
+        left = [one for one in self._named_left() if one[1] != self._baseline]
+        memory = self._memory_model()
+        unlikely = [name for name, config in left if is_unlikely(config, memory)]
+        names = [name for name, _ in left if name not in unlikely]
+        if unlikely:
+            message = f"not tried, as they probably need more than the cap: {', '.join(unlikely)}"
+            self._listener(Notice(message=message))
+        if names and isinstance(self._ending, BudgetSpent):
             self._listener(Notice(message=f"not tried for lack of time: {', '.join(names)}"))
 
     def _run_trials(self) -> None:
@@ -429,7 +433,7 @@ class StudySession:
         if left and self._begin_prediction_of_baseline(place):
             return True
         for name, config in self._named_next(left):
-            if self._begin_trial(place, config, name=name):
+            if self._begin_named(place, name, config):
                 return True
             if not self._has_room():
                 return False  # other workers have begun the last trials
@@ -437,6 +441,14 @@ class StudySession:
             return True
         # Where nothing else is left there is time for the baseline.
         return any(self._begin_trial(place, config, name=name) for name, config in left)
+
+    def _begin_named(self, place: TrialPlace, name: str, config: TrainingConfig) -> bool:
+        """Begin a named configuration, or its prediction, after which it may have to wait."""
+        if config == self._baseline or self._prediction_cache.is_known(config):
+            return self._begin_trial(place, config, name=name)
+        self._predicting[place] = config
+        self._begin_prediction(place, config, then=self._after_suggestion_is_predicted)
+        return True
 
     def _named_left(self) -> list[Named]:
         """Return the baseline and the named configurations that have no trial yet."""
@@ -449,15 +461,23 @@ class StudySession:
 
     def _named_next(self, left: Sequence[Named]) -> list[Named]:
         """Return those of `left` that may be tried now, in order."""
-        expected = self._expected_step()
-        records = [record for record in self._shared.records.values() if record.is_finished]
-        memory = MemoryModel(
-            records,
+        return self._named.next(
+            [(name, config) for name, config in left if config not in self._predicting.values()],
+            self._finished_records(),
+            expected=self._expected_step(),
+            memory=self._memory_model(),
+        )
+
+    def _finished_records(self) -> list[TrialRecord]:
+        return [record for record in self._shared.records.values() if record.is_finished]
+
+    def _memory_model(self) -> MemoryModel:
+        return MemoryModel(
+            self._finished_records(),
             list(self._prediction_cache.known.values()),
             cap_bytes=self._definition.cap_bytes,
-            expected=expected,
+            expected=self._expected_step(),
         )
-        return self._named.next(left, records, expected=expected, memory=memory)
 
     def _begin_prediction_of_baseline(self, place: TrialPlace) -> bool:
         """Predict the baseline of a CUDA device, by which the order of all others is decided."""

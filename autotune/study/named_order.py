@@ -9,6 +9,9 @@ A baseline that nobody would pick waits until it takes little of the time.
 
 On a CPU, whose kinds of training differ little, the baseline is first and the others are in the
 order of the file; so it is where nothing is expected of speeds.
+
+For the cap a named configuration is like any other: it is predicted first, and one that probably
+does not fit gets its turn only where the sampler finds it worth the risk.
 """
 
 import math
@@ -67,14 +70,22 @@ class NamedOrder:
         expected: ExpectedStep | None,
         memory: MemoryModel,
     ) -> list[Named]:
-        """Return those of `left` that may be tried now, in the order in which they are tried."""
+        """Return those of `left` that may be tried now, in the order in which they are tried.
+
+        What probably does not fit by its own prediction is left to the sampler.
+        """
         if expected is None or expected.device.type == "cpu":
-            return list(left)
+            return [
+                one for one in left if one[1] == self._baseline or not is_unlikely(one[1], memory)
+            ]
         seconds = TrialSeconds(records, device_type=expected.device.type)
         kinds = Counter(_kind(record.config) for record in records)
         named = [(name, self._at_largest_size(name, config, memory)) for name, config in left]
         if not self._is_time_for_baseline(records, expected):
             named = [one for one in named if one[1] != self._baseline]
+        named = [
+            one for one in named if one[1] == self._baseline or not is_unlikely(one[1], memory)
+        ]
         return sorted(
             named,
             key=lambda one: (
@@ -106,6 +117,18 @@ class NamedOrder:
         fits = memory.estimate(candidates).probability_of_feasibility
         likely = [one for one, share in zip(configs, fits, strict=True) if share >= LIKELY]
         return likely[0] if likely else config
+
+
+def is_unlikely(config: TrainingConfig, memory: MemoryModel) -> bool:
+    """Return whether a configuration was predicted, and probably does not fit.
+
+    Not of one that surely does not: it is tried, which records it without training.
+    """
+    prediction = memory.predictions.get(config.fingerprint)
+    if prediction is None or prediction.lower_bound_bytes > memory.room_bytes:
+        return False
+    candidates = Candidates.of([config], expected=memory.expected)
+    return bool(memory.estimate(candidates).probability_of_feasibility[0] < LIKELY)
 
 
 def _kind(config: TrainingConfig) -> tuple[bool, bool]:

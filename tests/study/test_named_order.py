@@ -12,7 +12,7 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.spec.prediction import Forecast
 from autotune.spec.space_file import load_space
 from autotune.study.loop import StudySession
-from autotune.study.named_order import NamedOrder
+from autotune.study.named_order import NamedOrder, is_unlikely
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.workers.coordinator import Coordinator
@@ -76,6 +76,41 @@ def test_a_baseline_that_may_be_picked_is_tried_with_the_others():
     slow_16_bit = replace(H200, matrix_flops_per_second={"fp32": 50.5e12, "bf16": 30e12})
     found = following(replace(DEFAULT, device=slow_16_bit))
     assert BASELINE in dict(found).values()
+
+
+def forecast_of(config, *, peak, bound):
+    found = replace(
+        PREDICTED,
+        peak_memory_bytes=round(peak),
+        lower_bound_bytes=round(peak * (1 - bound)),
+        upper_bound_bytes=round(peak * (1 + bound)),
+    )
+    return Forecast(config=config, prediction=found)
+
+
+@pytest.mark.parametrize(
+    ("share_of_cap", "is_left_to_the_sampler"),
+    [
+        pytest.param(0.97, False, id="probably fits"),
+        pytest.param(1.023, True, id="probably does not"),
+        pytest.param(1.2, False, id="surely does not, which is recorded without training"),
+    ],
+)
+def test_for_the_cap_a_named_configuration_is_like_any_other(share_of_cap, is_left_to_the_sampler):
+    config = dict(DEFAULT.first_configurations())["bf16 weights, compiled"]
+    forecast = forecast_of(config, peak=share_of_cap * DEFAULT.cap_bytes, bound=0.08)
+    memory = MemoryModel([], [forecast], cap_bytes=DEFAULT.cap_bytes)
+    assert is_unlikely(config, memory) is is_left_to_the_sampler
+    left = [("baseline", BASELINE), ("one", config)]
+    following = NamedOrder(DEFAULT).next(left, [], expected=None, memory=memory)
+    assert (("one", config) not in following) is is_left_to_the_sampler
+
+
+def test_a_baseline_that_probably_does_not_fit_is_tried_all_the_same():
+    forecast = forecast_of(BASELINE, peak=1.02 * DEFAULT.cap_bytes, bound=0.08)
+    memory = MemoryModel([], [forecast], cap_bytes=DEFAULT.cap_bytes)
+    left = [("baseline", BASELINE)]
+    assert NamedOrder(DEFAULT).next(left, [], expected=None, memory=memory) == left
 
 
 def kind_of(config):
