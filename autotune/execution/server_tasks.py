@@ -125,6 +125,8 @@ class ServerTasks:
         """The CPUs that go with each slot on the device, by its number; empty: always `cpus`."""
         self.sharing = ""
         """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
+        self.seconds_waited = 0.0
+        """For how long `slot_on` has waited for other users of the devices."""
         self._is_shut_down = False
         self._held: tuple[str, ...] = ()
         """The locks that processes hold while this search has its device slots; empty without."""
@@ -230,7 +232,9 @@ class ServerTasks:
         def note_wait(holder: str) -> None:
             self._note(waiting_message(joint_name((device, *self.other_devices)), holder))
 
+        began = time.monotonic()
         with self.slot(self.slots_on(device), on_wait=note_wait):
+            self.seconds_waited += time.monotonic() - began
             yield
 
     def slots_on(self, device: DeviceInfo, *, places: int = 1) -> DeviceSlots:

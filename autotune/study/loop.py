@@ -672,7 +672,9 @@ class StudySession:
 
     def _is_over(self) -> bool:
         self._check_stop()
-        return self._deadline is not None and self._clock() >= self._deadline
+        if self._deadline is None or not self._shared.records:
+            return False  # a study has one trial at least
+        return self._clock() >= self._deadline
 
     def _check_stop(self, place: TrialPlace | None = None) -> None:
         if self._should_stop():

@@ -135,9 +135,9 @@ class SearchRequest:
             group=EVERYDAY,
             kind=DURATION_OR_NONE,
             metavar="TIME",
-            help="Time for the trials and for measuring the finalists again: 30m, 2h, or none for "
-            "no limit. [default: 10m on a CPU and 30m on a GPU, without --trials and "
-            "--until-converged]",
+            help="Time from the command to its end, with set-up and measuring the finalists again: "
+            "30m, 2h, or none for no limit. [default: 10m on a CPU and 30m on a GPU, without "
+            "--trials and --until-converged]",
             is_repeated=False,
         )
     )

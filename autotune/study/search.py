@@ -52,6 +52,7 @@ from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.resume import check_same_study
+from autotune.study.time_budget import TimeBudget
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.liveness import is_dead
@@ -90,6 +91,7 @@ def search(
     `should_stop` returns True. Everything measured until then is stored, and the same call resumes
     from there.
     """
+    began = time.monotonic()
 
     def check_stop() -> None:
         if should_stop():
@@ -160,6 +162,7 @@ def search(
                     should_stop,
                     confirmation=confirmation,
                     default_time_budget_seconds=default_budget,
+                    began=began,
                 )
                 return result_of(store, name, request.preferences)
         finally:
@@ -188,6 +191,7 @@ def _run(
     *,
     confirmation: ConfirmationRequest | None,
     default_time_budget_seconds: float | None,
+    began: float,
 ) -> None:
     # Optuna, half a second that the commands which only read studies (`result_of`) do not need.
     from autotune.study.confirmation.session import ConfirmationSession  # noqa: PLC0415
@@ -203,9 +207,7 @@ def _run(
     predict = None
     if request.predict and definition.workload.script is None:
         predict = forecaster.forecast
-    deadline = None
-    if request.seconds_for_trials is not None:
-        deadline = time.monotonic() + request.seconds_for_trials
+    budget = TimeBudget.of(request, began=began, seconds_waited=executor.seconds_waited)
 
     def check_stop() -> None:
         if should_stop():
@@ -228,12 +230,15 @@ def _run(
                 is_new=opened.reused is not None,
                 reused={} if opened.reused is None else opened.reused.counts,
                 default_time_budget_seconds=default_time_budget_seconds,
-                seconds_for_trials=request.seconds_for_trials,
+                seconds_for_trials=budget.seconds_for_trials,
                 confirm_share=request.confirm_share if request.confirm else None,
                 seconds_of_trials=seconds_of_trials(shared.trial_times()),
                 places=devices.uuids,
             )
         )
+
+        if budget.setup_note:
+            listener(Notice(message=budget.setup_note))
 
         def predict_at_first(config: TrainingConfig) -> Forecast:
             predict_there = places.first.predict or forecaster.forecast
@@ -259,7 +264,7 @@ def _run(
             places=places,
         )
         if confirmation is None:
-            session.run(trials_wanted=opened.trials_wanted, deadline=deadline)
+            session.run(trials_wanted=opened.trials_wanted, deadline=budget.trials_until)
         if request.confirm:
             place = places.first
             places.keep_only(place)
@@ -276,7 +281,9 @@ def _run(
                 check_stop=check_stop,
                 trial_options=request.trial_options,
                 preferences=request.preferences,
-            ).run(confirmation or ConfirmationRequest(share=request.confirm_share))
+            ).run(
+                confirmation or ConfirmationRequest(share=request.confirm_share), ends=budget.ends
+            )
 
 
 def _check_confirmation(

@@ -4,6 +4,7 @@ Everything that it measures is stored beside the trials, so that a confirmation 
 goes on where it was, and every process sees the same.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -99,9 +100,10 @@ class ConfirmationSession:
         self._clock = clock
         self._baseline = definition.baseline_config()
 
-    def run(self, request: ConfirmationRequest) -> None:
+    def run(self, request: ConfirmationRequest, *, ends: float = math.inf) -> None:
         """Confirm the finalists, then measure the pick without each of its techniques.
 
+        Nothing but the first measurement of a study begins that would not end before `ends`.
         Raises Stopped, TrialLost and StorageUnreachable; what was measured until then is stored.
         """
         began = self._clock()
@@ -112,6 +114,8 @@ class ConfirmationSession:
         )
         if request.trial is not None:
             for_variants = 0.0
+        for_finalists = min(for_finalists, max(0.0, ends - began))
+        for_variants = min(for_variants, max(0.0, ends - began - for_finalists))
         allowed = for_finalists + for_variants
         if request.seconds is not None:
             allowed = for_finalists = request.seconds
@@ -121,6 +125,7 @@ class ConfirmationSession:
         )
         if request.seconds is not None:
             for_variants = max(0.0, request.seconds - (self._clock() - began))
+        for_variants = min(for_variants, max(0.0, ends - self._clock()))
         if request.trial is None:
             self._listener(ConfirmationTime(seconds=for_variants))
             self.measure_variants(seconds=for_variants)
