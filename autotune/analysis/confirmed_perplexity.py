@@ -12,7 +12,11 @@ is averaged is the difference to a class of full precision with the same seed,
     d = log(perplexity of the class with the seed / perplexity of full precision with the seed)
 
 and the perplexity of the class is that of full precision with the study's seed times exp(mean(d)),
-which can be compared with classes that were trained once.
+which can be compared with classes that were trained once. Where no class of full precision was
+measured, as in a short search on a GPU, the best of the classes that compete stands in for it.
+
+Full precision takes up to eight times as long on a GPU. Until it was trained with the same seeds,
+the spread of the class's own perplexities is the allowance, which is wider.
 """
 
 import math
@@ -41,17 +45,37 @@ def with_seed_perplexities(
         if isinstance(one, SeedPerplexity) and one.perplexity is not None:
             by_config[one.config][one.seed] = one.perplexity
     trained = [record for record in records if record.config in by_config and _has_own(record)]
-    reference = next((record for record in trained if _is_full(record)), None)
+    reference = _reference(trained)
+    if any(_is_full(record) for record in records) and not (reference and _is_full(reference)):
+        reference = None  # full precision was measured, but not with further seeds yet
     repeated: dict[int, tuple[float, float, int]] = {}
+    if reference is not None and not _is_full(reference) and len(trained) > 1:
+        assert reference.perplexity is not None
+        seeds = 1 + len(by_config[reference.config])
+        repeated[reference.number] = (
+            reference.perplexity,
+            reference.perplexity_spread or 0.0,
+            seeds,
+        )
     for record in trained:
-        if reference is None or _is_full(record):
+        if record is reference or _is_full(record):
             continue
-        differences = [_log_ratio(record.perplexity, reference.perplexity)]
-        of_reference = by_config[reference.config]
+        assert record.perplexity is not None
+        of_reference = {} if reference is None else by_config[reference.config]
+        differences = [0.0 if reference is None else _log_ratio(record, reference)]
         for seed, perplexity in by_config[record.config].items():
             if seed in of_reference:
-                differences.append(_log_ratio(perplexity, of_reference[seed]))
+                differences.append(math.log(perplexity / of_reference[seed]))
+        if len(differences) == 1:
+            alone = [0.0] + [
+                math.log(p / record.perplexity) for p in by_config[record.config].values()
+            ]
+            spread = max(
+                record.perplexity * statistics.stdev(alone), record.perplexity_spread or 0.0
+            )
+            repeated[record.number] = (record.perplexity, spread, 1)
         if len(differences) > 1:
+            assert reference is not None
             assert reference.perplexity is not None
             mean = reference.perplexity * math.exp(statistics.fmean(differences))
             spread = max(mean * statistics.stdev(differences), record.perplexity_spread or 0.0)
@@ -65,7 +89,7 @@ def with_seed_perplexities(
             result.append(record)
             continue
         mean, spread, seeds = known
-        if measured_in == record.number:
+        if measured_in == record.number and seeds > 1:
             source = PerplexitySource(
                 kind="measured",
                 seeds=seeds,
@@ -91,24 +115,27 @@ def classes_to_repeat(
 
     The reference is that of the fastest feasible trial of full precision. A class in 16 bit is
     compared with it where one of its trials is among the `contenders`: the numbers of the trials
-    that nothing but their perplexity may keep from being the pick (`pick.contenders`).
+    that nothing but their perplexity may keep from being the pick (`pick.contenders`). Without a
+    trial of full precision these are compared with the best of them.
     """
     counting = [record for record in records if not record.perplexity_says_nothing]
-    full = [record for record in counting if record.feasible and _is_full(record)]
-    if not full:
-        return []
-    fastest = max(full, key=lambda record: measured_alone(record).tokens_per_second or 0.0)
-    reference = _representative(fastest, records)
-    if reference is None:
-        return []
-    found = [reference]
+    competing: list[TrialRecord] = []
     for record in counting:
         if record.number not in contenders or _is_full(record):
             continue
         representative = _representative(record, records)
-        if representative is not None and representative not in found:
-            found.append(representative)
-    return found if len(found) > 1 else []
+        if representative is not None and representative not in competing:
+            competing.append(representative)
+    full = [record for record in counting if record.feasible and _is_full(record)]
+    if full:
+        fastest = max(full, key=lambda record: measured_alone(record).tokens_per_second or 0.0)
+        reference = _representative(fastest, records)
+    else:
+        reference = _reference([record for record in competing if _has_own(record)])
+    if reference is None:
+        return []
+    others = [record for record in competing if record is not reference]
+    return [reference, *others] if others else []
 
 
 def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int]) -> str:
@@ -116,25 +143,39 @@ def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int
 
     It did not where each class of the `contenders` was trained with several seeds.
     """
+    compared = classes_to_repeat(records, contenders=contenders)
     once = sorted(
         {
             record.config.precision
-            for record in classes_to_repeat(records, contenders=contenders)
+            for record in compared
             if not _is_full(record) and record.perplexity_spread is None
         }
     )
     if not once:
         return ""
+    if not _is_full(compared[0]):
+        return (
+            f"perplexities ({', '.join(once)}) are of one seed, and may differ by rounding alone: "
+            "use --seeds 3, or autotune confirm"
+        )
     return (
         f"the perplexity of {' and '.join(once)} is of one seed, and may differ from that of fp32 "
         "by rounding alone: use --seeds 3, or autotune confirm"
     )
 
 
-def _log_ratio(perplexity: float | None, other: float | None) -> float:
-    assert perplexity is not None
-    assert other is not None
-    return math.log(perplexity / other)
+def _reference(trained: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return what the others are compared with: full precision, else the best perplexity."""
+    full = next((record for record in trained if _is_full(record)), None)
+    if full is not None:
+        return full
+    return min(trained, key=lambda record: record.perplexity or math.inf, default=None)
+
+
+def _log_ratio(record: TrialRecord, other: TrialRecord) -> float:
+    assert record.perplexity is not None
+    assert other.perplexity is not None
+    return math.log(record.perplexity / other.perplexity)
 
 
 def _has_own(record: TrialRecord) -> bool:

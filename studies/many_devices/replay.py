@@ -32,7 +32,7 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
 from studies.compressed import read_json
-from studies.many_devices.virtual_places import VirtualPlaces
+from studies.many_devices.virtual_places import recorded_places
 from studies.search_efficiency.replay import CAPS, Progress, rounded, the_table
 from studies.search_efficiency.table import TABLES
 
@@ -67,7 +67,7 @@ def run(
     begun, ended = 0, 0
     in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=in_memory) as folder, ExitStack() as stack:
-        places = VirtualPlaces(table, count=devices, seed=seed, folder=Path(folder))
+        places = recorded_places(table, count=devices, seed=seed, folder=Path(folder))
 
         if usable is not None:
             places.usable = usable(0)

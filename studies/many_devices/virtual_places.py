@@ -7,20 +7,36 @@ the first steps of plain trainings, is there for the works that begin after it w
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Forecast
+from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.study.places import EndedWork, TrialPlace
 from studies.search_efficiency.table import ReplayExecutor, Table
 
 
-class _Device(ReplayExecutor):
-    """One device; `traced_at` is when it ended each trace, by the configuration's fingerprint."""
+class VirtualDevice(Protocol):
+    """One device: an executor with a clock of its own."""
+
+    seconds: float
+    compiled: set[Any]
+    """The programs that are compiled."""
+    traced_at: Mapping[str, float]
+    """When it ended each trace, by the configuration's fingerprint."""
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        """Predict a configuration."""
+
+
+class RecordedDevice(ReplayExecutor):
+    """A device that replays a recorded table."""
 
     def __init__(self, table: Table, *, seed: int) -> None:
         super().__init__(table, seed=seed)
@@ -32,21 +48,45 @@ class _Device(ReplayExecutor):
         return trace
 
 
-class VirtualPlaces:
-    """`count` devices that replay `table`; `folder` is the study's."""
+def recorded_places(table: Table, *, count: int, seed: int, folder: Path) -> "VirtualPlaces":
+    """Returns `count` devices that replay `table`; `folder` is the study's."""
 
-    def __init__(self, table: Table, *, count: int, seed: int, folder: Path) -> None:
+    def seconds_of_cache(program: Any) -> float:
+        first, from_cache = table.program_seconds[program]
+        return first - from_cache
+
+    return VirtualPlaces(
+        [RecordedDevice(table, seed=seed) for _ in range(count)],
+        device=table.device,
+        seconds_of_cache=seconds_of_cache,
+        folder=folder,
+    )
+
+
+class VirtualPlaces:
+    """The places of a search; `folder` is the study's.
+
+    `seconds_of_cache` is what a program spares that is compiled already.
+    """
+
+    def __init__(
+        self,
+        executors: Sequence[Any],  # of VirtualDevice and LocalExecutor at once
+        *,
+        device: DeviceInfo,
+        seconds_of_cache: Callable[[Any], float],
+        folder: Path,
+    ) -> None:
         self.seconds = 0.0
         """The time on the clock of all devices."""
         self.seconds_at_work = 0.0
         """Summed over the devices."""
-        self._count = count
-        self.usable = count
+        self._count = len(executors)
+        self.usable = self._count
         """At most so many devices begin works."""
         self.seconds_compiling_again = 0.0
         """Summed over the devices: spent on programs that another device was compiling."""
-        self.executors = [_Device(table, seed=seed) for _ in range(count)]
-        device = table.device
+        self.executors = executors
         self._free = []
         for executor in self.executors:
             self._free.append(
@@ -55,17 +95,17 @@ class VirtualPlaces:
                     slots=None,
                     device=device,
                     predict=executor.forecast,
-                    clock=executor.clock,
+                    clock=partial(getattr, executor, "seconds"),
                 )
             )
         self.first = self._free[0]
-        self.can_lose_one = count > 1
+        self.can_lose_one = self._count > 1
         self.can_take = False
         self._folder = folder / "parity"
         self._running: list[tuple[float, int, EndedWork]] = []
         self._order = itertools.count()
-        self._table = table
-        self._programs: dict[str, float] = {}
+        self._seconds_of_cache = seconds_of_cache
+        self._programs: dict[Any, float] = {}
         """When each program was compiled first."""
         self._traces: dict[str, tuple[float, bytes]] = {}
         """When each file of a trace was written first, and its content."""
@@ -84,17 +124,16 @@ class VirtualPlaces:
         executor: Any = place.executor
         executor.seconds = self.seconds
         known = {name for name, at in self._programs.items() if at <= self.seconds}
-        executor._compiled = set(known)
+        executor.compiled = set(known)
         self._show_traces()
         future: Future[Any] = Future()
         try:
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)
-        for program in executor._compiled - known:
+        for program in executor.compiled - known:
             if program in self._programs:
-                first, from_cache = self._table.program_seconds[program]
-                self.seconds_compiling_again += first - from_cache
+                self.seconds_compiling_again += self._seconds_of_cache(program)
             at = self._programs.get(program, executor.seconds)
             self._programs[program] = min(at, executor.seconds)
         self._note_traces(executor)
@@ -110,7 +149,7 @@ class VirtualPlaces:
             else:
                 (self._folder / name).unlink(missing_ok=True)
 
-    def _note_traces(self, executor: _Device) -> None:
+    def _note_traces(self, executor: VirtualDevice) -> None:
         for file in self._folder.glob("*.json"):
             at = executor.traced_at.get(file.stem)
             if at is not None:

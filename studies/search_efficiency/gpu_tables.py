@@ -9,6 +9,7 @@ hypervolume / the pick's speed. `README.md` says what the table is and what it a
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -37,11 +38,14 @@ from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.distributions import decide
 from autotune.study.workers.coordinator import Coordinator
+from studies.many_devices.virtual_places import VirtualPlaces
 from studies.search_efficiency.gpu.assumptions import Assumptions, Card
 from studies.search_efficiency.gpu.device_table import GIB, DeviceTable
 from studies.search_efficiency.gpu.virtual_executor import VirtualExecutor
 
 MOST_TRIALS = 600
+ENOUGH = 0.93
+"""The share of the hypervolume at which several devices are compared with one."""
 TRIAL_TIME_LIMIT_SECONDS = 600.0
 
 
@@ -71,18 +75,23 @@ def table_of(name: TableName) -> DeviceTable:
 class Run:
     """One run of a strategy, with what it knew at each virtual second."""
 
-    def __init__(self, table: DeviceTable, *, cap_bytes: int, seed: int, until: float) -> None:
+    def __init__(
+        self, table: DeviceTable, *, cap_bytes: int, seed: int, until: float, devices: int = 1
+    ) -> None:
         self.table = table
         self.cap_bytes = cap_bytes
         self.seed = seed
         self.until = until
-        self.executor = VirtualExecutor(table, seed=seed)
+        self.executors = [VirtualExecutor(table, seed=seed + 97 * k) for k in range(devices)]
+        self.executor = self.executors[0]
+        self.places: VirtualPlaces | None = None
+        """Of several devices, once the search has begun."""
         self.ended: list[tuple[float, TrialRecord]] = []
         """Each trial with the second at which it ended."""
 
     @property
     def seconds(self) -> float:
-        return self.executor.clock.seconds
+        return self.executor.seconds if self.places is None else self.places.seconds
 
     @property
     def is_over(self) -> bool:
@@ -115,6 +124,22 @@ class Run:
             0.0 if pick is None else table.objectives(pick.config)[1] / fastest,
         )
 
+    def to_enough(self) -> tuple[float, int]:
+        """Return the seconds and the trials until the hypervolume was `ENOUGH` of the whole."""
+        table, cap_bytes = self.table, self.cap_bytes
+        wanted = ENOUGH * table.whole_hypervolume(cap_bytes)
+        points: list[tuple[float, float, float]] = []
+        for number, (ended_at, record) in enumerate(self.ended, start=1):
+            if record.outcome not in ("ok", "dominated"):
+                continue
+            point = table.objectives(record.config)
+            if point[0] > cap_bytes:
+                continue
+            points.append(point)
+            if table.hypervolume(points, cap_bytes) >= wanted:
+                return ended_at, number
+        return math.inf, len(self.ended)
+
 
 def _pick_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return what autotune would pick of the records."""
@@ -146,6 +171,14 @@ def search(run: Run) -> None:
             closing(StudyStore(f"sqlite:///{folder}/replay.db", create=True))
         )
         store.create_study(definition, trials_wanted=MOST_TRIALS)
+        places: Any = None
+        if len(run.executors) > 1:
+            places = run.places = VirtualPlaces(
+                run.executors,
+                device=definition.device,
+                seconds_of_cache=executor.seconds_of_cache,
+                folder=folder,
+            )
         session = StudySession(
             definition,
             shared=stack.enter_context(
@@ -158,6 +191,7 @@ def search(run: Run) -> None:
             listener=listen,
             should_stop=lambda: False,
             clock=lambda: run.seconds,
+            places=places,
             trial_options=TrialOptions(trial_time_limit_seconds=TRIAL_TIME_LIMIT_SECONDS),
         )
         with suppress(Stopped):
@@ -225,17 +259,19 @@ STRATEGIES: dict[str, Callable[[Run], None]] = {"autotune": search, "human": hum
 
 # -- the replays -----------------------------------------------------------------------------------
 
-Job = tuple[str, TableName, float, int, tuple[float, ...]]
-"""Strategy, table, cap in GiB, seed and the seconds that are looked at."""
+Job = tuple[str, TableName, float, int, tuple[float, ...], int]
+"""Strategy, table, cap in GiB, seed, the seconds that are looked at, and the number of devices."""
 
 
 def replay(job: Job) -> dict[str, Any]:
     """Run a strategy once, and return its shares and all its trials."""
-    strategy, name, cap, seed, times = job
+    strategy, name, cap, seed, times, devices = job
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     began = time.perf_counter()
-    run = Run(table_of(name), cap_bytes=int(cap * GIB), seed=seed, until=max(times))
+    run = Run(
+        table_of(name), cap_bytes=int(cap * GIB), seed=seed, until=max(times), devices=devices
+    )
     STRATEGIES[strategy](run)
     return {
         "strategy": strategy,
@@ -243,6 +279,8 @@ def replay(job: Job) -> dict[str, Any]:
         "cap": cap,
         "seed": seed,
         "shares": [run.shares(seconds) for seconds in times],
+        "devices": devices,
+        "to_enough": run.to_enough(),
         "trials": [
             (round(ended_at, 1), one.config.describe(), one.outcome, one.tokens_per_second)
             for ended_at, one in run.ended
@@ -274,6 +312,12 @@ def _print_shares(label: str, runs: Sequence[dict[str, Any]], times: Sequence[fl
     print()
 
 
+def _enough_text(runs: Sequence[dict[str, Any]]) -> str:
+    seconds = statistics.median(run["to_enough"][0] for run in runs)
+    trials = statistics.median(run["to_enough"][1] for run in runs)
+    return f"    {ENOUGH:.0%} of the hypervolume after {seconds:.0f} s and {trials:.0f} trials"
+
+
 def _listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -291,6 +335,7 @@ def main() -> None:
     parser.add_argument("--perplexities", choices=("smooth", "chance"), default="smooth")
     parser.add_argument("--redraw", type=_listed(int), default=[None], help="redrawn assumptions")
     parser.add_argument("--no-gain", action="store_true", help="16 bit and compiling bring nothing")
+    parser.add_argument("--devices", type=int, default=1, help="of autotune's search")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument(
         "--out", type=Path, help="write every run with its trials to this JSON file"
@@ -310,7 +355,7 @@ def main() -> None:
         _print_table(name, arguments.caps)
     print("\nbest speed / hypervolume / pick's speed, as shares of the optimum; medians over seeds")
     jobs: list[Job] = [
-        (strategy, name, cap, seed, tuple(arguments.times))
+        (strategy, name, cap, seed, tuple(arguments.times), arguments.devices)
         for name in names
         for strategy in arguments.strategies
         for cap in arguments.caps
@@ -325,6 +370,7 @@ def main() -> None:
             for cap in arguments.caps:
                 of_cap = [run for run in runs if run["cap"] == cap]
                 _print_shares(f"{prefix:14s} {cap:3g} GiB", of_cap, arguments.times)
+                print(_enough_text(of_cap))
             if len(arguments.caps) > 1:
                 _print_shares(f"{prefix:14s} all caps", runs, arguments.times)
     if arguments.out:

@@ -317,7 +317,7 @@ class ReplayExecutor:
         self._noise = noise
         self._draw = random.Random(7 * seed + 1)
         self._ends_early = ends_early
-        self._compiled: set[str] = set()
+        self.compiled: set[str] = set()
         self.seconds = 0.0
         self.seconds_by_part = dict.fromkeys(("prediction", "comparison", *PARTS), 0.0)
         self.trainings = 0
@@ -361,7 +361,7 @@ class ReplayExecutor:
         began = self.seconds
         self.trainings += enforce_cap  # the baseline's repeats are no trials
         parts = full.seconds_by_part or {}
-        compile_seconds, was_known = self._table.compilation(config, compiled=self._compiled)
+        compile_seconds, was_known = self._table.compilation(config, compiled=self.compiled)
         evaluation_compile_seconds = compile_seconds * recorded.evaluation_share_of_compilation
         self._spend("compilation", compile_seconds - evaluation_compile_seconds)
         if config.compile != "none":

@@ -62,8 +62,15 @@ def test_differences_to_full_precision_are_averaged_for_the_trial_and_all_that_s
         )
 
 
-def test_a_seed_without_its_training_in_full_precision_changes_nothing():
-    assert with_seed_perplexities(study(), [seed(12.0)]) == study()
+def test_seeds_without_their_training_in_full_precision_only_say_the_spread():
+    full, half, sharing = with_seed_perplexities(study(), [seed(12.0)])
+    assert full == study()[0]
+    for trial in (half, sharing):
+        assert trial.perplexity == 10.2
+        assert trial.perplexity_spread == pytest.approx(
+            10.2 * statistics.stdev([0.0, math.log(12.0 / 10.2)])
+        )
+        assert trial.perplexity_source in (MEASURED, shared_with(1))
 
 
 def test_the_trial_says_over_how_many_seeds_and_the_other_one_with_whom_it_shares():
@@ -121,6 +128,38 @@ def test_a_class_in_16_bit_that_cannot_be_picked_is_not_repeated():
 def test_one_precision_alone_competes_with_none():
     assert repeat(study()[:1]) == []
     assert repeat(study()[1:]) == []
+
+
+MIXED = TrainingConfig(micro_batch_size=8, precision="bf16-mixed")
+
+
+def short_search():
+    """A search on a GPU that has not measured full precision."""
+    mixed = record(3, config=MIXED, speed=1400.0, perplexity=9.0, perplexity_source=MEASURED)
+    return [*study()[1:], mixed]
+
+
+def test_without_full_precision_the_classes_that_compete_are_compared_with_the_best_of_them():
+    assert repeat(short_search()) == [3, 1]
+
+
+def test_two_classes_that_were_equal_by_the_mean_of_seeds_are_told_so_without_full_precision():
+    measured = [
+        seed(12.0, config=MIXED, number=1),
+        seed(11.0, number=1),
+        seed(12.0, config=MIXED, number=2),
+        seed(11.5, number=2),
+    ]
+    half, sharing, mixed = with_seed_perplexities(short_search(), measured)
+    differences = [math.log(10.2 / 9.0), math.log(11 / 12), math.log(11.5 / 12)]
+    for trial in (half, sharing):
+        assert trial.perplexity == pytest.approx(9.0 * math.exp(statistics.fmean(differences)))
+    assert (mixed.perplexity, mixed.perplexity_source.seeds) == (9.0, 3)
+    assert note([half, sharing, mixed]) == ""
+
+
+def test_without_full_precision_one_training_each_is_said_to_decide_by_chance():
+    assert note(short_search()).startswith("perplexities (bf16-mixed, bf16-true) are of one seed")
 
 
 def note(records):

@@ -22,7 +22,7 @@ that takes its place is measured.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -57,6 +57,8 @@ MOST_FAILURES = 2
 """A configuration that failed so often in turn is not tried again."""
 MOST_CONFIRMATIONS = 12
 """More measurements of one configuration than this gain less than they cost."""
+_FAR_LONGER = 2.0
+"""Times as long as the others a reference may take, and still be trained with each seed first."""
 CERTAIN_DEVIATIONS = 2.0
 """A difference of so many standard deviations is certain."""
 
@@ -213,13 +215,34 @@ def _next_seed(
         contenders=contenders(state.pick, state.front, preferences=state.preferences),
     )
     done = {(one.config, one.seed) for one in confirmations if isinstance(one, SeedPerplexity)}
-    for seed in seeds:
-        for record in wanted:
-            if (record.config, seed) not in done:
-                return TrainSeed(
-                    record=record, seed=seed, reason="rounding may decide its perplexity"
-                )
+    for record, seed in _in_order(wanted, seeds):
+        if (record.config, seed) not in done:
+            return TrainSeed(record=record, seed=seed, reason="rounding may decide its perplexity")
     return None
+
+
+def _in_order(
+    wanted: Sequence[TrialRecord], seeds: Sequence[int]
+) -> Iterator[tuple[TrialRecord, int]]:
+    """Yield which training with which seed: each seed with all classes, the reference first.
+
+    A reference that takes far longer, as fp32 does on a GPU, comes after all others: their own
+    spread says something, too.
+    """
+    if not wanted:
+        return
+    reference, *others = wanted
+    is_slow = all(
+        _training_seconds(reference) > _FAR_LONGER * _training_seconds(other) for other in others
+    )
+    for group in (others, [reference]) if is_slow else (wanted,):
+        for seed in seeds:
+            for record in group:
+                yield record, seed
+
+
+def _training_seconds(record: TrialRecord) -> float:
+    return (record.seconds or 0.0) - (record.compile_seconds or 0.0)
 
 
 class _State:

@@ -63,11 +63,27 @@ class VirtualExecutor:
     def __init__(self, table: DeviceTable, *, seed: int = 0) -> None:
         self._table = table
         self._draw = random.Random(7 * seed + 1)
-        self._compiled: set[Any] = set()
+        self.compiled: set[Any] = set()
+        self.traced_at: dict[str, float] = {}
         self.clock = Clock()
         self.over_cap = 0
         self.ended_early = 0
         self.predictions = 0
+
+    @property
+    def seconds(self) -> float:
+        """The time on its clock."""
+        return self.clock.seconds
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        self.clock.seconds = seconds
+
+    def seconds_of_cache(self, program: Any) -> float:
+        """Return what a program spares that is compiled already."""
+        kind = "model" if "model" in str(program) else "block"
+        assumed = self._table.assumptions
+        return assumed.compile_seconds[kind] - assumed.cached_compile_seconds[kind]
 
     def forecast(self, config: TrainingConfig) -> Forecast:
         """Predict a configuration while the device waits."""
@@ -86,6 +102,7 @@ class VirtualExecutor:
         row = table.row.get(config, table.row[table.baseline])
         steps = 3 * float(table.step_seconds[row])
         self.clock.spend("comparison", PLAIN_TRAINING_SECONDS + steps)
+        self.traced_at[config.fingerprint] = self.clock.seconds
         return ParityTrace(
             losses=(1.0, 1.0, 1.0),
             gradient_norms={},
@@ -178,7 +195,7 @@ class VirtualExecutor:
         assumed = self._table.assumptions
         seconds = assumed.compile_seconds[config.compile]
         seconds *= assumed.compile_fp8 if config.precision == "fp8" else 1.0
-        if program in self._compiled:
+        if program in self.compiled:
             seconds = assumed.cached_compile_seconds[config.compile]
-        self._compiled.add(program)
+        self.compiled.add(program)
         return seconds

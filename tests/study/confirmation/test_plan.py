@@ -1,5 +1,7 @@
 """What is measured after a search: the plan, driven on simulated machines."""
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.analysis.confirmed import confirmed_records
@@ -16,6 +18,7 @@ from autotune.study.confirmation.plan import (
     RepeatAlone,
     TimeInTurn,
     TrainSeed,
+    _in_order,
     next_step_of,
     next_variants,
     pick_of,
@@ -290,6 +293,24 @@ def test_a_class_in_16_bit_that_competes_is_trained_with_both_further_seeds_and_
     machine.confirm(seeds=(8, 9))
     trained = [(step.record.number, step.seed) for step in machine.steps if type(step) is TrainSeed]
     assert sorted(trained) == [(0, 8), (0, 9), (1, 8), (1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("seconds_of_reference", "in_order"),
+    [
+        pytest.param(3.0, [(0, 8), (1, 8), (0, 9), (1, 9)], id="about as fast"),
+        pytest.param(20.0, [(1, 8), (1, 9), (0, 8), (0, 9)], id="far slower, as fp32 on a GPU"),
+    ],
+)
+def test_a_reference_that_takes_far_longer_is_trained_with_the_seeds_after_all_others(
+    seconds_of_reference, in_order
+):
+    reference, other = (
+        replace(record(number), seconds=seconds)
+        for number, seconds in ((0, seconds_of_reference), (1, 2.5))
+    )
+    found = [(one.number, seed) for one, seed in _in_order([reference, other], (8, 9))]
+    assert found == in_order
 
 
 def test_seeds_come_after_the_pick_is_confirmed():
