@@ -187,6 +187,7 @@ def test_all_rows_of_the_trials_are_printed_and_then_paged_again(opened):
     assert shown.locator("#shown").inner_text() == "26 to 30 of 30 trials"
 
 
+@pytest.mark.slow
 def test_of_a_thousand_trials_some_are_printed_and_the_page_says_how_many(opened):
     shown = opened("large")
     begin_printing(shown)

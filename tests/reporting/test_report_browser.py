@@ -304,6 +304,7 @@ def test_every_text_stands_out_from_what_is_behind_it(scheme, plain):
 # -- ten thousand trials ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_ten_thousand_trials_can_be_paged_sorted_and_searched(open_page):
     shown = open_page("large")
     assert "1 to 25 of 10,000 trials" in shown.locator("#shown").inner_text()
