@@ -23,7 +23,11 @@ class PredictQuestion(BaseModel):
 
     study: str | None = Field(None, max_length=_LONGEST, description="Name of a study.")
     trial: int | None = Field(None, ge=0, le=2**31, description="Of the study; else its pick.")
-    device: Literal["cpu", "cuda"] | None = None
+    device: str | None = Field(
+        None,
+        pattern=r"^[a-z0-9-]{1,20}$",
+        description="cpu, cuda, or a GPU by its data sheet, such as h100.",
+    )
     configuration: dict[str, Any] | None = Field(
         None, description="Fields of a configuration, such as precision."
     )
