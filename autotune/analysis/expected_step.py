@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.analysis.roofline import matrix_format
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
@@ -34,6 +34,10 @@ from autotune.spec.workload import Workload
 HOST_LINK_BYTES_PER_SECOND = 25e9
 """Between a CUDA device and pinned host memory: PCIe 4.0 x16 reaches about 80 % of its 31.5 GB/s.
 """
+WEIGHT_BYTES, UPDATE_BYTES = 4, 28
+"""Of each parameter in fp32: its weight, and what an update with Adam reads and writes."""
+HOST_BYTES_PER_SECOND = 20e9
+"""At which a host updates parameters: some threads of one socket."""
 USUAL_OPERATOR_SECONDS: Mapping[str, float] = {"cuda": 2e-5, "cpu": 1e-5}
 """Where it was not probed: on the host of one H100 it was 3.2e-5."""
 OPERATORS_OF_A_BLOCK = 55
@@ -105,7 +109,7 @@ BYTES_BY_PRECISION: Mapping[str, float] = {
 COMPILED_BYTES: Mapping[str, float] = {"block": 0.74, "model": 0.69}
 COMPILED_FP8_BYTES = 0.47
 """In fp8, whose conversions compiled code does within other kernels, relative to eager fp32."""
-FULL_PRECISION = ("fp32", "tf32", "fp64")
+
 NARROW_ACTIVATIONS, COMPILED_ACTIVATIONS, ACTIVATIONS_LEFT = 0.5, 0.85, 0.2
 """Of 16-bit or fp8 training, of compiled training, and on the device when they are offloaded."""
 STATE_OF_OPTIMIZERS: Mapping[str, float] = {
@@ -280,13 +284,23 @@ class ExpectedStep:
         return OPERATORS_OF_AN_UPDATE.get(config.optimizer_fusion, 0.0) * self.blocks
 
     def _offloading_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long activations move to the host and back, for each token."""
-        if config.activation_offload == "none":
+        """Return for how long the device waits for the host's memory, for each token."""
+        if self.device.type == "cpu":
             return 0.0
-        kept = self._activation_bytes(replace(config, activation_offload="none"))
-        moved = 2 * (kept - self._activation_bytes(config))
-        tokens = self.tokens_of_a_step * config.micro_batch_size / self.global_batch
-        return moved / HOST_LINK_BYTES_PER_SECOND / tokens
+        micro_batches = self.global_batch / config.micro_batch_size
+        moved = 0.0
+        if config.activation_offload != "none":
+            kept = self._activation_bytes(replace(config, activation_offload="none"))
+            moved += 2 * (kept - self._activation_bytes(config)) * micro_batches
+        updated = 0.0
+        weights = WEIGHT_BYTES * self.plain.parameters
+        if config.offload != "none":
+            moved += 2 * weights  # gradients to the host, and new weights back
+            updated = UPDATE_BYTES * self.plain.parameters
+        if config.offload == "all":
+            moved += 2 * weights * micro_batches  # for the forward and the backward pass
+        seconds = moved / HOST_LINK_BYTES_PER_SECOND + updated / HOST_BYTES_PER_SECOND
+        return seconds / self.tokens_of_a_step / self.devices
 
     def _static_bytes(self, config: TrainingConfig) -> float:
         """Return the bytes of weights, gradients and optimizer state."""
@@ -321,7 +335,7 @@ def with_speed(
         return prediction
     speed = 1 / time.seconds
     bounds = SPEED_BOUNDS[device.type]
-    if device.type == "cpu" and config.precision not in FULL_PRECISION:
+    if device.type == "cpu" and config.precision not in FULL_PRECISIONS:
         bounds = NARROW_BOUNDS_ON_CPU
     return replace(
         prediction,
@@ -337,7 +351,7 @@ def _activations_factor(config: TrainingConfig) -> float:
     factor = KEPT_ACTIVATIONS.get(config.checkpointing, 1.0)
     if config.memory_budget < 1:
         factor *= max(LEAST_BUDGET, config.memory_budget)
-    if config.precision not in FULL_PRECISION:
+    if config.precision not in FULL_PRECISIONS:
         factor *= NARROW_ACTIVATIONS
     if config.compile != "none":
         factor *= COMPILED_ACTIVATIONS
@@ -351,7 +365,7 @@ def _operators_factor(config: TrainingConfig) -> float:
     factor = RECOMPUTED_OPERATORS.get(config.checkpointing, 1.0)
     if config.compile == "none":
         return factor * OPERATORS_BY_PRECISION.get(config.precision, 1.0)
-    if config.precision in FULL_PRECISION:
+    if config.precision in FULL_PRECISIONS:
         return factor * COMPILED_OPERATORS
     return factor * COMPILED_OPERATORS_16_BIT
 

@@ -15,7 +15,7 @@ from autotune.analysis.reasons import why_nothing
 from autotune.analysis.tolerance import DEFAULT_PERPLEXITY_TOLERANCE, DEFAULT_SPEED_TOLERANCE
 from autotune.analysis.variants import Explained, Pair, Variant, named
 from autotune.printable import printable
-from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.config import FIELD_ORDER, FULL_PRECISIONS, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
 from autotune.units import format_decimal, format_size
@@ -193,7 +193,13 @@ def _alternative(explained: Explained, variant: Variant) -> Alternative:
 
 
 def _speed_ratio(explained: Explained, variant: Variant) -> float | None:
-    """Return the predicted speed of a variant, relative to that of the configuration."""
+    """Return the predicted speed of a variant, relative to that of the configuration.
+
+    None on a CPU where one is in 16 bit: predictions there are too high (`expected_step.py`).
+    """
+    is_full = [config.precision in FULL_PRECISIONS for config in (explained.config, variant.config)]
+    if explained.prediction.device == "cpu" and is_full[0] != is_full[1]:
+        return None
     own = explained.prediction.predicted_tokens_per_second
     assert variant.prediction is not None
     other = variant.prediction.predicted_tokens_per_second

@@ -124,6 +124,8 @@ def test_the_peak_of_the_plain_training_is_the_predicted_one():
         ({"compile": "block"}, True),
         ({"checkpointing": "block"}, False),
         ({"activation_offload": "cpu"}, False),
+        ({"offload": "optimizer"}, False),
+        ({"offload": "all", "micro_batch_size": 1}, False),
         ({"compile": "block", "memory_budget": 0.0}, False),
     ],
 )

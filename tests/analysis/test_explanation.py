@@ -241,6 +241,18 @@ def test_a_predicted_speed_stands_in_where_none_was_measured():
     assert "predicted 24 % slower" not in found.sentence
 
 
+def test_on_a_cpu_no_speed_of_16_bit_is_predicted_against_fp32():
+    """They were 0.44 to 0.68 times the predicted ones."""
+    own = replace(BEFORE_GRADIENTS, predicted_tokens_per_second=1000.0)
+    narrow = replace(PLAIN, precision="bf16-true")
+    faster = replace(WITH_GRADIENTS, predicted_tokens_per_second=1690.0)
+    change = variant("precision", "bf16-true", narrow, faster)
+    for device, ratio in (("cpu", None), ("cuda", pytest.approx(1.69))):
+        given = explained(predicted=replace(own, device=device))
+        found = [*explanation(given, [change]).alternatives, *explanation(given, [change]).others]
+        assert [one.predicted_speed_ratio for one in found] == [ratio]
+
+
 def test_the_cost_is_given_where_trials_measured_it():
     mine = record(3, config=PLAIN, speed=1000.0, perplexity=20.0)
     other = record(7, config=CHECKPOINTED, memory=12 * GIB, speed=760.0, perplexity=20.01)
