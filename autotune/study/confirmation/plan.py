@@ -59,6 +59,8 @@ MOST_CONFIRMATIONS = 12
 """More measurements of one configuration than this gain less than they cost."""
 _FAR_LONGER = 2.0
 """Times as long as the others a reference may take, and still be trained with each seed first."""
+_FAR_SLOWER = 5.0
+"""Times as long as the fastest a partner may take, where another trial can be it."""
 CERTAIN_DEVIATIONS = 2.0
 """A difference of so many standard deviations is certain."""
 
@@ -297,6 +299,9 @@ class _State:
     ) -> TrialRecord | None:
         """Return the baseline where it is feasible, otherwise the smallest trial of the front.
 
+        One that is far slower than the fastest comes last: each round takes a step of the partner,
+        too, and on a GPU one in fp32 would take most of the time.
+
         A partner that was used before is kept, so that all ratios are to one speed. One with which
         every measurement failed is not used again.
         """
@@ -308,7 +313,12 @@ class _State:
                 if record.config == config and record.feasible:
                     return record
         baselines = [record for record in self.records if record.config == baseline]
-        for record in [*baselines, *self._whole_front]:
+        fastest = max((one.tokens_per_second or 0.0 for one in self._whole_front), default=0.0)
+
+        def is_far_slower(record: TrialRecord) -> bool:
+            return _FAR_SLOWER * (record.tokens_per_second or 0.0) < fastest
+
+        for record in sorted([*baselines, *self._whole_front], key=is_far_slower):
             if record.feasible and self._failures_with[record.config] < MOST_FAILURES:
                 return record
         return None

@@ -59,10 +59,10 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.trial_runner import TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 
-ROUNDS = 24
+ROUNDS = 40
 """Blocks of each training of a run in turn, or as many as the workload has steps for. Between runs
 of 12 rounds the ratio of two speeds differed by 2.9 to 3.4 %, between runs of 24 by 1.1 to 1.7 %
-(`studies/confirmation`)."""
+(`studies/confirmation`); more take little longer beside starting and compiling."""
 FURTHER_SEEDS = 2
 """Further seeds for a class in 16 bit that competes with fp32: three trainings in all."""
 

@@ -120,6 +120,13 @@ def test_the_partner_is_the_smallest_of_the_front_where_the_baseline_is_over_the
     assert {run.partner.number for run in machine.runs} == {len(machine.records) - 1}
 
 
+def test_a_baseline_that_is_far_slower_than_the_fastest_is_no_partner_as_fp32_on_a_gpu():
+    machine = typical(alone=0.001, in_turn=0.001)
+    machine.change(0, tokens_per_second=100.0)
+    machine.confirm()
+    assert 0 not in {run.partner.number for run in machine.runs}
+
+
 def test_a_baseline_over_the_cap_is_measured_once_with_the_pick():
     machine = typical()
     machine.change(0, feasible=False, outcome="over_cap")
