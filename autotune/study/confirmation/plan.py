@@ -4,6 +4,8 @@ A racing rule in the manner of Kim and Nelson (2006) and of optimal computing bu
 (Chen and Lee, 2010): measurements go to the leader and to those that may still be faster, and end
 where the difference is certain or too small to matter. In this order:
 
+0. more seeds, as in step 3, while a trial that is much faster than the pick is kept from it by a
+   perplexity of one seed: the speed of the wrong pick need not be known;
 1. every member of the front once, and with each run of them the pick, until it has
    PICK_CONFIRMATIONS: the time may end before step 2. With the first run also a baseline over the
    cap, which is no partner: a confirmed pick is compared with a confirmed baseline only;
@@ -59,6 +61,7 @@ MOST_CONFIRMATIONS = 12
 """More measurements of one configuration than this gain less than they cost."""
 _FAR_LONGER = 2.0
 """Times as long as the others a reference may take, and still be trained with each seed first."""
+_MUCH_FASTER = 1.2
 _FAR_SLOWER = 5.0
 """Times as long as the fastest a partner may take, where another trial can be it."""
 CERTAIN_DEVIATIONS = 2.0
@@ -110,6 +113,9 @@ def next_step(
     state = _State(records, confirmations, baseline=baseline, preferences=preferences)
     if state.partner is None or state.pick is None:
         return None
+    seed = _next_seed(state, confirmations, seeds)
+    if seed is not None and _is_much_faster_kept_back(state):
+        return seed
     members = [state.pick, *state.front]
     unconfirmed = [record for record in members if record.confirmations == 0]
     if unconfirmed and state.pick.confirmations < PICK_CONFIRMATIONS:
@@ -124,7 +130,7 @@ def next_step(
             others = [*state.challengers(), *state.company_of(picked)]
             if step := state.in_turn([picked, *others], "the pick"):
                 return step
-    if seed := _next_seed(state, confirmations, seeds):
+    if seed is not None:
         return seed
     challengers = state.challengers()
     if challengers and (
@@ -221,6 +227,16 @@ def _next_seed(
         if (record.config, seed) not in done:
             return TrainSeed(record=record, seed=seed, reason="rounding may decide its perplexity")
     return None
+
+
+def _is_much_faster_kept_back(state: "_State") -> bool:
+    """Return whether only its perplexity keeps a much faster trial from being the pick."""
+    assert state.pick is not None
+    numbers = contenders(state.pick, state.front, preferences=state.preferences)
+    fastest = max(
+        (one.tokens_per_second or 0.0 for one in state.front if one.number in numbers), default=0.0
+    )
+    return fastest > _MUCH_FASTER * (state.pick.tokens_per_second or 0.0)
 
 
 def _in_order(

@@ -320,6 +320,14 @@ def test_a_reference_that_takes_far_longer_is_trained_with_the_seeds_after_all_o
     assert found == in_order
 
 
+def test_seeds_come_first_where_one_of_them_keeps_a_much_faster_trial_from_being_the_pick():
+    machine = mixed()
+    machine.change(0, peak_memory_bytes=100 * MIB)
+    machine.change(1, perplexity=10.4)
+    machine.confirm(seeds=(8, 9))
+    assert [isinstance(step, TrainSeed) for step in machine.steps[:2]] == [True, True]
+
+
 def test_seeds_come_after_the_pick_is_confirmed():
     machine = mixed()
     machine.change(0, peak_memory_bytes=100 * MIB)
