@@ -1,15 +1,17 @@
 """The device that a prediction is for: one that is there, or one that is only described."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from autotune.errors import InvalidInput, UnknownStudy
+from autotune.errors import AutotuneError, InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.spec.data_sheets import DATA_SHEETS, check_described_device, sheet_of
 from autotune.spec.prediction import parse_compute_capability
 from autotune.spec.result import DeviceInfo
 from autotune.storage.store import StudyStore
+
+_STUDIES_LOOKED_AT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,15 +107,17 @@ def with_rates(device: DeviceInfo, *, storage: str | None) -> tuple[DeviceInfo |
     return (None, "") if sheet is None else (sheet.device(), f"the data sheet, {sheet.source}")
 
 
-def _probed_devices(storage: str) -> list[tuple[str, DeviceInfo]]:
-    """Return the probed devices of studies with their names, the last one first."""
-    try:
-        store = StudyStore(storage)
-    except UnknownStudy:  # no database yet
-        return []
-    with closing(store):
-        devices = [(name, store.definition(name)[0].device) for name in reversed(store.names())]
-    return [(name, device) for name, device in devices if device.matrix_flops_per_second]
+def _probed_devices(storage: str) -> Iterator[tuple[str, DeviceInfo]]:
+    """Yield the probed devices of studies with their names, the last one first.
+
+    A database that cannot be read has none: a prediction needs no study.
+    """
+    with suppress(AutotuneError), closing(StudyStore(storage)) as store:
+        for name in reversed(store.names()[-_STUDIES_LOOKED_AT:]):
+            with suppress(AutotuneError):
+                device = store.definition(name)[0].device
+                if device.matrix_flops_per_second:
+                    yield name, device
 
 
 def device_there(

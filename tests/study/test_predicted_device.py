@@ -97,6 +97,12 @@ def test_each_data_sheet_is_found_by_the_name_that_a_driver_reports_and_has_a_li
     assert sheet.device().matrix_flops_per_second["fp32"] > 0
 
 
+def test_a_database_that_cannot_be_read_does_not_keep_a_prediction_from_being_made(tmp_path):
+    (tmp_path / "studies.db").write_text("this is no database")
+    device = found_on([H100], storage=f"sqlite:///{tmp_path / 'studies.db'}")
+    assert device.described == DATA_SHEETS["h100"].device()
+
+
 def test_another_gpu_than_that_of_the_data_sheet_is_not_the_one_to_try():
     assert found_on([H100, CPU], "h200").there is None
     assert found_on([H100, CPU], "h100").there == H100
