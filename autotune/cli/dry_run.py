@@ -46,7 +46,8 @@ def print_plan(
     if line := reused_line(planned.reused):
         say(line)
     first = planned.first[: planned.trials_wanted]
-    say(_first_line(planned.trials_wanted, at_once=planned.trials_at_once, named=len(first)))
+    wanted = None if planned.ends_by_time else planned.trials_wanted
+    say(_first_line(wanted, at_once=planned.trials_at_once, named=len(first)))
     for name, config in first:
         say(f"  {name}: {config.describe()}{_predicted(planned, config)}")
     _say_confirmation(planned, say)
@@ -80,7 +81,8 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
     if line := reused_line(plan["reused"]):
         say(line)
     first = plan["first"][: plan["trials_wanted"]]
-    say(_first_line(plan["trials_wanted"], at_once=plan["trials_at_once"], named=len(first)))
+    wanted = None if plan.get("ends_by_time") else plan["trials_wanted"]
+    say(_first_line(wanted, at_once=plan["trials_at_once"], named=len(first)))
     for one in first:
         predicted = " (not predicted)"
         if one["predicted_peak_memory_bytes"] is not None:
@@ -121,16 +123,21 @@ def _counted(configurations: int) -> str:
     return f"{configurations} legal configuration{'' if configurations == 1 else 's'}"
 
 
-def _first_line(trials: int, *, at_once: int, named: int) -> str:
-    """Return how many trials there would be; lines with the first `named` ones follow."""
+def _first_line(trials: int | None, *, at_once: int, named: int) -> str:
+    """Return how many trials there would be; lines with the first `named` ones follow.
+
+    None: as many as the time allows.
+    """
     line = f"First     {trials} trial{'' if trials == 1 else 's'} wanted"
+    if trials is None:
+        line = "First     as many trials as the time allows"
     if at_once > 1:
         line += f", {at_once} at once"
     if named == 1:
         return f"{line}; the first is"
     if named:
         return f"{line}; the first are"
-    return f"{line}, chosen by the sampler" if trials else line
+    return line if trials == 0 else f"{line}, chosen by the sampler"
 
 
 def _say_confirmation(planned: Plan, say: Callable[[str], None]) -> None:

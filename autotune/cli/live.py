@@ -20,6 +20,7 @@ from autotune.errors import AutotuneError
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
 from autotune.spec.result import TrialRecord
+from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.event_text import LASTING_EVENTS, WAITING, EventText
 from autotune.study.events import Event
 from autotune.study.progress import AtPlace, Progress
@@ -118,7 +119,12 @@ class LiveDisplay:
         ]
         if places := progress.places():
             running.insert(0, self._places_table(places, progress.opened.places))
-        bar = ProgressBar(total=max(1, progress.wanted), completed=len(progress.records), width=30)
+        ends_by_time = progress.wanted >= MOST_TRIALS_IN_TIME
+        bar = ProgressBar(
+            total=None if ends_by_time else max(1, progress.wanted),
+            completed=len(progress.records),
+            width=30,
+        )
         status = Table.grid(padding=(0, 2))
         status.add_row(bar, as_text(progress.counts()))
         lines = [as_text(progress.best(), style="bold")]

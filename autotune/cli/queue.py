@@ -14,6 +14,7 @@ from autotune.cli.server import NeededServerOption, open_client
 from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.queued_search import SEARCH_STATES
+from autotune.spec.study import counted_trials
 from autotune.units import format_duration
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _state(search: "RemoteSearch") -> str:
 def _trials(search: "RemoteSearch") -> str:
     if search.trials_wanted is None:
         return str(search.trials or "")
-    return f"{search.trials}/{search.trials_wanted}"
+    return counted_trials(search.trials or 0, search.trials_wanted)
 
 
 def _ago(moment: str) -> str:

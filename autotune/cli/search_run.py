@@ -22,6 +22,7 @@ from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
 from autotune.spec.search_space import SearchSpace
+from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
@@ -196,7 +197,8 @@ def print_summary(
         console.print(as_text(f"Note: {sentence}."))
     study_arguments = shlex.join([result.study, *place.arguments])
     reused = sum(record.reused_from is not None for record in result.trials)
-    trials_to_continue = wanted if len(result.trials) < wanted else 2 * len(result.trials)
+    is_unfinished = len(result.trials) < wanted < MOST_TRIALS_IN_TIME
+    trials_to_continue = wanted if is_unfinished else 2 * len(result.trials)
     commands = [
         (f"autotune show {study_arguments}", "every trial"),
         (f"autotune report {study_arguments}", "the whole study as one HTML page"),

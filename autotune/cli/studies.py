@@ -14,6 +14,7 @@ from autotune.cli.server import ServerOption, check_one_place, open_client
 from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import AutotuneError, InvalidInput, StorageUnavailable, StorageUnreachable
 from autotune.reporting.trial_text import short_label, trial_label
+from autotune.spec.study import counted_trials
 from autotune.units import format_size
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def _list_of_server(server: str) -> None:
     table.add_column("search", overflow="fold")
     for study in found:
         wanted = study.get("trials_wanted")
-        trials = f"{study['trials']}/{wanted}" if wanted else str(study["trials"])
+        trials = counted_trials(study["trials"], wanted) if wanted else str(study["trials"])
         begun = str(study["created_at"])[: len("2026-01-01 12:00")].replace("T", " ")
         state = study.get("state") or ""
         table.add_row(*(as_text(str(cell)) for cell in (study["name"], begun, trials, state)))
@@ -136,7 +137,7 @@ def _cells(summary: "StudySummary", *, storage: str, narrow: bool) -> list[Text]
         record = result.trial(result.pick.number)
         baseline = next((r for r in result.trials if r.number == result.baseline), None)
         pick = short_label(record, baseline) if narrow else trial_label(record)
-    trials = f"{summary.trials}/{summary.trials_wanted}"
+    trials = counted_trials(summary.trials, summary.trials_wanted)
     cap = format_size(result.cap_bytes)
     if narrow:
         day, _, _ = summary.created_at.partition(" ")

@@ -476,7 +476,7 @@ def _within_limits(
                 f"server may have {rules.most_trials}",
                 hint=f"ask for at most {rules.most_trials}, and continue the search later",
             )
-        if request.trials is None and request.new_trials > most_trials:
+        if request.trials is None and request.new_trials("cuda") > most_trials:
             changes["trials"] = most_trials
     seconds = request.time_budget_seconds
     if rules.most_seconds is not None and seconds is not None and seconds > rules.most_seconds:

@@ -84,6 +84,15 @@ class StudyDefinition(Schema):
         }
 
 
+MOST_TRIALS_IN_TIME = 1000
+"""Of a search that ends by its time: more than it will try, so that nobody is told the number."""
+
+
+def counted_trials(trials: int, wanted: int, *, between: str = "/") -> str:
+    """Return `4/30`, or `4` for a search that ends by its time."""
+    return str(trials) if wanted >= MOST_TRIALS_IN_TIME else f"{trials}{between}{wanted}"
+
+
 def check_device(name: str | None) -> None:
     """Raise InvalidInput unless `name` has the form of a device; a probe checks that it exists."""
     if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):

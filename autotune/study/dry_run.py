@@ -23,7 +23,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
 from autotune.spec.search_space import LegalSpace, SearchSpace
-from autotune.spec.study import StudyDefinition
+from autotune.spec.study import MOST_TRIALS_IN_TIME, StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
 from autotune.study.devices_of_search import devices_of
@@ -50,6 +50,8 @@ class Plan:
     """Number of legal configurations, the named ones included."""
     trials_wanted: int
     """Number of trials to run, without the reused ones."""
+    ends_by_time: bool
+    """Whether as many trials are run as the time budget allows."""
     trials_at_once: int
     """Number of places of the search, such as one for each of its devices."""
     reused: Mapping[str, int]
@@ -105,13 +107,15 @@ class Plan:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds until all trials have run; None when nothing is known of them.
+        """Seconds until all trials have run, or the time is over; None when nothing is known.
 
         Timed, they are those of trials drawn evenly from the space; otherwise each trial takes the
         mean of the earlier studies' trials.
         """
         if not self.is_timed and self.earlier_seconds:
-            return self.trials_wanted * fmean(self.earlier_seconds) / self.trials_at_once
+            return self._in_time(
+                self.trials_wanted * fmean(self.earlier_seconds) / self.trials_at_once
+            )
         full = self._mean(self.seconds_by_precision)
         shared = self._mean(self.shared_seconds_by_precision)
         if full is None or shared is None:
@@ -119,7 +123,12 @@ class Plan:
         compile_seconds = self.trials_wanted * self.compiled_share * (self.compile_seconds or 0.0)
         shared_trainings = self.trials_wanted - self.full_trainings
         total = self.full_trainings * full + shared_trainings * shared + compile_seconds
-        return total / self.trials_at_once
+        return self._in_time(total / self.trials_at_once)
+
+    def _in_time(self, seconds: float) -> float:
+        if not self.ends_by_time or self.seconds_for_trials is None:
+            return seconds
+        return min(seconds, self.seconds_for_trials)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object of the service's dry run; what is not known is null."""
@@ -133,6 +142,7 @@ class Plan:
             "values": {field: list(values) for field, values in self.legal.values.items()},
             "excluded": list(self.legal.excluded),
             "trials_wanted": self.trials_wanted,
+            "ends_by_time": self.ends_by_time,
             "trials_at_once": self.trials_at_once,
             "reused": dict(self.reused),
             "first": [self._first_to_dict(name, config) for name, config in self.first],
@@ -280,6 +290,7 @@ def _plan(
     listener: Listener,
     time_trials: bool,
 ) -> Plan:
+    most_trials = request.new_trials(definition.device.type)
     default_budget = request.default_time_budget_seconds(definition.device.type)
     if default_budget is not None:
         request = replace(request, time_budget_seconds=default_budget)
@@ -323,7 +334,7 @@ def _plan(
     remaining = {
         c.fingerprint: c for c in [baseline, *configurations.values()] if c.fingerprint not in known
     }
-    wanted = min(request.new_trials, len(remaining))
+    wanted = min(most_trials, len(remaining))
     steps = definition.workload.steps
     represented = {
         record.config.numerics_class
@@ -349,6 +360,7 @@ def _plan(
         legal=legal,
         configurations=len(configurations),
         trials_wanted=wanted,
+        ends_by_time=most_trials >= MOST_TRIALS_IN_TIME,
         trials_at_once=trials_at_once,
         reused=reused.counts,
         first=tuple(first.values()),

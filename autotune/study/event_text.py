@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_speed, perplexity_source_text, trial_label
 from autotune.spec.result import TrialRecord
+from autotune.spec.study import counted_trials
 from autotune.study.events import (
     AttemptLost,
     BudgetSpent,
@@ -194,7 +195,8 @@ class EventText:
                     f"expected to add {added} % to the hypervolume of the front."
                 )
             case BudgetSpent(trials=trials, trials_wanted=wanted):
-                yield f"The time budget is used up after {trials} of {wanted} trials."
+                tried = counted_trials(trials, wanted, between=" of ")
+                yield f"The time budget is used up after {tried} trials."
             case WaitingForDevice(device=waited_for) | WaitingForOthers(numbers=waited_for):
                 if waited_for in self._reported_waits:
                     return  # report each wait once, however often it happens

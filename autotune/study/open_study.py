@@ -118,8 +118,9 @@ def open_study(
     check_same_model(stored, executor=executor)
     prepare_again(stored, executor=executor, folder=work / name)
     wanted = stored_wanted
-    if request.trials or request.until_converged:
-        wanted = stored.possible_trials(request.new_trials + reused)
+    if request.trials or request.until_converged or request.ends_by_time:
+        asked = request.new_trials(stored.device.type) + reused
+        wanted = stored.possible_trials(asked)
     if wanted != stored_wanted:
         store.set_trials_wanted(name, wanted)
     return OpenedStudy(
@@ -138,7 +139,8 @@ def _create(
     trust(new.definition.workload, folder=folder)  # its code was named by this request
     failpoint("files settled")
     reused = reuse(store, new.definition, request)
-    wanted = new.definition.possible_trials(request.new_trials + len(reused.records))
+    asked = request.new_trials(new.definition.device.type) + len(reused.records)
+    wanted = new.definition.possible_trials(asked)
     try:
         store.create_study(
             new.definition,

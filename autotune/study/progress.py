@@ -10,6 +10,7 @@ from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.trial_text import format_speed
 from autotune.spec.result import TrialRecord
+from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.confirmation.request import seconds_of_search
 from autotune.study.eta import eta_seconds
 from autotune.study.events import (
@@ -313,7 +314,10 @@ class Progress:
 
     def counts(self) -> str:
         """Return how many trials there are, of how many, and with which outcomes."""
-        return f"{len(self.records)}/{self.wanted}  {outcome_counts(self.records)}"
+        counts = outcome_counts(self.records)
+        if self.wanted >= MOST_TRIALS_IN_TIME:
+            return counts
+        return f"{len(self.records)}/{self.wanted}  {counts}"
 
     def status(self) -> str:
         """Return the counts and the time left."""

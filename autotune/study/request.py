@@ -1,6 +1,7 @@
 """The request for a search: every setting with its option, and the checks that need no device."""
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.study import (
     DEFAULT_SAMPLER,
     DEFAULT_STORAGE,
+    MOST_TRIALS_IN_TIME,
     SAMPLERS,
     Sampler,
     check_device,
@@ -126,7 +128,8 @@ class SearchRequest:
             flag="--trials",
             group=EVERYDAY,
             kind=COUNT,
-            help=f"Number of different configurations to try. [default: {DEFAULT_TRIALS}]",
+            help="Number of different configurations to try; as many as the time allows on a GPU "
+            f"or with a time budget alone. [default: {DEFAULT_TRIALS}]",
         )
     )
     time_budget_seconds: float | None = setting(
@@ -454,12 +457,26 @@ class SearchRequest:
             return self.time_budget_seconds
         return self.time_budget_seconds * (1.0 - self.confirm_share - VARIANTS_SHARE)
 
-    @property
-    def new_trials(self) -> int:
-        """Number of trials of a new study, without those reused from earlier studies."""
+    def new_trials(self, device_type: str) -> int:
+        """Return the number of trials of a new study, without those of earlier studies.
+
+        A GPU may try the usual number in a part of its time.
+        """
         if self.trials:
             return self.trials
-        return MOST_TRIALS_UNTIL_CONVERGED if self.until_converged else DEFAULT_TRIALS
+        if self.until_converged:
+            return MOST_TRIALS_UNTIL_CONVERGED
+        if self.ends_by_time or (self.time_budget_seconds is None and device_type == "cuda"):
+            return MOST_TRIALS_IN_TIME
+        return DEFAULT_TRIALS
+
+    @property
+    def ends_by_time(self) -> bool:
+        """Whether a time budget is given, and nothing else that ends the search."""
+        is_limited = self.time_budget_seconds is not None and math.isfinite(
+            self.time_budget_seconds
+        )
+        return is_limited and not self.trials and not self.until_converged
 
     def default_time_budget_seconds(self, device_type: str) -> float | None:
         """Return the time budget of a new study; None if the request says when to end."""

@@ -25,6 +25,7 @@ def planned(settings):
         "values": {"precision": ["fp32", asked]},
         "excluded": [asked],
         "trials_wanted": 2,
+        "ends_by_time": False,
         "trials_at_once": 1,
         "reused": {asked: 1},
         "first": [{**first, "predicted_peak_memory_bytes": 2**27, "is_over_cap": True}],

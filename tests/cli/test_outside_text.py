@@ -219,6 +219,7 @@ def the_plan_of_a_server():
         "cap_bytes": MIB,
         "reused": {HOSTILE: 1},
         "trials_wanted": 1,
+        "ends_by_time": False,
         "trials_at_once": 1,
         "first": [{"name": HOSTILE, "label": HOSTILE, "predicted_peak_memory_bytes": None}],
         "default_time_budget_seconds": None,

@@ -132,6 +132,7 @@ def planned(**changes):
         "values": {"precision": ["fp32", "bf16-mixed"], "loss": ["full"]},
         "excluded": ["precision tf32: this hardware has no TF32"],
         "trials_wanted": 2,
+        "ends_by_time": False,
         "trials_at_once": 1,
         "reused": {},
         "first": [

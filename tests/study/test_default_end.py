@@ -1,6 +1,7 @@
 """A search that is given no end ends by a time budget, which its first lines say and can lift."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 import autotune
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
+from autotune.spec.study import MOST_TRIALS_IN_TIME, counted_trials
 from autotune.study.events import Notice, StudyOpened
 from autotune.study.progress import Progress
 from autotune.study.request import SearchRequest
@@ -66,6 +68,29 @@ def test_a_search_that_confirms_its_finalists_keeps_a_part_of_its_time_for_them(
     alone = SearchRequest(time_budget_seconds=600.0, confirm=False)
     assert alone.seconds_for_trials == 600.0
     assert SearchRequest().seconds_for_trials is None
+
+
+@pytest.mark.parametrize(
+    ("options", "device_type", "trials"),
+    [
+        pytest.param({}, "cpu", 30, id="nothing, on a CPU"),
+        pytest.param({}, "cuda", MOST_TRIALS_IN_TIME, id="nothing, on a GPU"),
+        pytest.param({"time_budget_seconds": 60.0}, "cpu", MOST_TRIALS_IN_TIME, id="a time"),
+        pytest.param({"time_budget_seconds": math.inf}, "cpu", 30, id="no limit of time"),
+        pytest.param({"time_budget_seconds": 60.0, "trials": 7}, "cuda", 7, id="a time and trials"),
+        pytest.param({"until_converged": True}, "cuda", 200, id="until it converges"),
+    ],
+)
+def test_a_search_whose_time_is_limited_ends_by_it_and_not_by_a_number_of_trials(
+    options, device_type, trials
+):
+    assert SearchRequest(**options).new_trials(device_type) == trials
+
+
+def test_nobody_is_told_the_number_of_trials_of_a_search_that_ends_by_its_time():
+    assert counted_trials(4, 30) == "4/30"
+    assert counted_trials(4, 30, between=" of ") == "4 of 30"
+    assert counted_trials(4, MOST_TRIALS_IN_TIME) == "4"
 
 
 def test_a_study_that_is_continued_by_its_name_has_no_default_time_budget(searched):

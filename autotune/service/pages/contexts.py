@@ -32,6 +32,7 @@ from autotune.reporting.trial_text import (
 from autotune.service.pages.small_front import SmallFront, small_front
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.storage.store import StudySummary
 from autotune.units import format_duration, format_percent, format_size
 
@@ -161,7 +162,7 @@ def _request_text(request: Mapping[str, Any]) -> str:
 
 
 def _trials_text(trials: int | None, wanted: int | None) -> str:
-    if wanted:
+    if wanted and wanted < MOST_TRIALS_IN_TIME:
         return f"{trials or 0:,} of {wanted:,} trials"
     return "1 trial" if trials == 1 else f"{trials or 0:,} trials"
 

@@ -77,7 +77,10 @@ def _facts(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "cap", format_size(plan["cap_bytes"])
     yield "search space", f"{plan['space']}, {plan['configurations']:,} legal configurations"
     at_once = plan["trials_at_once"]
-    yield "trials", f"{plan['trials_wanted']:,}" + (f", {at_once} at once" if at_once > 1 else "")
+    wanted = f"{plan['trials_wanted']:,}"
+    if plan["ends_by_time"]:
+        wanted = "as many as the time allows"
+    yield "trials", wanted + (f", {at_once} at once" if at_once > 1 else "")
     yield "time", _time(plan)
     if plan["reused"]:
         studies = ", ".join(f"{count} of {name}" for name, count in plan["reused"].items())
