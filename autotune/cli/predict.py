@@ -101,6 +101,7 @@ def predict(
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.study.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
+        probed,
         requested_device,
     )
     from autotune.study.predictions import Forecaster, forecaster_of  # noqa: PLC0415
@@ -138,10 +139,15 @@ def predict(
             predicted = predicted_device_of(
                 device, compute_capability=compute_capability, executor=executor, storage=storage
             )
+            described_workload = requested_workload(predicted.type)
+            if loaded is not None and not with_unnamed:
+                predicted = probed(
+                    predicted, executor=executor, space=loaded, workload=described_workload
+                )
             forecaster = Forecaster.for_device(
                 predicted,
                 executor=executor,
-                workload=requested_workload(predicted.type),
+                workload=described_workload,
                 torch_version=torch_version,
                 extrapolates=extrapolates,
             )

@@ -36,6 +36,7 @@ from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
+from autotune.study.explain.alternatives import unavailable_on
 from autotune.study.predicted_front import PredictedFront, predicted_front
 from autotune.study.predictions import Forecaster, workload_of
 from autotune.units import format_amount, format_estimate, format_percent, format_size
@@ -260,6 +261,11 @@ class SpaceAnswer:
         return any(found.predicted_tokens_per_second for _, found in self.predicted)
 
     @property
+    def has_estimates(self) -> bool:
+        """Whether configurations were estimated by those that are predicted."""
+        return self.front is not None and len(self.forecasts) < self.front.legal
+
+    @property
     def nothing_fits(self) -> bool:
         """Whether every configuration that can be predicted is surely over the cap."""
         verdicts = {verdict_of(found, cap_bytes=self.cap_bytes) for _, found in self.predicted}
@@ -305,13 +311,14 @@ class SpaceAnswer:
             return
         front = self.front
         made = f"{len(self.forecasts)} of {front.legal:,} legal configurations were predicted whole"
-        others = "of the others" if self.cap_bytes is None else f"{front.may_fit:,} others"
-        if self.cap_bytes is not None:
-            others += f" fit {format_size(self.cap_bytes)} by the memory model that they give"
-        else:
-            others += ", memory and speed were estimated by them"
+        others = ""
+        if self.has_estimates and self.cap_bytes is None:
+            others = ", and memory and speed of the others estimated by them"
+        elif self.has_estimates:
+            cap = format_size(self.cap_bytes or 0)
+            others = f", {front.may_fit:,} others fit {cap} by the memory model that they give"
         whole = "" if front.is_complete else "; the front may have more, --all predicts everything"
-        yield f"{made}, {others}. On the front, marked *: {len(front.front)}{whole}."
+        yield f"{made}{others}. On the front, marked *: {len(front.front)}{whole}."
         if self.picked is None:
             return
         forecast, prediction = self.picked
@@ -508,7 +515,7 @@ def predict_space(
     `with_unnamed` also predicts the others.
     """
     at = forecaster.workload.legality_context
-    legal = bind_space(space, at, unavailable={})
+    legal = bind_space(space, at, unavailable=unavailable_on(forecaster.device_type, {}))
     names = {config.fingerprint: name for name, config in legal.named.items()}
     configs = {config.fingerprint: config for config in legal.named.values()}
     is_whole_space = with_unnamed or not configs
@@ -552,7 +559,7 @@ def predict_space(
     for_devices = _for_devices(forecaster.workload, forecaster.device_type)
     about = f"{forecaster.workload.describe()}, predicted {for_devices}"
     console.print(as_text(about), soft_wrap=True)
-    if answer.picked is None:
+    if answer.picked is None or not answer.has_estimates:
         console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
     for line in answer.lines_about_front():
         console.print(as_text(line), soft_wrap=True)

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.spec.data_sheets import DATA_SHEETS, check_described_device, sheet_of
 from autotune.spec.prediction import parse_compute_capability
 from autotune.spec.result import DeviceInfo
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.workload import Workload
 from autotune.storage.store import StudyStore
 
 _STUDIES_LOOKED_AT = 50
@@ -92,6 +94,21 @@ def predicted_device_of(
         described=described,
         rates_from=rates_from,
     )
+
+
+def probed(
+    device: PredictedDevice, *, executor: LocalExecutor, space: SearchSpace, workload: Workload
+) -> PredictedDevice:
+    """Return a device of this machine whose rates are not known with those that are probed now."""
+    if device.described is not None or device.there is None:
+        return device
+    plain = space.baseline_config(workload.legality_context).precision
+    precisions = list(dict.fromkeys((plain, *space.choices()["precision"])))
+    try:
+        described = executor.measure_peaks(device.there, precisions, workload.linear_shape)
+    except AutotuneError:  # a device that cannot be used now is predicted without speeds
+        return device
+    return replace(device, described=described, rates_from="probed just now")
 
 
 def with_rates(device: DeviceInfo, *, storage: str | None) -> tuple[DeviceInfo | None, str]:
