@@ -22,8 +22,8 @@ the spread of the class's own perplexities is the allowance, which is wider.
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from autotune.analysis.confirmed_speed import measured_alone
 from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
@@ -48,38 +48,11 @@ def with_seed_perplexities(
     reference = _reference(trained)
     if any(_is_full(record) for record in records) and not (reference and _is_full(reference)):
         reference = None  # full precision was measured, but not with further seeds yet
-    repeated: dict[int, tuple[float, float, int]] = {}
-    if reference is not None and not _is_full(reference) and len(trained) > 1:
-        assert reference.perplexity is not None
-        seeds = 1 + len(by_config[reference.config])
-        repeated[reference.number] = (
-            reference.perplexity,
-            reference.perplexity_spread or 0.0,
-            seeds,
-        )
-    for record in trained:
-        if record is reference or _is_full(record):
-            continue
-        assert record.perplexity is not None
-        of_reference = {} if reference is None else by_config[reference.config]
-        differences = [0.0 if reference is None else _log_ratio(record, reference)]
-        for seed, perplexity in by_config[record.config].items():
-            if seed in of_reference:
-                differences.append(math.log(perplexity / of_reference[seed]))
-        if len(differences) == 1:
-            alone = [0.0] + [
-                math.log(p / record.perplexity) for p in by_config[record.config].values()
-            ]
-            spread = max(
-                record.perplexity * statistics.stdev(alone), record.perplexity_spread or 0.0
-            )
-            repeated[record.number] = (record.perplexity, spread, 1)
-        if len(differences) > 1:
-            assert reference is not None
-            assert reference.perplexity is not None
-            mean = reference.perplexity * math.exp(statistics.fmean(differences))
-            spread = max(mean * statistics.stdev(differences), record.perplexity_spread or 0.0)
-            repeated[record.number] = (mean, spread, len(differences))
+    repeated = {
+        record.number: _over_seeds(record, reference, trained=trained, by_config=by_config)
+        for record in trained
+        if not _is_full(record)
+    }
     result = []
     for record in records:
         source = record.perplexity_source
@@ -88,24 +61,63 @@ def with_seed_perplexities(
         if known is None or record.perplexity is None:
             result.append(record)
             continue
-        mean, spread, seeds = known
-        if measured_in == record.number and seeds > 1:
+        if measured_in == record.number and known.seeds > 1:
             source = PerplexitySource(
                 kind="measured",
-                seeds=seeds,
+                seeds=known.seeds,
                 over_random_weights=record.perplexity_says_nothing,
                 of_own_loss=record.perplexity_is_of_own_loss,
             )
         result.append(
             replace(
                 record,
-                perplexity=mean,
-                perplexity_spread=spread,
+                perplexity=known.mean,
+                perplexity_spread=known.spread,
                 perplexity_source=source,
-                bits_per_byte=bits_per_byte_at(mean, record),
+                bits_per_byte=bits_per_byte_at(known.mean, record),
             )
         )
     return result
+
+
+@dataclass(frozen=True)
+class _OverSeeds:
+    """A perplexity over so many seeds; of one, it is that of the study's own seed."""
+
+    mean: float
+    spread: float
+    seeds: int
+
+
+def _over_seeds(
+    record: TrialRecord,
+    reference: TrialRecord | None,
+    *,
+    trained: Sequence[TrialRecord],
+    by_config: Mapping[TrainingConfig, Mapping[int, float]],
+) -> _OverSeeds:
+    """Return the perplexity of a class that was trained with further seeds."""
+    assert record.perplexity is not None
+    own_spread = record.perplexity_spread or 0.0
+    of_record = by_config[record.config]
+    if record is reference and len(trained) > 1:
+        return _OverSeeds(record.perplexity, own_spread, 1 + len(of_record))
+    differences = []
+    if reference is not None and record is not reference:
+        assert reference.perplexity is not None
+        of_reference = by_config[reference.config]
+        shared = of_record.keys() & of_reference.keys()
+        differences = [math.log(of_record[seed] / of_reference[seed]) for seed in sorted(shared)]
+    if not differences:
+        alone = [0.0, *(math.log(one / record.perplexity) for one in of_record.values())]
+        spread = record.perplexity * statistics.stdev(alone)
+        return _OverSeeds(record.perplexity, max(spread, own_spread), 1)
+    assert reference is not None
+    assert reference.perplexity is not None
+    differences.insert(0, math.log(record.perplexity / reference.perplexity))
+    mean = reference.perplexity * math.exp(statistics.fmean(differences))
+    spread = mean * statistics.stdev(differences)
+    return _OverSeeds(mean, max(spread, own_spread), len(differences))
 
 
 def classes_to_repeat(
@@ -170,12 +182,6 @@ def _reference(trained: Sequence[TrialRecord]) -> TrialRecord | None:
     if full is not None:
         return full
     return min(trained, key=lambda record: record.perplexity or math.inf, default=None)
-
-
-def _log_ratio(record: TrialRecord, other: TrialRecord) -> float:
-    assert record.perplexity is not None
-    assert other.perplexity is not None
-    return math.log(record.perplexity / other.perplexity)
 
 
 def _has_own(record: TrialRecord) -> bool:
