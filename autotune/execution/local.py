@@ -249,8 +249,13 @@ class LocalExecutor(ServerTasks):
     ) -> TimedInTurn:
         """Times trainings in turn, as `execution/in_turn.py` says; the first is the partner.
 
-        This search must have a slot on the device. Raises TrialLost, Stopped, and StudyMismatch.
+        A model goes on with its text for as many rounds; a script has the steps that it has. This
+        search must have a slot on the device. Raises TrialLost, Stopped, and StudyMismatch.
         """
+        workload = definition.workload
+        if workload.script is None:
+            steps = max(workload.steps, workload.warmup_steps + rounds)
+            workload = replace(workload, steps=steps)
 
         def start(number: int, address: str) -> Future[Reply]:
             training = trainings[number]
@@ -258,7 +263,7 @@ class LocalExecutor(ServerTasks):
                 **self._training(
                     definition,
                     training.config,
-                    definition.workload,
+                    workload,
                     study_folder,
                     enforce_cap=training.enforce_cap,
                 ),
@@ -277,7 +282,7 @@ class LocalExecutor(ServerTasks):
         others = self.other_devices[:count] or (definition.device,) * count
         return time_in_turn(
             trainings,
-            workload=definition.workload,
+            workload=workload,
             devices=(definition.device, *others),
             rounds=rounds,
             seed=seed,

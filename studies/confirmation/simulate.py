@@ -52,7 +52,7 @@ class Simulation:
         self._table = table
         self._cap_bytes = cap_bytes
         self._baseline = table.definition(cap_bytes=cap_bytes).baseline_config()
-        self._rounds = min(ROUNDS, table.workload.steps - WARMUP_STEPS)
+        self._rounds = ROUNDS
 
     def true_speed(self, config: TrainingConfig) -> float:
         """Returns the recorded tokens per second."""

@@ -166,17 +166,19 @@ def test_all_trainings_have_a_block_of_every_round_in_the_order_given(executor, 
     assert progress == [(done, 3 * ROUNDS) for done in range(3 * ROUNDS + 1)]
 
 
-def test_no_training_takes_more_steps_than_the_workload_has(executor, workload, prepared):
+def test_a_model_goes_on_with_its_text_for_more_rounds_than_its_workload_has_steps(
+    executor, workload, prepared
+):
     timed = executor.time_in_turn(
         definition(workload=workload),
         trainings(4, 2),
         study_folder=prepared.parent,
         log_name="turns",
         trial_options=TrialOptions(trial_time_limit_seconds=120.0),
-        rounds=1000,
+        rounds=2 * workload.steps,
         seed=0,
     )
-    assert blocks(timed) == [workload.steps - workload.warmup_steps] * 2
+    assert blocks(timed) == [2 * workload.steps] * 2
 
 
 # -- one at a time ---------------------------------------------------------------------------------

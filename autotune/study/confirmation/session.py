@@ -60,7 +60,7 @@ from autotune.study.trial_runner import TrialRunner
 from autotune.study.workers.coordinator import Coordinator
 
 ROUNDS = 40
-"""Blocks of each training of a run in turn, or as many as the workload has steps for. Between runs
+"""Blocks of each training of a run in turn, or as many as a script has steps for. Between runs
 of 12 rounds the ratio of two speeds differed by 2.9 to 3.4 %, between runs of 24 by 1.1 to 1.7 %
 (`studies/confirmation`); more take little longer beside starting and compiling."""
 FURTHER_SEEDS = 2
