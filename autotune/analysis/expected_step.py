@@ -26,6 +26,7 @@ from functools import cached_property
 
 from autotune.analysis.roofline import matrix_format
 from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
@@ -112,16 +113,6 @@ COMPILED_FP8_BYTES = 0.47
 
 NARROW_ACTIVATIONS, COMPILED_ACTIVATIONS, ACTIVATIONS_LEFT = 0.5, 0.85, 0.2
 """Of 16-bit or fp8 training, of compiled training, and on the device when they are offloaded."""
-STATE_OF_OPTIMIZERS: Mapping[str, float] = {
-    "adamw": 2.0,
-    "adamw-8bit": 0.5,
-    "paged-adamw": 0.0,
-    "paged-adamw-8bit": 0.0,
-    "adafactor": 0.05,
-    "adafactor-fixed-rate": 0.05,
-    "sgd": 1.0,
-}
-"""Relative to the weights."""
 BASE_WEIGHTS: Mapping[str, float] = {"nf4": 0.14, "int8": 0.25, "bf16": 0.5}
 """Frozen weights under an adapter, relative to fp32."""
 GRADIENTS_IN_BACKWARD, SHARE_OF_ADAPTER = 0.1, 0.02
@@ -308,7 +299,7 @@ class ExpectedStep:
         if config.precision in ("bf16-true", "fp16-true", "bf16-stochastic"):
             weights *= 0.5
         gradients = GRADIENTS_IN_BACKWARD if config.optimizer_fusion == "backward" else 1.0
-        trained = weights * (1 + gradients + STATE_OF_OPTIMIZERS.get(config.optimizer, 2.0))
+        trained = weights * (1 + gradients + OPTIMIZERS[config.optimizer].state)
         if config.adapter == "none":
             return trained
         return weights * BASE_WEIGHTS.get(config.base_weights, 1.0) + SHARE_OF_ADAPTER * trained

@@ -16,78 +16,15 @@ import typer
 from autotune.cli.help import AFTER_SEPARATOR
 from autotune.cli.options import parse_pairs, typer_option
 from autotune.errors import InvalidInput
-from autotune.spec.config import SEARCHED
 from autotune.spec.learning_rates import LEARNING_RATE_NAMES
 from autotune.spec.model_choice import with_model_config
-from autotune.spec.option import COUNT, NUMBER, TECHNIQUES, Option
+from autotune.spec.option import Option
+from autotune.spec.technique_options import CONFIGURATION_OPTIONS
 from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
 from autotune.study.request import SEARCH_OPTIONS
 
-_TECHNIQUES = (
-    ("precision", "fp32", "Number formats of weights and computation."),
-    ("checkpointing", "none", "Which activations to recompute in the backward pass."),
-    ("compile", "none", "What to compile with torch.compile."),
-    ("optimizer", "adamw", f"Optimizer: {', '.join(SEARCHED['optimizer'])}."),
-    ("optimizer_fusion", "none", "How the optimizer applies its updates."),
-    ("allocator", "default", "Mode of torch's CUDA memory allocator."),
-    ("attention", "auto", "Kernel of the attention."),
-    ("loss", "full", "Compute the loss on all logits at once or in chunks."),
-    ("activation_offload", "none", "Where activations wait for the backward pass."),
-    ("adapter", "none", "Train small matrices beside frozen weights."),
-    ("adapter_targets", "all-linear", "Layers of the blocks that have adapters."),
-    ("base_weights", "trained", "Number format of frozen weights."),
-    ("sharding", "ddp with several devices", "What the devices of a trial share out."),
-    ("offload", "none", "What is in host memory between its uses."),
-    ("gradient_reduction", "fp32", "Number format in which devices add up gradients."),
-    ("engine", "torch", "Whose code shares out the training."),
-)
-_CONFIGURATION_OPTIONS = (
-    *(
-        Option(
-            flag=f"--{technique.replace('_', '-')}",
-            group=TECHNIQUES,
-            choices=SEARCHED[technique],
-            metavar="NAME" if technique == "optimizer" else None,
-            help=f"{description} [default: {default}]",
-        )
-        for technique, default, description in _TECHNIQUES
-    ),
-    Option(
-        flag="--memory-budget",
-        group=TECHNIQUES,
-        kind=NUMBER,
-        metavar="SHARE",
-        help="Activation memory budget of torch.compile. [default: 1.0]",
-    ),
-    Option(
-        flag="--adapter-rank",
-        group=TECHNIQUES,
-        kind=COUNT,
-        help="Inner width of an adapter's matrices. [default: 8]",
-    ),
-    Option(
-        flag="--sharding-group",
-        group=TECHNIQUES,
-        kind=COUNT,
-        help="Devices that share out one copy of the model, with hsdp.",
-    ),
-    Option(
-        flag="--tensor-parallel",
-        group=TECHNIQUES,
-        kind=COUNT,
-        help="Devices among which each matrix of a block is split. [default: 1]",
-    ),
-    Option(
-        flag="--micro-batch",
-        group=TECHNIQUES,
-        keyword="micro_batch_size",
-        kind=COUNT,
-        help="Sequences per forward pass of a device. [default: its part of the global batch]",
-    ),
-)
-
 _FLAGS = {
-    option.keyword: option.flag for option in (*WORKLOAD_OPTIONS.values(), *_CONFIGURATION_OPTIONS)
+    option.keyword: option.flag for option in (*WORKLOAD_OPTIONS.values(), *CONFIGURATION_OPTIONS)
 }
 """{field of `Workload` or `TrainingConfig`: its flag}"""
 
@@ -120,7 +57,7 @@ def with_predicted_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_configuration(command: Callable[..., None]) -> Callable[..., None]:
-    return _expanded(command, "configuration", _CONFIGURATION_OPTIONS, _configuration_choices)
+    return _expanded(command, "configuration", CONFIGURATION_OPTIONS, _configuration_choices)
 
 
 def with_script_arguments(

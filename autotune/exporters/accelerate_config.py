@@ -12,7 +12,7 @@ from autotune.exporters.bundle import shipped_files
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import Reason, Table, reasons_in
+from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     COPY_THE_LOSS,
@@ -22,7 +22,6 @@ from autotune.exporters.script_lines import (
     blocks_line,
     model_and_data_note,
     optimizer_arguments,
-    optimizer_flags,
     optimizer_line,
     write_schedule,
 )
@@ -52,12 +51,12 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that accelerate and lines of a script can express."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "accelerate", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch(_ON_A_CPU)
         closest.use_one_device(_ON_A_CPU)
         closest.leave_out_offload(_ON_A_CPU)
-    fit_accelerate(closest, "accelerate", has_groups=True)
+    fit_accelerate(closest, has_groups=True)
     return closest
 
 
@@ -226,7 +225,8 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
 def _in_the_script(recipe: Recipe) -> dict[str, Reason]:
     """Return the techniques that the script has in any case."""
     arguments = optimizer_arguments(recipe)
-    flags = ", ".join(f"{name}={value}" for name, value in optimizer_flags(recipe.config).items())
+    of_fusion = recipe.optimizer.flags(recipe.config.optimizer_fusion)
+    flags = ", ".join(f"{name}={value}" for name, value in of_fusion.items())
     return {
         "optimizer": (None, f"the script makes the optimizer: write {optimizer_line(recipe)}"),
         "optimizer_fusion": (

@@ -6,7 +6,7 @@ What a trial does is in `autotune/techniques/adapter.py` and `base_weights.py`.
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights, TrainingConfig
+from autotune.spec.config import QUANTIZED_WEIGHTS, TECHNIQUES, BaseWeights, TrainingConfig
 
 ALPHA = 16
 """As in `autotune/techniques/adapter.py`."""
@@ -28,7 +28,6 @@ UNTRAINED: Mapping[str, Any] = {
 
 _LONG_NAMES = {"fp16-mixed": "float16", "bf16-mixed": "bfloat16", "fp8": "bfloat16"}
 _OF_WEIGHTS = {"bf16-true": "bfloat16", "bf16-stochastic": "bfloat16"}
-_QUANTIZED_BY = {"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"}
 
 
 def trained_dtype(config: TrainingConfig) -> str:
@@ -154,11 +153,9 @@ def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[No
 
 def packages(config: TrainingConfig) -> list[str]:
     """Return the names of the packages that adapters, base weights and optimizer need."""
-    names = ["peft"] if config.adapter != "none" else []
-    if config.base_weights in _QUANTIZED_BY:
-        names.append(_QUANTIZED_BY[config.base_weights])
-    if config.optimizer == "adamw-8bit" or config.precision == "fp8":
-        names.append("torchao")
-    if config.optimizer.startswith("paged"):
-        names.append("bitsandbytes")
+    names = []
+    for technique in ("adapter", "base_weights", "precision", "optimizer"):
+        package = TECHNIQUES[technique].packages.get(getattr(config, technique))
+        if package is not None:
+            names.append(package)
     return list(dict.fromkeys(names))

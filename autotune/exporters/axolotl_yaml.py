@@ -23,8 +23,8 @@ from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
-from autotune.exporters.reasons import Reason, Table, reasons_in
-from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
+from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
@@ -36,7 +36,7 @@ FILE = "axolotl.yaml"
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe)
-    closest.lacks(_lacking_optimizer(closest.recipe))
+    _fit_optimizer(closest)
     closest.lacks({"precision": _precision(closest.config)})
     closest.lacks({"base_weights": _base_weights(closest.config)})
     closest.lacks(reasons_in(_LACKING, closest.config))
@@ -71,15 +71,15 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that axolotl can share out among devices."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "axolotl", _HAS)
     if recipe.config.engine == "deepspeed":
         fit_deepspeed(closest)
         return closest
-    closest.leave_out_zero1("axolotl")
+    closest.leave_out_zero1()
     if closest.config.sharding == "ddp":
         why = "axolotl splits matrices where FSDP2 shares out the rest, or among all devices"
         closest.leave_out_tensor_parallel(why)
-    closest.offload_by_fsdp2("axolotl")
+    closest.offload_by_fsdp2()
     config = closest.config
     if divides_weights(config):
         reduced_in = "fp32" if config.precision in ("fp32", "tf32", "fp16-mixed") else "bf16"
@@ -185,23 +185,18 @@ _LEAST_WARMUP = 2
 """axolotl turns a warm-up of 1 step into one of 2."""
 
 
-def _lacking_optimizer(recipe: Recipe) -> dict[str, Reason]:
-    config = recipe.config
-    reasons: dict[str, Reason] = {}
-    optimizer: str = config.optimizer
-    if optimizer in _OPTIMIZERS:
-        optimizer, why = _OPTIMIZERS[optimizer]
-        reasons["optimizer"] = (optimizer, why)
-    if config.optimizer == "adafactor":
-        why = f"it belongs to {config.optimizer}; the file has that of {optimizer} in trials"
-        rate = recipe.workload.learning_rate_of(optimizer, config.adapter)
-        if rate != recipe.settings()["learning_rate"]:
-            reasons["learning_rate"] = (rate, why)
-        reasons["weight_decay"] = (OPTIMIZER_SETTINGS[optimizer]["weight_decay"], why)
-    fusions = list(_NAMES[optimizer])
-    if config.optimizer_fusion not in fusions:
-        reasons["optimizer_fusion"] = (fusions[-1], _FUSIONS[config.optimizer_fusion])
-    return reasons
+def _fit_optimizer(closest: Closest) -> None:
+    """Change what axolotl's form of an optimizer lacks."""
+    if closest.config.optimizer == "adafactor":
+        why = "transformers' Adafactor does not scale its learning rate by the size of a weight"
+        closest.change("optimizer", "adafactor-fixed-rate", why)
+    if closest.config.optimizer == "sgd":
+        why = "transformers makes SGD without momentum: it has no state and learns more slowly"
+        closest.differs("optimizer", "sgd without momentum", why)
+    fusions = list(_NAMES[closest.effective()["optimizer"]])
+    fusion = closest.config.optimizer_fusion
+    if fusion not in fusions:
+        closest.lacks({"optimizer_fusion": (fusions[-1], _FUSIONS[fusion])})
 
 
 _FUSIONS = {
@@ -212,17 +207,6 @@ _FUSIONS = {
 }
 
 
-_OPTIMIZERS = {
-    "sgd": (
-        "sgd without momentum",
-        "transformers makes SGD without momentum: it has no state and learns more slowly",
-    ),
-    "adafactor": (
-        "adafactor-fixed-rate",
-        "transformers' Adafactor does not scale its learning rate by the size of a weight",
-    ),
-}
-"""{optimizer that it does not support: (what the file does instead, why)}."""
 _NAMES: Mapping[str, Mapping[str, str]] = {
     "adamw": {"foreach": "adamw_torch", "kernel": "adamw_torch_fused"},
     "sgd without momentum": {"foreach": "sgd"},
@@ -232,6 +216,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
+_HAS = {**KNOWN, "optimizer": (*_NAMES, "sgd", "adafactor")}
 
 
 def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
@@ -315,22 +300,21 @@ def _conversations(column: str) -> dict[str, Any]:
 
 
 def _numbers(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
-    optimizer = effective["optimizer"]
     schedule = named_schedule(effective)
     adam_keys = {}
-    if "betas" in OPTIMIZER_SETTINGS.get(optimizer, {}):
-        adam = OPTIMIZER_SETTINGS["adamw"]
+    settings = recipe.optimizer.settings
+    if "betas" in settings:
         adam_keys = {
-            "adam_beta1": adam["betas"][0],
-            "adam_beta2": adam["betas"][1],
-            "adam_epsilon": adam["eps"],
+            "adam_beta1": settings["betas"][0],
+            "adam_beta2": settings["betas"][1],
+            "adam_epsilon": settings["eps"],
         }
     return {
         "micro_batch_size": effective["micro_batch_size"],
         "gradient_accumulation_steps": recipe.accumulation_steps,
         "max_steps": effective["steps"],
         "seed": effective["seed"],
-        "optimizer": _NAMES[optimizer][effective["optimizer_fusion"]],
+        "optimizer": _NAMES[effective["optimizer"]][effective["optimizer_fusion"]],
         "learning_rate": effective["learning_rate"],
         "weight_decay": effective["weight_decay"],
         **adam_keys,
@@ -454,8 +438,8 @@ def _notes(recipe: Recipe, effective: Mapping[str, Any]) -> Iterator[str]:
             "fp8 needs torchao; accelerate leaves the first and the last linear layer of the model "
             "in bfloat16"
         )
-    if effective["optimizer"] == "adamw-8bit":
-        yield "adamw_torch_8bit needs torchao"
+    if recipe.optimizer.package == "torchao":
+        yield f"{_NAMES[recipe.config.optimizer]['none']} needs torchao"
     if recipe.config.tensor_parallel > 1:
         yield (
             "tensor_parallel_size needs a model of transformers that has a plan for it, such as "

@@ -13,7 +13,7 @@ from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import shipped_files
 from autotune.exporters.devices import Closest, fit_deepspeed, zero_settings
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import RECOMPUTING, Reason, Table, reasons_in
+from autotune.exporters.reasons import MADE_BY_CLASS, RECOMPUTING, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     COPY_THE_LOSS,
@@ -33,8 +33,6 @@ FILE = "ds_config.json"
 AUTO_FILE = "ds_config_auto.json"
 
 _AUTOCAST = {"bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp8": "bfloat16"}
-_SCRIPT_OPTIMIZERS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "paged-adamw-8bit")
-"""Optimizers that the script must make: DeepSpeed makes only those of torch.optim and its own."""
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -53,7 +51,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that DeepSpeed can train with."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "DeepSpeed", MADE_BY_CLASS)
     fit_deepspeed(closest)
     if closest.recipe.devices > 1 or closest.config.offload != "none":
         why = "it is DeepSpeed that shares out here, with buffers of its own for communication"
@@ -82,7 +80,7 @@ def _origin(recipe: Recipe) -> dict[str, object]:
 
 
 def _numbers(recipe: Recipe) -> dict[str, object]:
-    by_script = recipe.config.optimizer in _SCRIPT_OPTIMIZERS
+    by_script = _is_made_by_script(recipe)
     settings = {
         **_origin(recipe),
         **engine_settings(recipe),
@@ -93,6 +91,11 @@ def _numbers(recipe: Recipe) -> dict[str, object]:
         if scheduler := _scheduler(recipe):
             settings["scheduler"] = scheduler
     return settings
+
+
+def _is_made_by_script(recipe: Recipe) -> bool:
+    """Return whether the script makes the optimizer: DeepSpeed has those of torch and its own."""
+    return recipe.optimizer.module != "torch.optim"
 
 
 def engine_settings(recipe: Recipe) -> dict[str, object]:
@@ -234,7 +237,7 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
         bf16_weights=bf16_weights_line(config),
     )
     reasons |= left_to_script(config, before="deepspeed.initialize")
-    if config.optimizer in _SCRIPT_OPTIMIZERS:
+    if _is_made_by_script(recipe):
         why = (
             f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in "
             "deepspeed.initialize"
@@ -270,7 +273,7 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
 
 def _has_scheduler(recipe: Recipe) -> bool:
     """Return whether the file contains a scheduler."""
-    return recipe.config.optimizer not in _SCRIPT_OPTIMIZERS and _rises_by_scheduler(recipe)
+    return not _is_made_by_script(recipe) and _rises_by_scheduler(recipe)
 
 
 def _notes(recipe: Recipe) -> tuple[str, ...]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.exporters.export import Unsupported
-from autotune.exporters.reasons import Reason
+from autotune.exporters.reasons import Reason, Values, unknown_values
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
+from autotune.spec.learning_rates import rate_name
 
 ZERO_STAGES: Mapping[str, int] = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """{sharding: the stage of ZeRO in DeepSpeed}. It has no groups, as `hsdp` has."""
@@ -24,20 +25,24 @@ DeepSpeed's own 500 million numbers are buffers of 2 GB each, however small the 
 _ZERO_WHOLE = 10_000
 """Weights with fewer numbers are on every device in stage 3: biases and those of norms."""
 
-_OF_FSDP2 = ("adamw", "sgd")
-"""Optimizers that update the parts of weights that FSDP2 makes in any trainer."""
-
 
 @dataclass
 class Closest:
     """The closest recipe that a trainer can express, which is changed step by step."""
 
     recipe: Recipe
+    trainer: str
+    """Its name, as the reasons have it."""
+    has: Values
+    """What is known of it; any other value is not expressed."""
     reasons: dict[str, Reason] = field(default_factory=dict)
     """{setting that differs from the trial's: (what the trainer does instead, why)}."""
 
     def __post_init__(self) -> None:
         self.trial = self.recipe
+        unknown = unknown_values(self.config, self.has, trainer=self.trainer)
+        for technique, (instead, why) in unknown.items():
+            self.change(technique, instead, why)
 
     @property
     def config(self) -> TrainingConfig:
@@ -71,6 +76,21 @@ class Closest:
             config = dataclasses.replace(self.config, **{setting: instead})
             self.recipe = dataclasses.replace(self.recipe, config=config)
             self.reasons[setting] = (instead, why)
+            if setting in ("optimizer", "adapter"):
+                self._compare_optimization()
+
+    def _compare_optimization(self) -> None:
+        """Note the numbers of another optimizer that the files have in place of the trial's."""
+        used, instead = self.trial.settings(), self.recipe.settings()
+        of_trial, here = (
+            rate_name(recipe.config.optimizer, recipe.config.adapter)
+            for recipe in (self.trial, self.recipe)
+        )
+        why = f"it belongs to {of_trial}; the files have that of {here}"
+        for number in ("learning_rate", "weight_decay"):
+            self.reasons.pop(number, None)
+            if instead[number] != used[number]:
+                self.reasons[number] = (instead[number], why)
 
     def differs(self, setting: str, instead: str, why: str) -> None:
         """Note what the trainer does instead where no value of the technique says it."""
@@ -108,12 +128,12 @@ class Closest:
             self.change("sharding", "zero3", why)
             self.change("sharding_group", 1, "zero3 has one group of all devices")
 
-    def leave_out_zero1(self, trainer: str) -> None:
+    def leave_out_zero1(self) -> None:
         """Use FSDP2 instead of ZeroRedundancyOptimizer, where the optimizer can be used with it."""
         if self.config.sharding != "zero1" or self.config.engine == "deepspeed":
             return
-        why = f"{trainer} has no key for ZeroRedundancyOptimizer: "
-        if self.config.optimizer in _OF_FSDP2 and self.config.adapter == "none":
+        why = f"{self.trainer} has no key for ZeroRedundancyOptimizer: "
+        if self.recipe.optimizer.updates_parts and self.config.adapter == "none":
             why += "FSDP2 shares out weights and gradients as well, in less memory and more time"
             self.change("sharding", "zero2", why)
         else:
@@ -124,14 +144,14 @@ class Closest:
         """Leave everything on the device."""
         self.change("offload", "none", why)
 
-    def offload_by_fsdp2(self, trainer: str) -> None:
+    def offload_by_fsdp2(self) -> None:
         """Move to the host what FSDP2 can: all that is shared out, or nothing."""
         if divides_weights(self.config):
             if self.config.offload == "optimizer":
                 why = "FSDP2 moves weights and gradients together with the optimizer's state"
                 self.change("offload", "all", why)
         else:
-            why = f"{trainer} moves what FSDP2 or DeepSpeed shares out, and nothing else"
+            why = f"{self.trainer} moves what FSDP2 or DeepSpeed shares out, and nothing else"
             self.leave_out_offload(why)
 
 
@@ -148,22 +168,22 @@ def is_resharded(config: TrainingConfig) -> bool:
 # -- accelerate, which transformers and trl train with ---------------------------------------------
 
 
-def fit_accelerate(closest: Closest, trainer: str, *, has_groups: bool) -> None:
-    """Change what `trainer` cannot have accelerate do. `has_groups`: whether it has `hsdp`."""
+def fit_accelerate(closest: Closest, *, has_groups: bool) -> None:
+    """Change what the trainer cannot have accelerate do. `has_groups`: whether it has `hsdp`."""
     if closest.config.engine == "deepspeed":
         fit_deepspeed(closest)
         return
     closest.leave_out_tensor_parallel(
-        f"{trainer} splits only models of transformers that have a plan for it: export to "
+        f"{closest.trainer} splits only models of transformers that have a plan for it: export to "
         "torchtitan"
     )
     if not has_groups:
-        closest.leave_out_groups(f"{trainer} has no key for groups of devices")
+        closest.leave_out_groups(f"{closest.trainer} has no key for groups of devices")
     if closest.recipe.device_type == "cpu" and divides_weights(closest.config):
         why = "accelerate shares out weights on GPUs only"
         closest.change("sharding", "ddp", why)
         closest.change("sharding_group", 1, why)
-    closest.offload_by_fsdp2(trainer)
+    closest.offload_by_fsdp2()
     if not divides_weights(closest.config):
         return
     precision = closest.config.precision

@@ -12,16 +12,17 @@ from autotune.exporters.adapters import left_to_script, packages
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
-from autotune.exporters.reasons import RECOMPUTING, Reason, Table, reasons_in
-from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.reasons import MADE_BY_CLASS, RECOMPUTING, Reason, Table, reasons_in
+from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
+from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
 
 FILE = "autotune.yaml"
 _COLLATOR = "DataCollatorForCausalLM"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    closest = Closest(recipe)
+    closest = Closest(recipe, "forgather", MADE_BY_CLASS)
     closest.use_torch("forgather has no DeepSpeed")
     closest.use_one_device("forgather's trainer shares out nothing among devices but layers")
     closest.leave_out_offload("forgather moves activations to the host, and nothing else")
@@ -129,30 +130,25 @@ lr_scheduler: &lr_scheduler ~
 {arguments}"""
 
 
-_CLASSES = {
-    "adamw": "torch:optim.AdamW",
-    "adamw-8bit": "torchao.optim:AdamW8bit",
-    "paged-adamw": "bitsandbytes.optim:PagedAdamW",
-    "paged-adamw-8bit": "bitsandbytes.optim:PagedAdamW8bit",
-    "adafactor": "torch:optim.Adafactor",
-    "sgd": "torch:optim.SGD",
-    "adafactor-fixed-rate": "forgather.ml.optim.adafactor:Adafactor",
-}
-
-
 def _optimizer(effective: Mapping[str, Any]) -> str:
     name, fusion = effective["optimizer"], effective["optimizer_fusion"]
+    facts = OPTIMIZERS[name]
     settings = {
         "lr": effective["learning_rate"],
-        **OPTIMIZER_SETTINGS[name],
+        **facts.settings,
         "weight_decay": effective["weight_decay"],
+        **facts.flags(fusion),
     }
-    if name in ("adamw", "adafactor", "sgd"):
-        settings["foreach"] = fusion == "foreach"
-    if name in ("adamw", "sgd"):
-        settings["fused"] = fusion == "kernel"
     lines = "".join(f"    {setting}: {_yaml(value)}\n" for setting, value in settings.items())
-    return f"optimizer: &optimizer !lambda:{_CLASSES[name]}\n{lines}"
+    return f"optimizer: &optimizer !lambda:{_class(facts)}\n{lines}"
+
+
+def _class(facts: OptimizerFacts) -> str:
+    """Return the class as forgather names it, which has an Adafactor of its own."""
+    if facts is OPTIMIZERS["adafactor-fixed-rate"]:
+        return "forgather.ml.optim.adafactor:Adafactor"
+    module, _, rest = facts.class_path.partition(".optim.")
+    return f"torch:optim.{rest}" if module == "torch" else f"{module}.optim:{rest}"
 
 
 def _arguments(effective: Mapping[str, Any], version: str) -> dict[str, Any]:

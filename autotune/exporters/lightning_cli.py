@@ -17,7 +17,7 @@ from autotune.exporters.devices import (
     zero_settings,
 )
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import Reason, Table, reasons_in
+from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
     SAVE_ON_CPU,
@@ -69,7 +69,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that a strategy of Lightning can share out among devices."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "Lightning", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch("Lightning has DeepSpeed for GPUs only")
     config = closest.config

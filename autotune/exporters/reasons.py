@@ -1,15 +1,40 @@
-"""Tables of what a trainer does not express: {setting: {value: (what it does instead, why)}}."""
+"""What a trainer has of each technique, and tables of what it does instead of the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 
 Reason = tuple[Any, str]
 """What the files do instead (None: the user's code decides it), and why, as `Unsupported` has it.
 """
 Table = Mapping[str, Mapping[Any, Reason]]
 """{setting: {value that a trainer does not express: the reason}}."""
+
+Values = Mapping[str, Collection[Any]]
+"""{technique: values other than its default that an exporter writes, or has a reason for}."""
+
+KNOWN: Values = {
+    "precision": ("tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"),
+    "checkpointing": ("attention", "selective", "every-4", "every-2", "block", "sqrt"),
+    "compile": ("block", "model"),
+    "optimizer_fusion": ("foreach", "kernel", "backward"),
+    "allocator": ("expandable",),
+    "attention": ("flash", "efficient", "cudnn", "math"),
+    "loss": ("chunked",),
+    "activation_offload": ("cpu",),
+    "adapter": ("lora", "dora"),
+    "adapter_targets": ("attention",),
+    "base_weights": ("bf16", "int8", "fp8", "nf4"),
+    "sharding": ("ddp", "zero1", "zero2", "zero3", "hsdp"),
+    "offload": ("optimizer", "all"),
+    "gradient_reduction": ("bf16",),
+    "engine": ("deepspeed",),
+}
+"""What every exporter writes or has a reason for. One that has more lists it beside this."""
+MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
+"""The same of an exporter that has, or quotes, any optimizer by the name of its class."""
 
 RECOMPUTING = tuple(value for value in CHOICES["checkpointing"] if value != "none")
 """The values of `checkpointing` that recompute something."""
@@ -26,4 +51,21 @@ def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, 
         if value in of_values:
             instead, why = of_values[value]
             reasons[setting] = (instead, why.format(**words))
+    return reasons
+
+
+def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict[str, Reason]:
+    """Return {technique: reason} of the values of `config` that a trainer has no key for.
+
+    The files then do what is closest: the algorithm of which an optimizer is a form, otherwise the
+    default of the technique.
+    """
+    reasons: dict[str, Reason] = {}
+    for technique in CHOICES:
+        value, default = getattr(config, technique), getattr(TrainingConfig(), technique)
+        if value == default or value in has.get(technique, ()):
+            continue
+        closest = OPTIMIZERS[value].rates if technique == "optimizer" else default
+        instead = closest if closest in has.get(technique, ()) else default
+        reasons[technique] = (instead, f"{trainer} has no key for it")
     return reasons

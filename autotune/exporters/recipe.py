@@ -1,28 +1,14 @@
 """Input of an exporter: a configuration, the workload that it ran on, and what was measured."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.workload import Workload
-
-OPTIMIZER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
-    "adamw-8bit": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
-    "paged-adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
-    "paged-adamw-8bit": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8},
-    "adafactor": {"weight_decay": 0.0, "eps": (1.1920928955078125e-07, 1e-3)},
-    "sgd": {"weight_decay": 0.0, "momentum": 0.9},
-    "adafactor-fixed-rate": {"weight_decay": 0.01},
-}
-"""{optimizer: its arguments in trials, without the learning rate}.
-
-As in `autotune/techniques/optimizer.py`.
-"""
 
 SMALLEST_RATE = 0.1
 """Fraction of the learning rate at which a cosine ends (`autotune/shipped/schedule.py`)."""
@@ -110,8 +96,8 @@ class Recipe:
         return self.device_type == "cpu" and self.config.precision == "fp16-mixed"
 
     @property
-    def optimizer_settings(self) -> Mapping[str, Any]:
-        return OPTIMIZER_SETTINGS[self.config.optimizer]
+    def optimizer(self) -> OptimizerFacts:
+        return OPTIMIZERS[self.config.optimizer]
 
     def settings(self) -> dict[str, Any]:
         """Return {name: value} of all `SETTINGS`."""
@@ -119,7 +105,7 @@ class Recipe:
         return {
             **{field: getattr(self.config, field) for field in FIELD_ORDER},
             "learning_rate": workload.learning_rate_of(self.config.optimizer, self.config.adapter),
-            "weight_decay": self.optimizer_settings["weight_decay"],
+            "weight_decay": self.optimizer.settings["weight_decay"],
             **{name: getattr(workload, name) for name in WORKLOAD_SETTINGS[2:]},
         }
 

@@ -10,18 +10,6 @@ from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 
-_CLASSES = {
-    "adamw": "torch.optim.AdamW",
-    "adafactor": "torch.optim.Adafactor",
-    "sgd": "torch.optim.SGD",
-    "adamw-8bit": "torchao.optim.AdamW8bit",
-    "paged-adamw": "bitsandbytes.optim.PagedAdamW",
-    "paged-adamw-8bit": "bitsandbytes.optim.PagedAdamW8bit",
-    "adafactor-fixed-rate": "adafactor_fixed_rate.AdafactorFixedRate",
-}
-WITHOUT_FLAGS = ("adamw-8bit", "adafactor-fixed-rate", "paged-adamw", "paged-adamw-8bit")
-"""Optimizers that take neither `foreach` nor `fused`."""
-
 COPY_THE_LOSS = "the script computes the loss: copy the loss in chunks from the pytorch export"
 SAVE_ON_CPU = "write with torch.autograd.graph.save_on_cpu(pin_memory=True):"
 SAVES_ALL = "which also moves small tensors and the weights that products save"
@@ -40,22 +28,20 @@ def bf16_weights_line(config: TrainingConfig) -> str:
 
 
 def optimizer_class(recipe: Recipe) -> str:
-    """Return the full name of the optimizer's class."""
-    return _CLASSES[recipe.config.optimizer]
+    """Return the full name of the optimizer's class; our own is in a module beside the script."""
+    return recipe.optimizer.class_path.removeprefix("autotune.shipped.")
 
 
-def imported_optimizer(config: TrainingConfig) -> tuple[str, str]:
+def imported_optimizer(recipe: Recipe) -> tuple[str, str]:
     """Return the optimizer's class as a script names it, and the import that it needs.
 
     The import is empty for a class of torch, which scripts import, and for our own, which is in
     their text.
     """
-    module, _, name = _CLASSES[config.optimizer].rpartition(".")
-    if module == "torch.optim":
-        return f"{module}.{name}", ""
-    if config.optimizer == "adafactor-fixed-rate":
-        return name, ""
-    return name, f"from {module} import {name}"
+    facts = recipe.optimizer
+    if facts.package:
+        return facts.class_name, f"from {facts.module} import {facts.class_name}"
+    return facts.class_path if facts.module == "torch.optim" else facts.class_name, ""
 
 
 def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
@@ -64,27 +50,12 @@ def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
     An optimizer step in the backward pass is not an argument of the optimizer.
     """
     config = recipe.config
-    rate = recipe.workload.learning_rate_of(config.optimizer, config.adapter)
-    if config.optimizer == "adafactor-fixed-rate":
-        return {"lr": rate}
-    settings = {
+    arguments = {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in recipe.optimizer_settings.items()
+        for name, value in recipe.optimizer.arguments.items()
     }
-    return {"lr": rate, **settings, **optimizer_flags(config)}
-
-
-def optimizer_flags(config: TrainingConfig) -> dict[str, bool]:
-    """Return `foreach` and `fused`, as far as the optimizer takes them.
-
-    Both are always specified, because torch's defaults differ between devices.
-    """
-    if config.optimizer in WITHOUT_FLAGS:
-        return {}
-    flags = {"foreach": config.optimizer_fusion == "foreach"}
-    if config.optimizer != "adafactor":
-        flags["fused"] = config.optimizer_fusion == "kernel"
-    return flags
+    rate = recipe.workload.learning_rate_of(config.optimizer, config.adapter)
+    return {"lr": rate, **arguments, **recipe.optimizer.flags(config.optimizer_fusion)}
 
 
 def optimizer_line(recipe: Recipe) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
-from autotune.exporters.reasons import Reason, Table, reasons_in
+from autotune.exporters.reasons import KNOWN, Reason, Table, Values, reasons_in, unknown_values
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
 LONGEST_ADAFACTOR_STEPS = 5623
@@ -49,6 +50,15 @@ _LACKING: Table = {
         )
     },
 }
+_OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw-8bit": "adamw_torch_8bit",
+    "paged-adamw": "paged_adamw_32bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "sgd": "sgd",
+    "adafactor-fixed-rate": "adafactor",
+}
+HAS: Values = {**KNOWN, "optimizer": (*_OPTIMIZERS, *_LACKING["optimizer"])}
 _NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers`")
 
 
@@ -61,7 +71,8 @@ def closest_config(
     (`launch.py`) are not changed.
     """
     config = recipe.config
-    reasons = reasons_in(_LACKING, config)
+    unknown = unknown_values(config, HAS, trainer="TrainingArguments")
+    reasons = {**unknown, **reasons_in(_LACKING, config)}
     if recipe.is_fp16_on_cpu:
         reasons = {"precision": ("fp32", FP16_ON_CPU), **reasons}
     if config.checkpointing in ("every-2", "every-4") and not has_every_n_layers:
@@ -136,19 +147,10 @@ def _batch_keys(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-_OPTIMIZERS = {
-    "adamw": "adamw_torch",
-    "adamw-8bit": "adamw_torch_8bit",
-    "paged-adamw": "paged_adamw_32bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "sgd": "sgd",
-}
-
-
 def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     """Return the keys of the optimizer, its learning rate and gradient clipping."""
-    settings = recipe.optimizer_settings
-    name = _OPTIMIZERS.get(closest.optimizer, "adafactor")
+    settings = OPTIMIZERS[closest.optimizer].settings
+    name = _OPTIMIZERS[closest.optimizer]
     if name == "adamw_torch" and closest.optimizer_fusion == "kernel":
         name = "adamw_torch_fused"
     keys: dict[str, Any] = {"optim": name}
@@ -160,7 +162,7 @@ def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     return {
         **keys,
         "learning_rate": recipe.workload.learning_rate_of(closest.optimizer, closest.adapter),
-        "weight_decay": settings["weight_decay"],
+        "weight_decay": recipe.optimizer.settings["weight_decay"],
         # 0 is no limit; the default is 1.
         "max_grad_norm": recipe.workload.gradient_clipping or 0.0,
     }

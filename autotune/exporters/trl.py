@@ -16,6 +16,7 @@ from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
+    HAS,
     KEY_NOTES,
     closest_config,
     model_keys,
@@ -72,14 +73,14 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that trl and accelerate can share out among devices."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "trl", HAS)
     if recipe.device_type == "cpu":
         why = "accelerate, which starts trl, starts a single process on a CPU"
         closest.use_torch(why)
         closest.use_one_device(why)
         closest.leave_out_offload(why)
-    closest.leave_out_zero1("trl")
-    fit_accelerate(closest, "trl", has_groups=True)
+    closest.leave_out_zero1()
+    fit_accelerate(closest, has_groups=True)
     if closest.config.engine == "torch" and not divides_weights(closest.config):
         closest.change("gradient_reduction", "fp32", "trl has no key for it")
     return closest

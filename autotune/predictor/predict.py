@@ -75,6 +75,7 @@ from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.model_file import ignored_quantization
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
 from autotune.spec.workload import Workload
 from autotune.techniques import Training, apply_techniques
@@ -742,7 +743,7 @@ def _resident(
     Paged state is in memory that the device's allocator does not know of. An optimizer's count of
     its steps is a scalar that a GPU has only for a fused update (torch/optim/adam.py, _init_group).
     """
-    has_paged_state = is_cuda and config.optimizer.startswith("paged")
+    has_paged_state = is_cuda and OPTIMIZERS[config.optimizer].is_paged
     counts_on_host = is_cuda and config.optimizer_fusion != "kernel"
     has_weights = not (is_cuda and config.offload == "all")
     modules = [(path, module) for path, module, _ in _modules_of(training.parts.model)]

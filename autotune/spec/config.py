@@ -11,11 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.spec.optimizers import OPTIMIZERS, Optimizer, OptimizerFacts
 from autotune.spec.schema import Built
+from autotune.spec.technique import Numbers, Technique
 
 Precision = Literal[
     "fp32",
@@ -31,15 +33,6 @@ Precision = Literal[
 ]
 Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
 CompileScope = Literal["none", "block", "model"]
-Optimizer = Literal[
-    "adamw",
-    "adafactor",
-    "sgd",
-    "adafactor-fixed-rate",
-    "adamw-8bit",
-    "paged-adamw",
-    "paged-adamw-8bit",
-]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
 Allocator = Literal["default", "expandable"]
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
@@ -61,84 +54,236 @@ class TrainingConfig(Built):
     Raises InvalidInput for a value that the technique does not have.
     """
 
-    precision: Precision = "fp32"
+    precision: Annotated[
+        Precision,
+        Technique(
+            help="Number formats of weights and computation.",
+            is_chosen_first=True,
+            of_scripts=("fp64", "fp16-true", "as-is"),
+            packages={"fp8": "torchao"},
+        ),
+    ] = "fp32"
     """Number formats of computation and storage. `*-mixed`: autocast over fp32 weights;
     `bf16-true`: the whole model in bf16; `bf16-stochastic`: the same with stochastic rounding of
     the update; `fp8`: bf16-mixed with the matrix products of the blocks in fp8. Only scripts have
     `fp64` and `fp16-true`, whose weights are in these formats, and `as-is`, where they are in
     several, or the script itself turns autocast on: nothing is changed then."""
 
-    checkpointing: Checkpointing = "none"
+    checkpointing: Annotated[
+        Checkpointing,
+        Technique(
+            help="Which activations to recompute in the backward pass.",
+        ),
+    ] = "none"
     """Which activations are dropped in the forward pass and recomputed in the backward pass."""
 
-    compile: CompileScope = "none"
+    compile: Annotated[
+        CompileScope,
+        Technique(
+            help="What to compile with torch.compile.",
+        ),
+    ] = "none"
     """What torch.compile compiles as one unit: nothing, each transformer block, or the whole model
     with its loss."""
 
-    memory_budget: float = 1.0
+    memory_budget: Annotated[
+        float,
+        Technique(
+            help="Activation memory budget of torch.compile.",
+            metavar="SHARE",
+            numbers=Numbers(0.0, 1.0),
+            refines="compile",
+        ),
+    ] = 1.0
     """torch.compile's activation memory budget, from 1.0 (save what the partitioner
     would save by default) to 0.0 (recompute everything)."""
 
-    optimizer: Optimizer = "adamw"
-    """torch.optim's AdamW, Adafactor or SGD (momentum 0.9); Adafactor with a fixed learning rate,
-    not scaled by the size of each weight; torchao's AdamW with its state in 8 bits; or AdamW of
-    bitsandbytes, whose state the driver moves to the host when the device is full (`paged-*`)."""
+    optimizer: Annotated[
+        Optimizer,
+        Technique(
+            help=f"Optimizer: {', '.join(OPTIMIZERS)}.",
+            metavar="NAME",
+            is_chosen_first=True,
+            packages={name: facts.package for name, facts in OPTIMIZERS.items() if facts.package},
+        ),
+    ] = "adamw"
+    """What updates the weights (`spec/optimizers.py`)."""
 
-    optimizer_fusion: OptimizerFusion = "none"
+    optimizer_fusion: Annotated[
+        OptimizerFusion,
+        Technique(
+            help="How the optimizer applies its updates.",
+            of_scripts=("as-is",),
+        ),
+    ] = "none"
     """How the update runs: a loop over the parameters, batched (`foreach`), one kernel
     (`fused=True`), or inside the backward pass. Only scripts have `as-is`, where their optimizers
     update in several ways: nothing is changed then."""
 
-    micro_batch_size: int = 1
+    micro_batch_size: Annotated[
+        int,
+        Technique(
+            help="Sequences per forward pass of a device.",
+            flag="--micro-batch",
+            shown_default="its part of the global batch",
+            numbers=Numbers(1),
+            is_chosen_first=True,
+        ),
+    ] = 1
     """Sequences per forward pass; the global batch divided by it is the number of accumulation
     steps."""
 
-    allocator: Allocator = "default"
+    allocator: Annotated[
+        Allocator,
+        Technique(
+            help="Mode of torch's CUDA memory allocator.",
+        ),
+    ] = "default"
     """CUDA caching allocator: default segments or expandable segments."""
 
-    attention: Attention = "auto"
+    attention: Annotated[
+        Attention,
+        Technique(
+            help="Kernel of the attention.",
+            is_added_later=True,
+        ),
+    ] = "auto"
     """Kernel behind scaled_dot_product_attention; `auto`: torch's own choice, call by call."""
 
-    loss: Loss = "full"
+    loss: Annotated[
+        Loss,
+        Technique(
+            help="Compute the loss on all logits at once or in chunks.",
+            is_added_later=True,
+        ),
+    ] = "full"
     """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
 
-    activation_offload: ActivationOffload = "none"
+    activation_offload: Annotated[
+        ActivationOffload,
+        Technique(
+            help="Where activations wait for the backward pass.",
+            is_added_later=True,
+            held_by_the_host={"cpu": "activations are in the host's memory already"},
+        ),
+    ] = "none"
     """Where large activations are stored until the backward pass: on the device, or in pinned host
     memory."""
 
-    adapter: Adapter = "none"
+    adapter: Annotated[
+        Adapter,
+        Technique(
+            help="Train small matrices beside frozen weights.",
+            is_added_later=True,
+            packages={"lora": "peft", "dora": "peft"},
+        ),
+    ] = "none"
     """What is trained: the model's own weights (`none`), or small matrices beside its linear layers
     while the weights are frozen."""
 
-    adapter_rank: int = 8
+    adapter_rank: Annotated[
+        int,
+        Technique(
+            help="Inner width of an adapter's matrices.",
+            numbers=Numbers(1, 2**16),  # larger than the width of any model's layers
+            is_added_later=True,
+            refines="adapter",
+        ),
+    ] = 8
     """Inner width of an adapter's two matrices."""
 
-    adapter_targets: AdapterTargets = "all-linear"
+    adapter_targets: Annotated[
+        AdapterTargets,
+        Technique(
+            help="Layers of the blocks that have adapters.",
+            is_added_later=True,
+            refines="adapter",
+        ),
+    ] = "all-linear"
     """The linear layers of the blocks that have adapters: all, or those of the attention."""
 
-    base_weights: BaseWeights = "trained"
+    base_weights: Annotated[
+        BaseWeights,
+        Technique(
+            help="Number format of frozen weights.",
+            is_added_later=True,
+            refines="adapter",
+            packages={"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"},
+        ),
+    ] = "trained"
     """Number format in which frozen weights are stored. `trained`: that of training; `bf16`; or
     the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the rest in 16 bits."""
 
-    sharding: Sharding = "none"
+    sharding: Annotated[
+        Sharding,
+        Technique(
+            help="What the devices of a trial share out.",
+            shown_default="ddp with several devices",
+            is_added_later=True,
+            needs_devices=True,
+        ),
+    ] = "none"
     """What the devices of a trial share out among them: nothing (`ddp`), the optimizer's state
     (`zero1`), gradients and weights between steps (`zero2`), or weights within a step as well
     (`zero3`); `hsdp` is zero3 within groups of devices, and ddp among the groups."""
 
-    sharding_group: int = 1
+    sharding_group: Annotated[
+        int,
+        Technique(
+            help="Devices that share out one copy of the model, with hsdp.",
+            numbers=Numbers(1),
+            is_added_later=True,
+            refines="sharding",
+            needs_devices=True,
+        ),
+    ] = 1
     """Devices that share out one copy of the model, with `hsdp`."""
 
-    tensor_parallel: int = 1
+    tensor_parallel: Annotated[
+        int,
+        Technique(
+            help="Devices among which each matrix of a block is split.",
+            numbers=Numbers(1),
+            is_added_later=True,
+            needs_devices=True,
+        ),
+    ] = 1
     """Devices among which each matrix of a block is split."""
 
-    offload: Offload = "none"
+    offload: Annotated[
+        Offload,
+        Technique(
+            help="What is in host memory between its uses.",
+            is_added_later=True,
+            held_by_the_host={
+                "optimizer": "the optimizer's state is in the host's memory already",
+                "all": "all tensors are in the host's memory already",
+            },
+            packages={"optimizer": "torchao"},
+        ),
+    ] = "none"
     """What is in host memory between its uses: nothing, the optimizer's state, or weights,
     gradients and state."""
 
-    gradient_reduction: GradientReduction = "fp32"
+    gradient_reduction: Annotated[
+        GradientReduction,
+        Technique(
+            help="Number format in which devices add up gradients.",
+            is_added_later=True,
+            refines="sharding",
+            needs_devices=True,
+        ),
+    ] = "fp32"
     """Number format in which devices add up their gradients."""
 
-    engine: Engine = "torch"
+    engine: Annotated[
+        Engine,
+        Technique(
+            help="Whose code shares out the training.",
+            is_added_later=True,
+            packages={"deepspeed": "deepspeed"},
+        ),
+    ] = "torch"
     """Whose code shares out the training: torch's, or DeepSpeed's."""
 
     def __post_init__(self) -> None:
@@ -152,7 +297,7 @@ class TrainingConfig(Built):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the choices by field name."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {name: getattr(self, name) for name in TECHNIQUES}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -160,7 +305,7 @@ class TrainingConfig(Built):
         hashed = {}
         for name, value in self.to_dict().items():
             is_default = value == getattr(_DEFAULT_CONFIG, name)
-            if name not in _FIELDS_ADDED_LATER or not is_default:
+            if not TECHNIQUES[name].is_added_later or not is_default:
                 hashed[name] = value
         return hashlib.sha256(_SORTED_JSON.encode(hashed).encode()).hexdigest()[:12]
 
@@ -218,116 +363,62 @@ class TrainingConfig(Built):
 
 
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
-_FIELDS_ADDED_LATER = (
-    "attention",
-    "loss",
-    "activation_offload",
-    "adapter",
-    "adapter_rank",
-    "adapter_targets",
-    "base_weights",
-    "sharding",
-    "sharding_group",
-    "tensor_parallel",
-    "offload",
-    "gradient_reduction",
-    "engine",
-)
-"""Fields that the first studies did not have. At their defaults they are left out of a fingerprint,
-so that the fingerprints of old records stay valid."""
+
+_TYPES = {field.name: get_args(field.type) for field in dataclasses.fields(TrainingConfig)}
+TECHNIQUES: Mapping[str, Technique] = {field: technique for field, (_, technique) in _TYPES.items()}
+"""{field: its declaration}, in the order of the fields."""
+
+FIELD_ORDER = tuple(sorted(TECHNIQUES, key=lambda field: not TECHNIQUES[field].is_chosen_first))
+"""The order in which a configuration is built: the legal values of a field depend only on the
+fields before it."""
 
 CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "precision": get_args(Precision),
-    "optimizer": get_args(Optimizer),
-    "checkpointing": get_args(Checkpointing),
-    "compile": get_args(CompileScope),
-    "optimizer_fusion": get_args(OptimizerFusion),
-    "allocator": get_args(Allocator),
-    "attention": get_args(Attention),
-    "loss": get_args(Loss),
-    "activation_offload": get_args(ActivationOffload),
-    "adapter": get_args(Adapter),
-    "adapter_targets": get_args(AdapterTargets),
-    "base_weights": get_args(BaseWeights),
-    "sharding": get_args(Sharding),
-    "offload": get_args(Offload),
-    "gradient_reduction": get_args(GradientReduction),
-    "engine": get_args(Engine),
+    field: values for field in FIELD_ORDER if (values := get_args(_TYPES[field][0]))
 }
 """The values of each technique that has a fixed list of values."""
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(TrainingConfig))
-HELD_BY_THE_HOST: Mapping[str, Mapping[str, str]] = {
-    "activation_offload": {"cpu": "activations are in the host's memory already"},
-    "offload": {
-        "optimizer": "the optimizer's state is in the host's memory already",
-        "all": "all tensors are in the host's memory already",
-    },
-}
-"""What a CPU cannot do: {technique: {value: reason}}."""
-
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
 
-FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
-"""Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
-(`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
+NUMBERS = {
+    field: numbers for field in FIELD_ORDER if (numbers := TECHNIQUES[field].numbers) is not None
+}
+"""The values of the other techniques."""
 
-PRECISIONS_OF_SCRIPTS: tuple[Precision, ...] = ("fp64", "fp16-true", "as-is")
-"""Precisions that only a script has, by bringing them: no search chooses them."""
+WHOLE_NUMBERS = tuple(field for field, numbers in NUMBERS.items() if numbers.are_whole)
 
-OF_SCRIPTS: Mapping[str, tuple[str, ...]] = {
-    "precision": PRECISIONS_OF_SCRIPTS,
-    "optimizer_fusion": ("as-is",),
+OF_SCRIPTS = {
+    field: technique.of_scripts for field, technique in TECHNIQUES.items() if technique.of_scripts
 }
 """{technique: values that only a script has} for the techniques of which it brings its own."""
 
 SEARCHED: Mapping[str, tuple[Any, ...]] = {
-    technique: tuple(value for value in values if value not in OF_SCRIPTS.get(technique, ()))
-    for technique, values in CHOICES.items()
+    field: tuple(value for value in values if value not in OF_SCRIPTS.get(field, ()))
+    for field, values in CHOICES.items()
 }
 """`CHOICES` without those values: what a search can choose."""
 
 AS_IS: Mapping[str, str] = dict.fromkeys(OF_SCRIPTS, "as-is")
 """{technique: the value with which what a script brings is not changed}."""
 
-FIELD_ORDER = (
-    "precision",
-    "optimizer",
-    "micro_batch_size",
-    "checkpointing",
-    "compile",
-    "memory_budget",
-    "optimizer_fusion",
-    "allocator",
-    "attention",
-    "loss",
-    "activation_offload",
-    "adapter",
-    "adapter_rank",
-    "adapter_targets",
-    "base_weights",
-    "sharding",
-    "sharding_group",
-    "tensor_parallel",
-    "offload",
-    "gradient_reduction",
-    "engine",
-)
-"""The order in which a configuration is built: the legal values of a field depend only on the
-fields before it."""
-
 DEPENDENT_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "compile": ("memory_budget",),
-    "adapter": ("adapter_rank", "adapter_targets", "base_weights"),
-    "sharding": ("sharding_group", "gradient_reduction"),
+    field: tuple(other for other in FIELD_ORDER if TECHNIQUES[other].refines == field)
+    for field in dict.fromkeys(technique.refines for technique in TECHNIQUES.values())
+    if field
 }
 """Fields that are at their defaults where the technique is `none`, because they refine it."""
 
-WHOLE_NUMBERS = ("micro_batch_size", "adapter_rank", "sharding_group", "tensor_parallel")
-"""The techniques whose values are whole numbers from 1 up."""
+OF_SEVERAL_DEVICES = tuple(field for field in FIELD_ORDER if TECHNIQUES[field].needs_devices)
 
-OF_SEVERAL_DEVICES = ("sharding", "sharding_group", "tensor_parallel", "gradient_reduction")
-"""The techniques that only a trial on several devices can use."""
+HELD_BY_THE_HOST = {
+    field: technique.held_by_the_host
+    for field, technique in TECHNIQUES.items()
+    if technique.held_by_the_host
+}
+"""What a CPU cannot do: {technique: {value: reason}}."""
+
+FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
+"""Precisions in which one training tells the perplexity: 0.04 % between trainings of one class
+(`studies/sharing`), compiled or not, with any attention kernel and form of the loss."""
 
 SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
 """The values of `sharding` with which a device has only a part of the weights between steps."""
@@ -338,39 +429,21 @@ QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
 
 def check_value(field: str, value: object) -> None:
     """Raise InvalidInput, with the allowed values, if `value` is not a value of `field`."""
-    if field in CHOICES:
-        # The type is tested as well: with `in` alone, a value of another type could compare equal.
-        if not isinstance(value, str) or value not in CHOICES[field]:
-            raise InvalidInput(
-                f"{field} = {value!r} is not possible",
-                hint=suggestion(
-                    value, CHOICES[field], otherwise=f"use one of {', '.join(CHOICES[field])}"
-                ),
-            )
-    elif field == "memory_budget":
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-            raise InvalidInput(
-                f"memory_budget = {value!r} is not possible", hint="use a number from 0.0 to 1.0"
-            )
-    elif field in WHOLE_NUMBERS:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(
-                f"{field} = {value!r} is not possible", hint="use a whole number from 1 up"
-            )
-        if field == "adapter_rank" and value > _LARGEST_RANK:
-            raise InvalidInput(
-                f"adapter_rank = {value} is not possible",
-                hint=f"use a whole number from 1 to {_LARGEST_RANK}",
-            )
-    else:
+    if field not in TECHNIQUES:
         raise InvalidInput(
             f"there is no technique {field!r}",
             hint=suggestion(field, FIELD_ORDER, otherwise=f"use one of {', '.join(FIELD_ORDER)}"),
         )
+    possible = NUMBERS[field] if field in NUMBERS else CHOICES[field]
+    # The type is tested as well: with `in` alone, a value of another type could compare equal.
+    if value in possible and (field in NUMBERS or isinstance(value, str)):
+        return
+    hint = f"use {possible}"
+    if field in CHOICES:
+        otherwise = f"use one of {', '.join(CHOICES[field])}"
+        hint = suggestion(value, CHOICES[field], otherwise=otherwise)
+    raise InvalidInput(f"{field} = {value!r} is not possible", hint=hint)
 
-
-_LARGEST_RANK = 2**16
-"""Larger than the width of any model's layers."""
 
 _DEFAULT_CONFIG = TrainingConfig()
 """fp32 without any technique."""
@@ -461,13 +534,13 @@ class Rule:
     broken: Callable[[Mapping[str, Any], LegalityContext], bool]
     """Returns whether the chosen values, in these circumstances, are the illegal combination."""
     why: str
-    """Template of the reason."""
+    """Template of the reason, in which `facts` are those of the optimizer."""
     hint: str
     """Template of what to change."""
 
     def explanation(self, chosen: Mapping[str, Any], at: LegalityContext) -> tuple[str, str]:
         """Return reason and hint with the values of `chosen` and of the circumstances filled in."""
-        values = {**vars(at), **chosen}
+        values = {**vars(at), **chosen, "facts": OPTIMIZERS.get(chosen.get("optimizer", ""))}
         return self.why.format_map(values), self.hint.format_map(values)
 
     def sentence(self, chosen: Mapping[str, Any], at: LegalityContext) -> str:
@@ -490,11 +563,15 @@ def _chosen_fusion(chosen: Mapping[str, Any], at: LegalityContext) -> Any:
     return "none" if fusion == at.own_fusion else fusion
 
 
+def _facts(chosen: Mapping[str, Any]) -> OptimizerFacts:
+    return OPTIMIZERS[chosen["optimizer"]]
+
+
 RULES = (
     Rule(
         ("precision",),
         lambda c, at: (
-            c["precision"] in PRECISIONS_OF_SCRIPTS and c["precision"] != at.own_precision
+            c["precision"] in OF_SCRIPTS["precision"] and c["precision"] != at.own_precision
         ),
         "precision {precision} is that of a script that brings such weights, and this training is "
         "in {own_precision}",
@@ -528,18 +605,8 @@ RULES = (
     ),
     Rule(
         ("optimizer", "optimizer_fusion"),
-        lambda c, at: _chosen_fusion(c, at) == "kernel" and c["optimizer"] == "adafactor",
-        "torch's Adafactor has no fused kernel",
-        "use optimizer_fusion foreach, or another optimizer",
-    ),
-    Rule(
-        ("optimizer", "optimizer_fusion"),
-        lambda c, at: (
-            _chosen_fusion(c, at) in ("foreach", "kernel")
-            and c["optimizer"] == "adafactor-fixed-rate"
-        ),
-        "adafactor-fixed-rate updates one parameter after the other and has no optimizer_fusion "
-        "{optimizer_fusion}",
+        lambda c, at: not _facts(c).has_fusion(_chosen_fusion(c, at)),
+        "{optimizer} {facts.way_of_updating}: it has no optimizer_fusion {optimizer_fusion}",
         "use none or backward, or another optimizer",
     ),
     Rule(
@@ -567,15 +634,6 @@ RULES = (
         "use another fusion, or no clipping",
     ),
     Rule(
-        ("optimizer", "optimizer_fusion"),
-        lambda c, at: (
-            _chosen_fusion(c, at) in ("foreach", "kernel") and c["optimizer"] == "adamw-8bit"
-        ),
-        "adamw-8bit compiles its own kernel for each parameter and has no optimizer_fusion "
-        "{optimizer_fusion}",
-        "use none or backward, or another optimizer",
-    ),
-    Rule(
         ("precision", "optimizer_fusion"),
         lambda c, _: (
             c["optimizer_fusion"] in ("foreach", "kernel") and c["precision"] == "bf16-stochastic"
@@ -586,8 +644,9 @@ RULES = (
     ),
     Rule(
         ("precision", "optimizer"),
-        lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"] == "adamw-8bit",
-        "bf16-stochastic rounds an optimizer's state to bf16, and that of adamw-8bit is in 8 bits",
+        lambda c, _: c["precision"] == "bf16-stochastic" and bool(_facts(c).state_form),
+        "bf16-stochastic rounds an optimizer's state to bf16, and {optimizer} has it "
+        "{facts.state_form}",
         "use precision bf16-true, or optimizer adamw",
     ),
     Rule(
@@ -609,21 +668,6 @@ RULES = (
         "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens",
         "use a sequence length that is a multiple of 16, another micro_batch_size, "
         "or precision bf16-mixed",
-    ),
-    Rule(
-        ("optimizer", "optimizer_fusion"),
-        lambda c, at: (
-            _chosen_fusion(c, at) in ("foreach", "kernel") and c["optimizer"].startswith("paged")
-        ),
-        "{optimizer} has a kernel of its own for each parameter and no optimizer_fusion "
-        "{optimizer_fusion}",
-        "use none or backward, or another optimizer",
-    ),
-    Rule(
-        ("precision", "optimizer"),
-        lambda c, _: c["precision"] == "bf16-stochastic" and c["optimizer"].startswith("paged"),
-        "bf16-stochastic rounds an optimizer's state, and {optimizer} has it in memory of its own",
-        "use precision bf16-true, or optimizer adamw",
     ),
     Rule(
         ("precision", "adapter"),
@@ -752,7 +796,7 @@ RULES = (
     ),
     Rule(
         ("optimizer", "tensor_parallel"),
-        lambda c, _: c["tensor_parallel"] > 1 and c["optimizer"] not in ("adamw", "sgd"),
+        lambda c, _: c["tensor_parallel"] > 1 and not _facts(c).updates_parts,
         "{optimizer} needs whole weights, which tensor_parallel {tensor_parallel} splits",
         "use optimizer adamw or sgd, or tensor_parallel 1",
     ),
@@ -816,17 +860,14 @@ RULES = (
     ),
     Rule(
         ("optimizer", "offload"),
-        lambda c, _: (
-            c["offload"] != "none"
-            and (c["optimizer"] == "adamw-8bit" or c["optimizer"].startswith("paged"))
-        ),
+        lambda c, _: c["offload"] != "none" and bool(_facts(c).state_form),
         "{optimizer} saves memory of the device, where offload {offload} has no optimizer state",
         "use optimizer adamw, or offload none",
     ),
     Rule(
         ("optimizer", "offload"),
-        lambda c, _: c["offload"] == "all" and c["optimizer"] == "adafactor",
-        "torch's Adafactor does not work on the tensors of FSDP2, which offload all uses",
+        lambda c, _: c["offload"] == "all" and not _facts(c).updates_fsdp2,
+        "{optimizer} does not work on the tensors of FSDP2, which offload all uses",
         "use another optimizer, or offload optimizer",
     ),
     Rule(
@@ -845,7 +886,7 @@ RULES = (
     ),
     Rule(
         ("optimizer", "sharding"),
-        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["optimizer"] not in ("adamw", "sgd"),
+        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and not _facts(c).updates_parts,
         "{optimizer} needs whole weights, which sharding {sharding} divides",
         "use optimizer adamw or sgd, or sharding zero1",
     ),
@@ -873,7 +914,7 @@ RULES = (
     ),
     Rule(
         ("optimizer", "engine"),
-        lambda c, _: c["engine"] == "deepspeed" and c["optimizer"] not in ("adamw", "sgd"),
+        lambda c, _: c["engine"] == "deepspeed" and not _facts(c).updates_parts,
         "engine deepspeed has the optimizer update flat parts of the weights, and {optimizer} "
         "needs whole ones",
         "use optimizer adamw or sgd, or engine torch",

@@ -2,36 +2,19 @@
 
 A rate is named by its optimizer, `adamw`, or by adapter and optimizer, `lora/adamw`. A rate that
 nobody specified follows from others: AdamW in 8 bits and with paged state uses that of AdamW, DoRA
-that of LoRA, and an adapter `ADAPTER_FACTOR` times that of full training.
+that of LoRA, and an adapter `ADAPTER_FACTOR` times that of full training. The defaults are declared
+with the optimizers (`spec/optimizers.py`).
 """
 
 from collections.abc import Iterator, Mapping
 
 from autotune.spec.config import CHOICES
+from autotune.spec.optimizers import OPTIMIZERS, Rates
 
-FROM_SCRATCH: Mapping[str, float] = {
-    "adamw": 2e-3,
-    "adafactor": 3e-2,
-    "sgd": 0.1,
-    "adafactor-fixed-rate": 2e-4,
-}
-"""AdamW: the usual rate of a GPT of a few million parameters. Adafactor: three times
-torch.optim.Adafactor's default, relative to the size of each weight. SGD: the usual rate with
-momentum 0.9. Adafactor with a fixed rate: the rate published with the model of
-`autotune/models/deep_one.py`."""
-
-FROM_SCRATCH_ON_CUDA: Mapping[str, float] = {**FROM_SCRATCH, "adamw": 6e-4}
-"""AdamW: the rate of GPT-3 with 125 M parameters (arXiv:2005.14165, table 2.1)."""
-
-FINE_TUNING: Mapping[str, float] = {
-    "adamw": 2e-5,
-    "adafactor": 3e-4,
-    "sgd": 1e-3,
-    "adafactor-fixed-rate": 2e-5,
-}
-"""For pretrained weights. AdamW: the default of TRL's SFTConfig. Adafactor and SGD: a hundredth of
-the rates from scratch, as for AdamW; Adafactor with a fixed rate as AdamW, whose updates have the
-same size."""
+_RATES = {name: facts.rates for name, facts in OPTIMIZERS.items() if isinstance(facts.rates, Rates)}
+FROM_SCRATCH = {name: rates.from_scratch for name, rates in _RATES.items()}
+FROM_SCRATCH_ON_CUDA = {name: rates.from_scratch_on_cuda for name, rates in _RATES.items()}
+FINE_TUNING = {name: rates.fine_tuning for name, rates in _RATES.items()}
 
 ADAPTER_FACTOR = 10.0
 """The best rate of LoRA is about ten times that of full training, at any rank: Schulman et al.,
@@ -84,4 +67,5 @@ def _names(optimizer: str, adapter: str) -> Iterator[str]:
 
 def _algorithm(optimizer: str) -> str:
     """Return `adamw` for `paged-adamw-8bit`: only how its state is stored differs."""
-    return optimizer.removeprefix("paged-").removesuffix("-8bit")
+    rates = OPTIMIZERS[optimizer].rates
+    return rates if isinstance(rates, str) else optimizer

@@ -13,7 +13,7 @@ from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.prepared_folder import is_made_of
 from autotune.execution.server_tasks import PREPARED
-from autotune.spec.config import QUANTIZED_WEIGHTS
+from autotune.spec.config import TECHNIQUES
 from autotune.spec.result import DeviceInfo, TrialRecord
 from autotune.spec.script_files import check_files_unchanged
 from autotune.spec.space_file import load_space
@@ -110,17 +110,11 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
 def _packages_of(stored: StudyDefinition) -> set[str]:
     """Return the packages that compute in trials of the study, apart from those of user's code."""
     names = {"torch"}
-    choices = {technique: set(values) for technique, values in stored.space.choices().items()}
-    quantized = choices.get("base_weights", set()) & {*QUANTIZED_WEIGHTS}
-    in_8_bit = {value for value in choices.get("optimizer", ()) if value.endswith("8bit")}
     if stored.workload.model_config is not None:
         names.add("transformers")
-    if choices.get("adapter", {"none"}) != {"none"}:
-        names.add("peft")
-    if quantized or in_8_bit or "fp8" in choices.get("precision", ()):
-        names |= {"torchao", "bitsandbytes"}
-    if choices.get("engine", {"torch"}) != {"torch"}:
-        names.add("deepspeed")
+    for technique, values in stored.space.choices().items():
+        packages = TECHNIQUES[technique].packages
+        names.update(packages[value] for value in values if value in packages)
     return names
 
 

@@ -15,10 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autotune.models.parts import Buffers, ModelParts
 from autotune.models.weights import Placement, load_model
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import HELD_BY_THE_HOST, TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import (
-    activation_offload,
     adapter,
     allocator,
     attention,
@@ -36,6 +35,7 @@ from autotune.techniques import (
     sharding,
 )
 from autotune.techniques.deepspeed_engine import UpdateByEngine
+from autotune.techniques.extras import missing_package
 from autotune.techniques.optimizer_fusion import Updater, UpdateRule, make_updater
 from autotune.techniques.requirements import check_parts
 from autotune.techniques.sharding import DataParallel
@@ -233,16 +233,14 @@ def find_unavailable(
         ),
         "allocator": lambda value: allocator.unavailable(value, device=device),
         "attention": lambda value: attention.unavailable(value, device=device),
-        "activation_offload": lambda value: activation_offload.unavailable(value, device=device),
-        "offload": lambda value: offload.unavailable(value, device=device),
-        "engine": deepspeed_engine.unavailable,
-        "adapter": adapter.unavailable,
         "base_weights": lambda value: base_weights.unavailable(value, device=device),
     }
     found: dict[str, dict[str, str]] = {}
-    for technique, probe in probes.items():
-        for value in choices.get(technique, ()):
-            reason = probe(value)
+    for technique, values in choices.items():
+        on_host = HELD_BY_THE_HOST.get(technique, {}) if device.type == "cpu" else {}
+        probe = probes.get(technique, lambda value: None)
+        for value in values:
+            reason = on_host.get(value) or missing_package(technique, value) or probe(value)
             if reason is not None:
                 found.setdefault(technique, {})[value] = reason
     return found

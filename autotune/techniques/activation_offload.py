@@ -12,18 +12,7 @@ not moved. Needs a device with separate memory. Source: torch.autograd.graph.sav
 https://docs.pytorch.org/docs/stable/autograd.html
 """
 
-import torch
-
-from autotune.spec.config import HELD_BY_THE_HOST, ActivationOffload
-
 
 def pinned_bytes(size_bytes: int) -> int:
     """Returns the host memory that torch pins for a tensor: the next power of two, in bytes."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
-
-
-def unavailable(place: ActivationOffload, *, device: torch.device) -> str | None:
-    """Returns why offloading does not work on `device`; None if it does."""
-    if device.type == "cpu":
-        return HELD_BY_THE_HOST["activation_offload"].get(place)
-    return None

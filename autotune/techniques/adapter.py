@@ -15,7 +15,6 @@ then every parameter gets its tensor, real or fake, from `AdaptedWeights`. Sourc
 https://huggingface.co/docs/peft/package_reference/lora
 """
 
-import importlib.util
 import math
 import warnings
 import zlib
@@ -31,7 +30,6 @@ from autotune.models.weights import Placement
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
     QUANTIZED_WEIGHTS,
-    Adapter,
     AdapterTargets,
     TrainingConfig,
 )
@@ -190,13 +188,6 @@ def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
         if not any(isinstance(layer, nn.Linear) for _, layer in layers):
             return "the model's blocks have no torch.nn.Linear"
     return None
-
-
-def unavailable(adapter: Adapter) -> str | None:
-    """Return why adapters cannot be used here; None if they can."""
-    if adapter == "none" or importlib.util.find_spec("peft"):
-        return None
-    return 'peft is not installed: pip install "autotune[finetune]"'
 
 
 def _base_dtype(config: TrainingConfig) -> torch.dtype:

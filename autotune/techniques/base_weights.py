@@ -13,7 +13,6 @@ one layer at a time has a copy of its weight. Source: https://docs.pytorch.org/a
 https://huggingface.co/docs/bitsandbytes/main/en/reference/nn/linear4bit
 """
 
-import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,8 +23,6 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from autotune.errors import first_line_of
 from autotune.spec.config import QUANTIZED_WEIGHTS, BaseWeights
 from autotune.techniques.extras import bitsandbytes
-
-_PACKAGES = {"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"}
 
 
 def prepare(
@@ -81,9 +78,6 @@ def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
     """
     if value not in QUANTIZED_WEIGHTS:
         return None
-    package = _PACKAGES[value]
-    if importlib.util.find_spec(package) is None:
-        return f'{package} is not installed: pip install "autotune[finetune]"'
     try:
         with torch.device("meta"):
             model = nn.Sequential(nn.Linear(256, 256, bias=False, dtype=torch.bfloat16))

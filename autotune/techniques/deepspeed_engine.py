@@ -32,7 +32,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -44,17 +43,10 @@ from autotune.exporters.deepspeed_config import client_settings, engine_settings
 from autotune.exporters.recipe import Recipe
 from autotune.models.parts import ModelParts
 from autotune.shipped.gloo import released
-from autotune.spec.config import Engine, TrainingConfig
+from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques.optimizer_fusion import UpdateRule, state_of
 from autotune.techniques.sharding import DataParallel
-
-
-def unavailable(engine: Engine) -> str | None:
-    """Returns why trials cannot be trained by an engine; None if they can."""
-    if engine == "torch" or find_spec("deepspeed") is not None:
-        return None
-    return "DeepSpeed is not installed: pip install 'autotune[deepspeed]'"
 
 
 class EngineOptimizer(torch.optim.Optimizer):

@@ -1,8 +1,27 @@
-"""Imports optional packages that techniques need, where importing them takes care."""
+"""Optional packages that techniques need: what to install, and imports that take care."""
 
 import logging
 import warnings
+from importlib.util import find_spec
 from typing import Any
+
+from autotune.spec.config import TECHNIQUES
+
+_EXTRAS = {
+    "torchao": "torchao",
+    "deepspeed": "deepspeed",
+    "peft": "finetune",
+    "bitsandbytes": "finetune",
+}
+"""{package: the extra of autotune that installs it}."""
+
+
+def missing_package(technique: str, value: object) -> str | None:
+    """Returns what to install for a value of a technique; None if that is there."""
+    package = TECHNIQUES[technique].packages.get(str(value))
+    if package is None or find_spec(package) is not None:
+        return None
+    return f'{package} is not installed: pip install "autotune[{_EXTRAS[package]}]"'
 
 
 def bitsandbytes() -> Any:

@@ -7,8 +7,6 @@ head, whose logits decide the loss, stays in bf16. Source: arXiv:2209.05433,
 https://docs.pytorch.org/ao/stable/workflows/training.html
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import nn
 
@@ -28,21 +26,11 @@ def convert_blocks(parts: ModelParts, precision: Precision, *, emulate: bool = F
             convert(block, emulate=emulate)
 
 
-def torchao_is_missing() -> str | None:
-    """Returns a message if torchao is not installed, otherwise None."""
-    if find_spec("torchao"):
-        return None
-    return 'torchao is not installed: pip install "autotune[torchao]"'
-
-
 def unavailable(*, device: torch.device) -> str | None:
     """Returns why fp8 does not work on `device`; None if it does.
 
     It is found by a product, forward and backward.
     """
-    missing = torchao_is_missing()
-    if missing:
-        return missing
     try:
         layer = convert(nn.Sequential(nn.Linear(64, 64, bias=False, device=device)))
         with torch.autocast(device.type, dtype=torch.bfloat16):

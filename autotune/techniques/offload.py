@@ -31,19 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import IllegalConfiguration
-from autotune.spec.config import HELD_BY_THE_HOST, Offload
-from autotune.techniques.fp8 import torchao_is_missing
 from autotune.techniques.optimizer_fusion import UpdateRule
 
 SMALLEST_ELEMENTS = 4096
 """Weights with fewer elements are updated on the device. It is torchao's default."""
-
-
-def unavailable(place: Offload, *, device: torch.device) -> str | None:
-    """Returns why offloading does not work on `device`; None if it does."""
-    if device.type == "cpu":
-        return HELD_BY_THE_HOST["offload"].get(place)
-    return torchao_is_missing() if place == "optimizer" else None
 
 
 class StateOnHost(torch.optim.Optimizer):

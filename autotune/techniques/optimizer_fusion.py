@@ -24,8 +24,8 @@ from autotune.shipped.learning_rate import set_learning_rate
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.step_in_backward import step_in_backward
 from autotune.shipped.stochastic_rounding import StochasticallyRounded
-from autotune.spec.config import Optimizer, OptimizerFusion
-from autotune.techniques.fp8 import torchao_is_missing
+from autotune.spec.config import OptimizerFusion
+from autotune.spec.optimizers import OPTIMIZERS, Optimizer
 from autotune.techniques.optimizer import make_optimizer
 from autotune.techniques.tensor_parallel import TensorParallel
 
@@ -185,11 +185,8 @@ def unavailable(
     """
     # 4,096 elements: with fewer, 8-bit AdamW stores its state as plain AdamW does.
     parameter = nn.Parameter(torch.ones(64, 64, device=device))
-    if optimizer == "adamw-8bit":
-        # It compiles its update.
-        reason = torchao_is_missing() or why_no_compilation(device.type)
-        if reason:
-            return reason
+    if OPTIMIZERS[optimizer].compiles_update and (reason := why_no_compilation(device.type)):
+        return reason
     try:
         updater = make_updater(
             [parameter], UpdateRule(optimizer=optimizer, fusion=fusion, learning_rate=0.1)

@@ -5,7 +5,7 @@ process ends. It pins blocks of a power of two bytes. Without a limit the kernel
 pins too much, and often the search with it. Source: c10/core/CachingHostAllocator.h
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from autotune.memory.meter import resident_bytes
 from autotune.shipped import activation_offload
 from autotune.shipped.activation_offload import OnHost
 from autotune.shipped.quantized import tensors_behind
-from autotune.spec.config import Optimizer, TrainingConfig
+from autotune.spec.config import TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.result import PINNED_ON_HOST, STATE_ON_HOST
 from autotune.techniques.activation_offload import pinned_bytes
 from autotune.techniques.offload import SMALLEST_ELEMENTS
@@ -23,8 +24,6 @@ from autotune.units import different_sizes, format_size
 
 KEPT_FREE_SHARE = 0.1
 """The share of the memory available at the start of a trial that stays free for everything else."""
-_STATE_TENSORS: Mapping[Optimizer, int] = {"adamw": 2, "sgd": 1}
-"""How many tensors of a parameter's size its state has; the others have rows and columns."""
 
 
 def check_host_memory(config: TrainingConfig, parameters: Iterable[Tensor]) -> None:
@@ -58,7 +57,8 @@ def bytes_to_host(config: TrainingConfig, parameters: Iterable[Tensor]) -> int:
             continue
         tensor_bytes = tensor.numel() * tensor.element_size()
         size_bytes += 2 * pinned_bytes(tensor_bytes)
-        size_bytes += _STATE_TENSORS.get(config.optimizer, 0) * tensor_bytes
+        # Rows and columns do not count.
+        size_bytes += int(OPTIMIZERS[config.optimizer].state) * tensor_bytes
     return size_bytes
 
 

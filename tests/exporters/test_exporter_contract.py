@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from autotune.exporters import TARGETS
-from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SETTINGS
+from autotune.exporters.recipe import SETTINGS
 from autotune.shipped.adafactor_fixed_rate import WEIGHT_DECAY
 from autotune.spec.config import TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.techniques.optimizer import make_optimizer
 from tests.exporters.readers.registry import READERS
 from tests.exporters.recipes import (
@@ -129,17 +130,16 @@ def test_a_target_has_a_reader(name):
     assert name in READERS
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZER_SETTINGS)
-def test_what_trials_train_with_is_what_exports_write_down(optimizer):
-    if optimizer == "adamw-8bit":
-        pytest.importorskip("torchao")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_declared_settings_are_those_of_the_class(optimizer):
+    facts = OPTIMIZERS[optimizer]
+    if facts.package:
+        pytest.importorskip(facts.package)
     made = make_optimizer(
         [torch.nn.Parameter(torch.ones(2, 2))], optimizer, fusion="none", learning_rate=0.1
     )
     known = {
         **made.defaults,
-        **({"weight_decay": WEIGHT_DECAY} if optimizer == "adafactor-fixed-rate" else {}),
+        **({"weight_decay": WEIGHT_DECAY} if facts.has_settings_in_code else {}),
     }
-    assert {name: known[name] for name in OPTIMIZER_SETTINGS[optimizer]} == dict(
-        OPTIMIZER_SETTINGS[optimizer]
-    )
+    assert {name: known[name] for name in facts.settings} == dict(facts.settings)

@@ -9,7 +9,7 @@ from autotune.errors import InvalidSpace
 from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,
-    PRECISIONS_OF_SCRIPTS,
+    OF_SCRIPTS,
     LegalityContext,
     TrainingConfig,
     rule_violations,
@@ -882,7 +882,7 @@ def test_where_precision_cannot_be_cast_every_trial_is_as_the_script_brings_it()
     ]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS_OF_SCRIPTS)
+@pytest.mark.parametrize("precision", OF_SCRIPTS["precision"])
 def test_formats_that_only_a_script_brings_are_legal_for_that_script_alone(precision):
     space = space_with(("fp32", precision))
     legal = bind_space(space, LegalityContext(global_batch=8), unavailable={})

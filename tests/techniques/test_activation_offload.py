@@ -7,7 +7,7 @@ from torch import nn
 from autotune.shipped import activation_offload as shipped
 from autotune.shipped.activation_offload import offloaded, to_device, to_host
 from autotune.spec.config import TrainingConfig
-from autotune.techniques import activation_offload
+from autotune.techniques import find_unavailable
 
 
 @pytest.fixture
@@ -87,8 +87,11 @@ def test_a_slice_takes_only_its_bytes_on_the_host():
 
 
 def test_offloading_is_unavailable_on_a_cpu():
-    assert "host" in activation_offload.unavailable("cpu", device=torch.device("cpu"))
-    assert activation_offload.unavailable("cpu", device=torch.device("cuda")) is None
+    choices = {"activation_offload": ["none", "cpu"]}
+    found = find_unavailable(choices, device=torch.device("cpu"))
+    assert list(found["activation_offload"]) == ["cpu"]
+    assert "host" in found["activation_offload"]["cpu"]
+    assert find_unavailable(choices, device=torch.device("cuda")) == {}
 
 
 def test_a_prediction_for_a_gpu_does_not_count_offloaded_tensors():

@@ -1,7 +1,5 @@
 """Adapters and frozen weights: what is trained, how it begins, and what is stored."""
 
-import importlib.util
-
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import TOLERANCES
 from autotune.spec.workload import make_workload
-from autotune.techniques import adapter, apply_techniques
+from autotune.techniques import apply_techniques, extras
 from autotune.techniques.adapter import target_layers
 from autotune.techniques.requirements import missing_parts
 from autotune.training.step import TrainingStep
@@ -275,6 +273,6 @@ def test_layers_that_are_extrapolated_count_in_the_share_of_weights():
 
 
 def test_without_peft_no_adapter_is_there_and_full_training_is(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "peft is not installed" in (adapter.unavailable("lora") or "")
-    assert adapter.unavailable("none") is None
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    assert "peft is not installed" in (extras.missing_package("adapter", "lora") or "")
+    assert extras.missing_package("adapter", "none") is None

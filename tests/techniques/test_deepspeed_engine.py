@@ -165,7 +165,7 @@ def test_deepspeed_leaves_the_space_with_a_sentence_where_it_is_not_installed(mo
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     found = find_unavailable({"engine": ["torch", "deepspeed"]}, device=torch.device("cpu"))
     assert list(found["engine"]) == ["deepspeed"]
-    assert "pip install 'autotune[deepspeed]'" in found["engine"]["deepspeed"]
+    assert 'pip install "autotune[deepspeed]"' in found["engine"]["deepspeed"]
 
 
 def test_a_training_by_deepspeed_is_not_predicted():

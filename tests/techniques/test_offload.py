@@ -12,7 +12,7 @@ from autotune.memory.host import HostMemoryExceeded
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
 from autotune.spec.workload import make_workload
-from autotune.techniques import offload, pinned_memory
+from autotune.techniques import find_unavailable, offload, pinned_memory
 from autotune.techniques.offload import SMALLEST_ELEMENTS
 from autotune.techniques.optimizer_fusion import UpdateAfterBackward, UpdateRule, make_updater
 
@@ -115,9 +115,9 @@ def test_the_update_on_the_host_follows_the_learning_rate():
 
 @pytest.mark.parametrize("place", ["optimizer", "all"])
 def test_offloading_is_unavailable_on_a_cpu(place):
-    reason = offload.unavailable(place, device=torch.device("cpu"))
-    assert reason is not None
-    assert "in the host's memory already" in reason
+    found = find_unavailable({"offload": ["none", place]}, device=torch.device("cpu"))
+    assert list(found["offload"]) == [place]
+    assert "in the host's memory already" in found["offload"][place]
 
 
 def test_state_on_the_host_without_a_gpu_is_rejected_in_a_sentence(make_trainer):

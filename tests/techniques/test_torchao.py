@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from autotune.shipped.fp8 import can_be_fp8, convert
-from autotune.techniques import find_unavailable, fp8
+from autotune.techniques import extras, find_unavailable, fp8
 from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 
 CPU = torch.device("cpu")
@@ -26,7 +26,7 @@ def eager_updates():
 @pytest.fixture
 def without_torchao(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(fp8, "find_spec", lambda name: None if name == "torchao" else find(name))
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "torchao" else find(name))
 
 
 def rule(**choices):

@@ -27,7 +27,8 @@ from autotune.errors import (
 )
 from autotune.execution.server.tasks import devices
 from autotune.shipped.changed_method import Changed
-from autotune.spec.config import Optimizer, TrainingConfig
+from autotune.spec.config import TrainingConfig
+from autotune.spec.optimizers import Optimizer
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload

@@ -15,6 +15,7 @@ from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
+from autotune.exporters.reasons import MADE_BY_CLASS
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe
 from autotune.spec.model_file import with_layers
 from autotune.spec.user_code import is_function_reference
@@ -51,7 +52,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that the script can train with."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "the script", MADE_BY_CLASS)
     closest.use_torch("the script needs no DeepSpeed: export to deepspeed for it")
     closest.leave_out_tensor_parallel(
         "the script has whole matrices on every device: export to torchtitan for split ones"

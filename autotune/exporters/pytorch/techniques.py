@@ -13,7 +13,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
-from autotune.exporters.script_lines import imported_optimizer, optimizer_flags
+from autotune.exporters.script_lines import imported_optimizer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 
@@ -230,12 +230,10 @@ def _optimizer(recipe: Recipe) -> list[Part]:
 
 
 def _make_optimizer(recipe: Recipe, *, name: str) -> Part:
-    config = recipe.config
-    settings: dict[str, object] = {"lr": "LEARNING_RATE"}
-    if config.optimizer != "adafactor-fixed-rate":
-        settings |= recipe.optimizer_settings
-    settings |= optimizer_flags(config)
-    kind, import_class = imported_optimizer(config)
+    facts = recipe.optimizer
+    flags = facts.flags(recipe.config.optimizer_fusion)
+    settings: dict[str, object] = {"lr": "LEARNING_RATE", **facts.arguments, **flags}
+    kind, import_class = imported_optimizer(recipe)
     arguments = "".join(f"        {setting}={value},\n" for setting, value in settings.items())
     return code(
         f"{import_class}\nimport torch\nfrom torch import nn\n\n"

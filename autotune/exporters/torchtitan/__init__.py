@@ -14,18 +14,15 @@ from autotune.exporters.devices import Closest, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
-from autotune.exporters.reasons import Reason, Table, reasons_in
-from autotune.exporters.recipe import OPTIMIZER_SETTINGS, Recipe
+from autotune.exporters.reasons import KNOWN, Reason, Table, reasons_in
+from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
 from autotune.spec.config import TrainingConfig
-from autotune.spec.learning_rates import rate_name
 
 
 def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(recipe, version)
-    closest.lacks(_lacking_optimizer(closest.recipe, version))
-    closest.lacks(_lacking_adapter(closest.config, version))
     closest.lacks({"precision": _precision(closest.config, version)})
     closest.lacks({"checkpointing": _checkpointing(closest.config.checkpointing, version)})
     closest.lacks(reasons_in({**_LACKING, **_LACKING_IN[version]}, closest.config))
@@ -56,9 +53,10 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe, version: str) -> Closest:
     """Return the closest recipe that torchtitan can share out among devices."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "torchtitan", KNOWN)
+    _fit_adapter(closest, version)
     closest.use_torch("torchtitan has no DeepSpeed")
-    closest.leave_out_zero1("torchtitan")
+    closest.leave_out_zero1()
     if version == "0.2" and closest.config.sharding == "ddp":
         why = "torchtitan 0.2 has DistributedDataParallel on its own only"
         closest.leave_out_tensor_parallel(why)
@@ -184,42 +182,16 @@ _LACKING_IN: Mapping[str, Table] = {
 """{version: what it does not express, in addition}."""
 
 
-def _lacking_adapter(config: TrainingConfig, version: str) -> dict[str, Reason]:
-    if config.adapter == "none":
-        return {}
+def _fit_adapter(closest: Closest, version: str) -> None:
+    """Change the adapters that torchtitan does not have."""
     if version == "0.2":
         why = "torchtitan 0.2 has no adapters: all weights are trained, in much more memory"
-        return {
-            setting: (instead, why)
-            for setting, instead in UNTRAINED.items()
-            if getattr(config, setting) != instead
-        }
-    reasons: dict[str, Reason] = {}
-    if config.adapter == "dora":
-        reasons["adapter"] = ("lora", "torchtitan's adapters have no magnitudes")
-    if config.base_weights != "trained":
-        why = "torchtitan stores frozen weights in the number format of training"
-        reasons["base_weights"] = ("trained", why)
-    return reasons
-
-
-def _lacking_optimizer(recipe: Recipe, version: str) -> dict[str, Reason]:
-    config = recipe.config
-    reasons: dict[str, Reason] = {}
-    if config.optimizer != "adamw":
-        reasons["optimizer"] = ("adamw", "torchtitan has only Adam and AdamW")
-    # What the files train: `none` is all weights.
-    adapter = "none" if config.adapter == "none" or version == "0.2" else "lora"
-    used, instead = rate_name(config.optimizer, config.adapter), rate_name("adamw", adapter)
-    why = f"it belongs to {used}; the files have that of {instead}"
-    settings = recipe.settings()
-    rate = recipe.workload.learning_rate_of("adamw", adapter)
-    if rate != settings["learning_rate"]:
-        reasons["learning_rate"] = (rate, why)
-    decay = OPTIMIZER_SETTINGS["adamw"]["weight_decay"]
-    if decay != settings["weight_decay"]:
-        reasons["weight_decay"] = (decay, why)
-    return reasons
+        for setting, instead in UNTRAINED.items():
+            closest.change(setting, instead, why)
+    if closest.config.adapter == "dora":
+        closest.change("adapter", "lora", "torchtitan's adapters have no magnitudes")
+    why = "torchtitan stores frozen weights in the number format of training"
+    closest.change("base_weights", "trained", why)
 
 
 def _checkpointing(value: str, version: str) -> Reason | None:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters.adapters import ALPHA
-from autotune.exporters.recipe import OPTIMIZER_SETTINGS, SMALLEST_RATE, Recipe
+from autotune.exporters.recipe import SMALLEST_RATE, Recipe
+from autotune.spec.optimizers import OPTIMIZERS
 
 ATTENTION_MODULE = "autotune_attention.py"
 
@@ -37,7 +38,7 @@ _FEED_FORWARD_LAYERS = ("w1", "w2", "w3")
 def module(recipe: Recipe, effective: Mapping[str, Any]) -> str:
     """Return the module for 0.3: a function that returns the whole configuration."""
     adamw = {
-        **OPTIMIZER_SETTINGS["adamw"],
+        **OPTIMIZERS["adamw"].settings,
         "lr": effective["learning_rate"],
         "weight_decay": effective["weight_decay"],
     }
@@ -208,7 +209,7 @@ def toml(recipe: Recipe, effective: Mapping[str, Any]) -> str:
 
     Keys with the value None are omitted: TOML has no None, and it is their default.
     """
-    adamw = OPTIMIZER_SETTINGS["adamw"]
+    adamw = OPTIMIZERS["adamw"].settings
     values = {
         "model.name": "llama3",
         "model.flavor": "debugmodel",

@@ -14,7 +14,7 @@ from autotune.exporters.adapters import packages
 from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import Reason, Table, reasons_in
+from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -69,11 +69,11 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Return the closest recipe that Trainer can share out among devices."""
-    closest = Closest(recipe)
+    closest = Closest(recipe, "Trainer", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch("DeepSpeed of transformers needs a GPU")
-    closest.leave_out_zero1("Trainer")
-    fit_accelerate(closest, "Trainer", has_groups=False)
+    closest.leave_out_zero1()
+    fit_accelerate(closest, has_groups=False)
     config = closest.config
     if config.engine == "torch" and not divides_weights(config):
         closest.change("gradient_reduction", "fp32", "Trainer has no key for it")

@@ -18,7 +18,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.pytorch.techniques import technique_modules
 from autotune.exporters.recipe import Recipe, in_docstring
-from autotune.exporters.script_lines import imported_optimizer, optimizer_flags
+from autotune.exporters.script_lines import imported_optimizer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 
@@ -323,7 +323,7 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
 
 def _make_optimizer(recipe: Recipe) -> Part:
     config = recipe.config
-    name, import_class = imported_optimizer(config)
+    name, import_class = imported_optimizer(recipe)
     imports = f"    {import_class}\n\n" if import_class else ""
     body = f"    return {_call(name, *_optimizer_arguments(recipe))}"
     if config.precision == "bf16-stochastic":
@@ -359,11 +359,11 @@ def _call(function: str, *arguments: str) -> str:
 
 def _optimizer_arguments(recipe: Recipe) -> list[str]:
     """Return the arguments as in `autotune/techniques/optimizer.py`."""
-    if recipe.config.optimizer == "adafactor-fixed-rate":
-        return ["parameters", "lr=learning_rate"]
-    settings = {**recipe.optimizer_settings, **optimizer_flags(recipe.config)}
-    others = [f"{name}={value}" for name, value in settings.items() if name != "weight_decay"]
-    return ["parameters", "lr=learning_rate", "weight_decay=weight_decay", *others]
+    flags = recipe.optimizer.flags(recipe.config.optimizer_fusion)
+    settings: dict[str, object] = {"lr": "learning_rate", **recipe.optimizer.arguments, **flags}
+    if "weight_decay" in settings:
+        settings["weight_decay"] = "weight_decay"
+    return ["parameters", *(f"{name}={value}" for name, value in settings.items())]
 
 
 _TRAINER = '''

@@ -16,7 +16,7 @@ Loads torch only in `apply`.
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -28,6 +28,7 @@ from autotune.spec.config import (
     check_legal,
     configuration_of,
 )
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.user_files import read_json
 from autotune.spec.workload import Workload
 
@@ -161,7 +162,7 @@ def apply(
         config = current_config()
     else:
         names = [type(one).__name__ for one in all_optimizers(optimizer)]
-        measured = _CLASSES[config.optimizer]
+        measured = OPTIMIZERS[config.optimizer].class_name
         if measured not in names:
             warnings.warn(
                 f"the configuration was measured with {measured}, and the optimizer is "
@@ -204,18 +205,6 @@ def _check_applicable(config: TrainingConfig) -> None:
             "PYTORCH_ALLOC_CONF=expandable_segments:True",
             stacklevel=4,
         )
-
-
-_CLASSES: Mapping[str, str] = {
-    "adamw": "AdamW",
-    "adafactor": "Adafactor",
-    "sgd": "SGD",
-    "adafactor-fixed-rate": "AdafactorFixedRate",
-    "adamw-8bit": "AdamW8bit",
-    "paged-adamw": "PagedAdamW",
-    "paged-adamw-8bit": "PagedAdamW8bit",
-}
-"""The class of each optimizer in trials."""
 
 
 def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
