@@ -43,6 +43,7 @@ class Closest:
         unknown = unknown_values(self.config, self.has, trainer=self.trainer)
         for technique, (instead, why) in unknown.items():
             self.change(technique, instead, why)
+        self.unknown = dict(self.reasons)
 
     @property
     def config(self) -> TrainingConfig:
@@ -51,10 +52,13 @@ class Closest:
     def lacks(self, reasons: Mapping[str, Reason | None]) -> None:
         """Note what the trainer does not express, but for settings that differ already.
 
-        None stands for a setting that it does express.
+        None stands for a setting that it does express. What replaces a value that the trainer has
+        no key for may be something that it does not express either.
         """
         for setting, reason in reasons.items():
-            if reason is not None:
+            if reason is not None and setting in self.unknown:
+                self.reasons[setting] = (reason[0], self.unknown[setting][1])
+            elif reason is not None:
                 self.reasons.setdefault(setting, reason)
 
     def unsupported(self) -> tuple[Unsupported, ...]:

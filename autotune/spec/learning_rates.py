@@ -54,7 +54,9 @@ def learning_rate_of(rates: Mapping[str, float], optimizer: str, adapter: str) -
             return rates[name]
     if adapter != "none":
         return ADAPTER_FACTOR * learning_rate_of(rates, optimizer, "none")
-    return FROM_SCRATCH[_algorithm(optimizer)]
+    defaults = OPTIMIZERS[_algorithm(optimizer)].rates
+    assert isinstance(defaults, Rates), "an algorithm has rates of its own"
+    return defaults.from_scratch
 
 
 def _names(optimizer: str, adapter: str) -> Iterator[str]:

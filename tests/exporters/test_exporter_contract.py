@@ -5,14 +5,17 @@ value} in our words for all that is not left to the user's own code. It parses t
 trainer's own package where that is installed.
 """
 
+import dataclasses
+
 import pytest
 import torch
 
 from autotune.exporters import TARGETS
 from autotune.exporters.recipe import SETTINGS
 from autotune.shipped.adafactor_fixed_rate import WEIGHT_DECAY
-from autotune.spec.config import TrainingConfig
-from autotune.spec.optimizers import OPTIMIZERS
+from autotune.spec import config as config_module
+from autotune.spec.config import CHOICES, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts, Rates
 from autotune.techniques.optimizer import make_optimizer
 from tests.exporters.readers.registry import READERS
 from tests.exporters.recipes import (
@@ -99,6 +102,54 @@ def test_a_value_of_a_technique_is_in_the_files_or_listed_as_not_expressed(name,
 @pytest.mark.parametrize(("name", "version"), versions())
 def test_every_version_has_every_value_in_the_files_or_listed_as_not_expressed(name, version):
     check_all(name, version, of_techniques())
+
+
+def unheard_of(technique, monkeypatch):
+    """Declares a value that no exporter knows, and returns the recipe of a trial with it."""
+    known = config_module._CHOICES[technique]
+    monkeypatch.setitem(config_module._CHOICES, technique, known | {"unheard-of"})
+    asked = recipe()
+    config = dataclasses.replace(asked.config, **{technique: "unheard-of"})
+    return dataclasses.replace(asked, config=config)
+
+
+@pytest.mark.parametrize("technique", [name for name in CHOICES if name != "optimizer"])
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_a_value_that_no_exporter_knows_is_listed_as_not_expressed(
+    name, version, technique, monkeypatch
+):
+    asked = unheard_of(technique, monkeypatch)
+    check(name, version, asked)
+    refused = {entry.setting: entry for entry in TARGETS[name].write(asked, version).unsupported}
+    assert refused[technique].value == "unheard-of"
+
+
+@pytest.mark.parametrize("kin", ["adamw", "an algorithm of its own"])
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_an_optimizer_that_no_exporter_knows_is_made_by_its_class_or_not_expressed(
+    name, version, kin, monkeypatch
+):
+    rates = kin
+    if kin != "adamw":
+        rates = Rates(from_scratch=1e-4, from_scratch_on_cuda=1e-4, fine_tuning=1e-5)
+    facts = OptimizerFacts(
+        class_path="package.Unheard",
+        settings={"weight_decay": 0.25, "eps": 1e-7},
+        rates=rates,
+        state=1.0,
+    )
+    monkeypatch.setitem(OPTIMIZERS, "unheard-of", facts)
+    asked = unheard_of("optimizer", monkeypatch)
+    export = TARGETS[name].write(asked, version)
+    refused = {entry.setting: entry for entry in export.unsupported}
+    if "optimizer" not in refused:
+        assert any("Unheard" in text for text in export.files.values())
+        return
+    assert refused["optimizer"].value == "unheard-of"
+    if refused["optimizer"].instead is not None:
+        check(name, version, asked)
+    else:
+        assert "package.Unheard" in refused["optimizer"].why
 
 
 @pytest.mark.parametrize(("name", "version"), versions())
