@@ -299,7 +299,8 @@ class ExpectedStep:
         if config.precision in ("bf16-true", "fp16-true", "bf16-stochastic"):
             weights *= 0.5
         gradients = GRADIENTS_IN_BACKWARD if config.optimizer_fusion == "backward" else 1.0
-        trained = weights * (1 + gradients + OPTIMIZERS[config.optimizer].state)
+        optimizer = OPTIMIZERS[config.optimizer]
+        trained = weights * (1 + gradients + (0.0 if optimizer.is_paged else optimizer.state))
         if config.adapter == "none":
             return trained
         return weights * BASE_WEIGHTS.get(config.base_weights, 1.0) + SHARE_OF_ADAPTER * trained

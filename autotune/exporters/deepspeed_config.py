@@ -13,7 +13,7 @@ from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import shipped_files
 from autotune.exporters.devices import Closest, fit_deepspeed, zero_settings
 from autotune.exporters.export import Export, Target
-from autotune.exporters.reasons import MADE_BY_CLASS, RECOMPUTING, Reason, Table, reasons_in
+from autotune.exporters.reasons import KNOWN, MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import (
     COPY_THE_LOSS,
@@ -200,7 +200,7 @@ _LACKING: Table = {
         "fp8": ("bf16-mixed", "DeepSpeed has no fp8: write {blocks} before deepspeed.initialize"),
     },
     "checkpointing": dict.fromkeys(
-        RECOMPUTING,
+        KNOWN["checkpointing"],
         (
             None,
             "the section activation_checkpointing affects only models that call "

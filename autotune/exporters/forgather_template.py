@@ -12,7 +12,7 @@ from autotune.exporters.adapters import left_to_script, packages
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
-from autotune.exporters.reasons import MADE_BY_CLASS, RECOMPUTING, Reason, Table, reasons_in
+from autotune.exporters.reasons import KNOWN, MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
@@ -69,7 +69,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
 _WHOLE_BLOCKS = (
     "forgather checkpoints every block; other choices are code (enable_activation_checkpoint_fn)"
 )
-_OTHER_CHECKPOINTING = [value for value in RECOMPUTING if value != "block"]
+_OTHER_CHECKPOINTING = [value for value in KNOWN["checkpointing"] if value != "block"]
 _LACKING: Table = {
     "checkpointing": dict.fromkeys(_OTHER_CHECKPOINTING, ("block", _WHOLE_BLOCKS)),
     "compile": {

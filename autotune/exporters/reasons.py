@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from autotune.spec.config import CHOICES, TrainingConfig
-from autotune.spec.optimizers import OPTIMIZERS
+from autotune.spec.optimizers import OPTIMIZERS, algorithm_of
 
 Reason = tuple[Any, str]
 """What the files do instead (None: the user's code decides it), and why, as `Unsupported` has it.
@@ -36,9 +36,6 @@ KNOWN: Values = {
 MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
 """The same of an exporter that has, or quotes, any optimizer by the name of its class."""
 
-RECOMPUTING = tuple(value for value in CHOICES["checkpointing"] if value != "none")
-"""The values of `checkpointing` that recompute something."""
-
 
 def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, Reason]:
     """Return {setting: reason} of the values of `config` that are in the table.
@@ -65,7 +62,7 @@ def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict
         value, default = getattr(config, technique), getattr(TrainingConfig(), technique)
         if value == default or value in has.get(technique, ()):
             continue
-        closest = OPTIMIZERS[value].rates if technique == "optimizer" else default
+        closest = algorithm_of(value) if technique == "optimizer" else default
         instead = closest if closest in has.get(technique, ()) else default
         reasons[technique] = (instead, f"{trainer} has no key for it")
     return reasons

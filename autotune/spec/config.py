@@ -606,7 +606,7 @@ RULES = (
     Rule(
         ("optimizer", "optimizer_fusion"),
         lambda c, at: not _facts(c).has_fusion(_chosen_fusion(c, at)),
-        "{optimizer} {facts.way_of_updating}: it has no optimizer_fusion {optimizer_fusion}",
+        "{optimizer} {facts.way_of_updating}, and has no optimizer_fusion {optimizer_fusion}",
         "use none or backward, or another optimizer",
     ),
     Rule(

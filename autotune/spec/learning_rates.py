@@ -9,7 +9,7 @@ with the optimizers (`spec/optimizers.py`).
 from collections.abc import Iterator, Mapping
 
 from autotune.spec.config import CHOICES
-from autotune.spec.optimizers import OPTIMIZERS, Rates
+from autotune.spec.optimizers import OPTIMIZERS, Rates, algorithm_of
 
 _RATES = {name: facts.rates for name, facts in OPTIMIZERS.items() if isinstance(facts.rates, Rates)}
 FROM_SCRATCH = {name: rates.from_scratch for name, rates in _RATES.items()}
@@ -54,7 +54,7 @@ def learning_rate_of(rates: Mapping[str, float], optimizer: str, adapter: str) -
             return rates[name]
     if adapter != "none":
         return ADAPTER_FACTOR * learning_rate_of(rates, optimizer, "none")
-    defaults = OPTIMIZERS[_algorithm(optimizer)].rates
+    defaults = OPTIMIZERS[algorithm_of(optimizer)].rates
     assert isinstance(defaults, Rates), "an algorithm has rates of its own"
     return defaults.from_scratch
 
@@ -63,11 +63,5 @@ def _names(optimizer: str, adapter: str) -> Iterator[str]:
     """Yield the names under which the rate may be, the closest first."""
     adapters = (adapter, "lora") if adapter == "dora" else (adapter,)
     for kind in adapters:
-        for one in (optimizer, _algorithm(optimizer)):
+        for one in (optimizer, algorithm_of(optimizer)):
             yield rate_name(one, kind)
-
-
-def _algorithm(optimizer: str) -> str:
-    """Return `adamw` for `paged-adamw-8bit`: only how its state is stored differs."""
-    rates = OPTIMIZERS[optimizer].rates
-    return rates if isinstance(rates, str) else optimizer

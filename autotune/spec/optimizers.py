@@ -53,7 +53,7 @@ class OptimizerFacts:
     """Its learning rates, or the optimizer that it shares them with: the same algorithm, whose
     state is stored otherwise."""
     state: float
-    """Size of its state on a CUDA device, relative to fp32 weights."""
+    """Size of its state relative to fp32 weights."""
     state_form: str = ""
     """How its state is stored, if not in tensors of the number format of the weights."""
     fusions: tuple[str, ...] = ()
@@ -68,6 +68,7 @@ class OptimizerFacts:
     compiles_update: bool = False
     """Whether it compiles its update, for which a compiler must be installed."""
     is_paged: bool = False
+    """Whether the driver moves its state to the host: then it takes no memory of a CUDA device."""
 
     @property
     def class_name(self) -> str:
@@ -125,7 +126,7 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
         rates=Rates(from_scratch=3e-2, from_scratch_on_cuda=3e-2, fine_tuning=3e-4),
         state=0.05,
         fusions=("foreach",),
-        way_of_updating="of torch updates in a loop or in batches",
+        way_of_updating="updates in a loop or in batches",
         updates_fsdp2=False,
     ),
     # The usual rate with momentum 0.9; for pretrained weights a hundredth, as for AdamW.
@@ -161,7 +162,7 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
         class_path="bitsandbytes.optim.PagedAdamW",
         settings=_ADAMW,
         rates="adamw",
-        state=0.0,
+        state=2.0,
         state_form="in memory of its own",
         way_of_updating="has a kernel of its own for each parameter",
         is_paged=True,
@@ -170,9 +171,15 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
         class_path="bitsandbytes.optim.PagedAdamW8bit",
         settings=_ADAMW,
         rates="adamw",
-        state=0.0,
+        state=0.5,
         state_form="in memory of its own",
         way_of_updating="has a kernel of its own for each parameter",
         is_paged=True,
     ),
 }
+
+
+def algorithm_of(optimizer: str) -> str:
+    """Returns `adamw` for `paged-adamw-8bit`: only how its state is stored differs."""
+    rates = OPTIMIZERS[optimizer].rates
+    return rates if isinstance(rates, str) else optimizer

@@ -35,11 +35,13 @@ _NO_PRECISION: Mapping[Precision, str] = {
     "fp8": "a script's optimizer was made for the layers that fp8 would replace",
     "bf16-stochastic": "a script brings its own optimizer, which rounds to nearest",
 }
-_NO_CHUNKS = "a script computes its loss itself"
-_NO_OPTIMIZER = "a script brings its own optimizer"
-_NO_OFFLOAD = "a script's optimizer updates the weights that it was given"
-_NO_ENGINE = "a script calls its model, backward and its optimizer itself"
-_NO_ADAPTER = "a script's optimizer was made for the model's own weights, which it would freeze"
+_NOT_IN_A_SCRIPT = {
+    "loss": "a script computes its loss itself",
+    "offload": "a script's optimizer updates the weights that it was given",
+    "engine": "a script calls its model, backward and its optimizer itself",
+    "adapter": "a script's optimizer was made for the model's own weights, which it would freeze",
+}
+"""{technique: why a script's training has nothing but its default}."""
 
 Optimizers = TypeVar("Optimizers", bound=Optimizer | Sequence[Optimizer])
 """One optimizer, or a list or tuple of several."""
@@ -84,30 +86,13 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     precision.set_matmul_precision(config.precision)
     memory_budget.set_memory_budget(config.memory_budget)
     attention.set_attention_backend(config.attention)
-    if config.loss == "chunked":
-        raise IllegalConfiguration(
-            f"loss chunked cannot be applied: {_NO_CHUNKS}", hint="use another loss"
-        )
-    if config.offload != "none":
-        raise IllegalConfiguration(
-            f"offload {config.offload} cannot be applied: {_NO_OFFLOAD}", hint="use offload none"
-        )
-    if config.engine != "torch":
-        raise IllegalConfiguration(
-            f"engine {config.engine} cannot be applied: {_NO_ENGINE}", hint="use engine torch"
-        )
-    if config.adapter != "none":
-        raise IllegalConfiguration(
-            f"adapter {config.adapter} cannot be applied: {_NO_ADAPTER}",
-            hint="set adapter to none, or give the model its adapters in the script",
-        )
+    for technique, value in config.to_dict().items():
+        if reason := _why_not_in_a_script(technique, value):
+            raise IllegalConfiguration(
+                f"{technique} {value} cannot be applied: {reason}", hint=f"use another {technique}"
+            )
     parts = parts_of_user_model(model)
     check_parts(parts, config)
-    if config.precision in _NO_PRECISION:
-        reason = _NO_PRECISION[config.precision]
-        raise IllegalConfiguration(
-            f"precision {config.precision} cannot be applied: {reason}", hint="use bf16-mixed"
-        )
     own = own_precision(model)
     if config.precision not in (own, "as-is"):
         if own == "as-is":
@@ -120,6 +105,14 @@ def apply_to_user_model(config: TrainingConfig, model: nn.Module) -> None:
     wrap_blocks(parts, config)
     _offload_around_forward(model, config.activation_offload)
     _applied[model] = config
+
+
+def _why_not_in_a_script(technique: str, value: Any) -> str | None:
+    """Returns why a script's training cannot have a value; None if nothing is known against it."""
+    if technique == "precision":
+        return _NO_PRECISION.get(value)
+    is_default = value == getattr(TrainingConfig(), technique)
+    return None if is_default else _NOT_IN_A_SCRIPT.get(technique)
 
 
 def _check_that_weights_exist(model: nn.Module) -> None:
@@ -176,13 +169,13 @@ def missing_in_user_model(
     """
     _check_that_weights_exist(model)
     several = all_optimizers(optimizers)
-    unsupported = []
+    fusions = {}
     # First: what is tried next casts the model.
     for fusion in choices.get("optimizer_fusion", ()):
         try:
             check_fusion(several, fusion, sparse=with_sparse_gradients(model))
         except IllegalConfiguration as error:
-            unsupported.append(("optimizer_fusion", fusion, error.message))
+            fusions[fusion] = error.message
     without_adapters = {name: choices[name] for name in choices if name != "adapter"}
     weights = [(parameter, parameter.data) for parameter in model.parameters()]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -192,23 +185,14 @@ def missing_in_user_model(
         parameter.data = data
     for module, own in buffers:
         module._buffers.update(own)
-    unsupported += [
-        ("loss", "chunked", _NO_CHUNKS),
-        ("offload", "optimizer", _NO_OFFLOAD),
-        ("offload", "all", _NO_OFFLOAD),
-        ("engine", "deepspeed", _NO_ENGINE),
-    ]
-    for adapter in choices.get("adapter", ()):
-        if adapter != "none":
-            unsupported.append(("adapter", adapter, _NO_ADAPTER))
-    for precision_name, reason in _NO_PRECISION.items():
-        unsupported.append(("precision", str(precision_name), reason))
-    for optimizer_name in choices.get("optimizer", ())[1:]:
-        unsupported.append(("optimizer", optimizer_name, _NO_OPTIMIZER))
-    for technique, value, reason in unsupported:
-        if value in choices.get(technique, ()):
-            missing.setdefault(technique, {})[value] = reason
-    return missing
+    for technique, values in choices.items():
+        for value in values:
+            if reason := _why_not_in_a_script(technique, value):
+                missing.setdefault(technique, {})[value] = reason
+    others = choices.get("optimizer", ())[1:]
+    missing["optimizer"] = dict.fromkeys(others, "a script brings its own optimizer")
+    missing["optimizer_fusion"] = fusions
+    return {technique: reasons for technique, reasons in missing.items() if reasons}
 
 
 def _cast_around_forward(model: nn.Module, name: Precision) -> None:

@@ -10,6 +10,7 @@ import torch._dynamo
 from autotune.execution.server.prepared import prepare
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.training.trainer import Trainer, train
@@ -26,11 +27,10 @@ EAGER = [
     *({"checkpointing": value} for value in CHOICES["checkpointing"] if value != "none"),
     *({"precision": value} for value in ("bf16-mixed", "bf16-true", "fp16-mixed")),
     *(
-        {"optimizer": value}
-        for value in CHOICES["optimizer"]
-        if value not in ("adamw", "adamw-8bit")
+        pytest.param({"optimizer": value}, marks=[pytest.mark.slow] * facts.compiles_update)
+        for value, facts in OPTIMIZERS.items()
+        if value != "adamw"
     ),
-    pytest.param({"optimizer": "adamw-8bit"}, marks=pytest.mark.slow),  # torchao compiles its step
     *({"optimizer_fusion": value} for value in SEARCHED["optimizer_fusion"] if value != "none"),
     pytest.param({"checkpointing": "block", "optimizer_fusion": "foreach"}, marks=pytest.mark.slow),
     {"checkpointing": "block", "optimizer_fusion": "backward"},

@@ -8,7 +8,8 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from autotune.models.parts import ModelParts
 from autotune.shipped.step_in_backward import step_in_backward
-from autotune.spec.config import CHOICES, SEARCHED, LegalityContext, rule_violations
+from autotune.spec.config import SEARCHED, LegalityContext, rule_violations
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.parity import PARITY_STEPS, UPDATE_STEPS, largest_difference
 from autotune.training.parity import ParityFailed, ParityWatch, UpdateWatch, _averages_of_weights
 from autotune.training.step import Diverged
@@ -38,8 +39,8 @@ def trace_of(trainer, *, reference=None):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name == "adamw-8bit" else name
-        for name in CHOICES["optimizer"]  # torchao compiles the step of adamw-8bit
+        pytest.param(name, marks=[pytest.mark.slow] * facts.compiles_update)
+        for name, facts in OPTIMIZERS.items()
     ],
 )
 def test_gradients_of_every_block_are_read_with_every_kind_of_update(

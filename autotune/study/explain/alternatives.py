@@ -28,11 +28,23 @@ from autotune.spec.config import (
     reverted,
     rule_violations,
 )
+from autotune.spec.optimizers import OPTIMIZERS, algorithm_of
 from autotune.spec.prediction import Prediction
 from autotune.units import format_size
 
-BUDGETS = (0.5, 0.0)
-CHECKPOINTINGS = ("attention", "selective", "every-2", "block", "sqrt")
+_WORTH_A_PREDICTION: Mapping[str, Sequence[Any]] = {
+    # tf32 stores the same bytes as fp32, fp16 and fp8 as bf16, and stochastic as bf16-true.
+    "precision": ("bf16-mixed", "bf16-true"),
+    "checkpointing": ("attention", "selective", "every-2", "block", "sqrt"),
+    "attention": (),  # torch's default stores least on every device
+    "memory_budget": (0.5, 0.0),
+    "adapter": (),  # it is another training: its own weights stay as they are
+    "base_weights": ("bf16", "int8", "nf4"),
+    "sharding": ("zero1", "zero2", "zero3"),
+    "tensor_parallel": (2,),
+    "engine": (),
+}
+"""{technique: the values whose effect is predicted}, where these are not all."""
 CHECKPOINTINGS_OF_A_COMPILED_MODEL = ("selective", "block")
 """Fewer, because each compiles the whole model."""
 SMALLEST_BUDGET = 0.0
@@ -136,38 +148,20 @@ def _values(
 ) -> list[Any]:
     """Return the values worth a prediction, except that of `config` and the plain value."""
     current = getattr(config, technique)
-    values: Sequence[Any] = SEARCHED.get(technique, ())
-    if technique == "precision":
-        # tf32 stores the same bytes as fp32, fp16 and fp8 as bf16, and stochastic as bf16-true.
-        values = ["bf16-mixed", "bf16-true"]
-        if "bf16-mixed" in unavailable.get(technique, {}):
-            values = [*values, "fp16-mixed"]
-    elif technique == "checkpointing":
-        values = CHECKPOINTINGS_OF_A_COMPILED_MODEL if config.compile == "model" else CHECKPOINTINGS
+    values: Sequence[Any] = _WORTH_A_PREDICTION.get(technique, SEARCHED.get(technique, ()))
+    is_off = technique in DEPENDENT_FIELDS["adapter"] and config.adapter == "none"
+    if is_off or (technique in OF_SEVERAL_DEVICES and at.devices == 1):
+        values = []
+    elif technique == "precision" and "bf16-mixed" in unavailable.get(technique, {}):
+        values = [*values, "fp16-mixed"]
+    elif technique == "checkpointing" and config.compile == "model":
+        values = CHECKPOINTINGS_OF_A_COMPILED_MODEL
     elif (
         technique == "optimizer_fusion" and config.compile == "model" and prediction.phase != "step"
     ):
         values = ["backward"]  # the others change only the optimizer step
-    elif technique == "attention":
-        values = []  # torch's default stores least on every device
-    elif technique == "memory_budget":
-        values = BUDGETS
-    elif technique == "adapter":
-        values = []  # it is another training: its own weights stay as they are
-    elif technique in DEPENDENT_FIELDS["adapter"] and config.adapter == "none":
-        values = []
     elif technique == "adapter_rank":
         values = [current // 2] if current > 1 else []
-    elif technique == "base_weights":
-        values = ["bf16", "int8", "nf4"]
-    elif technique in OF_SEVERAL_DEVICES and at.devices == 1:
-        values = []
-    elif technique == "sharding":
-        values = ["zero1", "zero2", "zero3"]
-    elif technique == "tensor_parallel":
-        values = [2]
-    elif technique in ("sharding_group", "engine"):
-        values = []
     elif technique == "offload" and config.compile == "model":
         values = []  # it is the compiled code that needs the memory there
     elif technique == "micro_batch_size":
@@ -179,9 +173,16 @@ def _values(
     ):
         values = []
     elif technique == "optimizer":
-        # The driver moves the state of both paged ones; the smaller is left.
-        values = [value for value in values if value != "paged-adamw"]
+        values = _with_least_state(values)
     return [value for value in values if value not in (current, "none", "full")]
+
+
+def _with_least_state(optimizers: Sequence[str]) -> list[str]:
+    """Return the optimizer with the least state of each algorithm, and the least paged one."""
+    least: dict[tuple[str, bool], str] = {}
+    for name in sorted(optimizers, key=lambda name: OPTIMIZERS[name].state):
+        least.setdefault((algorithm_of(name), OPTIMIZERS[name].is_paged), name)
+    return list(least.values())
 
 
 def _optimizer_bytes(prediction: Prediction) -> int:

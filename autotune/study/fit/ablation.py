@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.spec.config import Sharding, TrainingConfig
+from autotune.spec.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[Ablat
     if not accumulates:
         steps.append(("+ step in backward", {"optimizer_fusion": "backward"}))
     steps.append(("bf16-true for mixed", {"precision": "bf16-true"}))
-    if base.optimizer in ("adamw", "sgd"):
+    if OPTIMIZERS[base.optimizer].state >= 1:
         steps.append((f"adafactor for {base.optimizer}", {"optimizer": "adafactor"}))
     steps.append(("+ compile block", {"compile": "block"}))
     config = base

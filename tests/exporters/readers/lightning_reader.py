@@ -15,6 +15,7 @@ from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.lightning_cli import FILE
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed
+from tests.exporters.readers.optimizers import BY_CLASS
 from tests.exporters.readers.rates import schedule_of
 
 PRECISIONS = {
@@ -22,15 +23,6 @@ PRECISIONS = {
     "bf16-mixed": "bf16-mixed",
     "bf16-true": "bf16-true",
     "16-mixed": "fp16-mixed",
-}
-OPTIMIZERS = {
-    "AdamW": "adamw",
-    "Adafactor": "adafactor",
-    "SGD": "sgd",
-    "AdamW8bit": "adamw-8bit",
-    "PagedAdamW": "paged-adamw",
-    "PagedAdamW8bit": "paged-adamw-8bit",
-    "AdafactorFixedRate": "adafactor-fixed-rate",
 }
 STEPS = 20
 
@@ -62,7 +54,7 @@ def read_file(text):
     )
     defaults = optimizer.defaults
     flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
-    name = OPTIMIZERS[type(optimizer).__name__]
+    name = BY_CLASS[type(optimizer).__name__]
     devices = devices_of(trainer, parts["optimizer"])
     assert callback.learning_rate == float(defaults["lr"])
     return {

@@ -19,6 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.exporters.readers.adapters import adapter_settings, trained_dtype
 from tests.exporters.readers.devices import ONE_DEVICE, REDUCED_IN, by_fsdp2
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
+from tests.exporters.readers.optimizers import BY_CLASS
 
 
 @contextmanager
@@ -72,7 +73,7 @@ def read(export, version):
             **adapter_settings(training.model, training.model.blocks, "attention"),
             "checkpointing": _checkpointing(script, training.model),
             "compile": _compiled(training.model),
-            "optimizer": _OPTIMIZERS[type(inner).__name__],
+            "optimizer": BY_CLASS[type(inner).__name__],
             "optimizer_fusion": _fusion(updater, inner),
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
@@ -148,17 +149,6 @@ def _reduced_in(training, length):
         training.module(tokens, tokens).backward()
     [dtype] = seen
     return REDUCED_IN[dtype]
-
-
-_OPTIMIZERS = {
-    "AdamW": "adamw",
-    "AdamW8bit": "adamw-8bit",
-    "Adafactor": "adafactor",
-    "SGD": "sgd",
-    "AdafactorFixedRate": "adafactor-fixed-rate",
-    "PagedAdamW": "paged-adamw",
-    "PagedAdamW8bit": "paged-adamw-8bit",
-}
 
 
 def _precision(training, observer, optimizer):

@@ -33,15 +33,7 @@ from tests.exporters.readers.hugging_face import (
     uncompiled,
     workload_settings,
 )
-
-_OPTIMIZERS = {
-    "AdamW": "adamw",
-    "SGD": "sgd",
-    "Adafactor": "adafactor",
-    "AdafactorFixedRate": "adafactor-fixed-rate",
-}
-_OPTIMIZERS["AdamW8bit"] = "adamw-8bit"
-_OPTIMIZERS |= {"PagedAdamW": "paged-adamw", "PagedAdamW8bit": "paged-adamw-8bit"}
+from tests.exporters.readers.optimizers import BY_CLASS
 
 
 def read(export, version):
@@ -105,7 +97,7 @@ def optimizer_of(optimizer, *, adafactor="adafactor"):
     ]
     decay = group.get("weight_decay", 0.01 if type(inner).__name__ == "AdafactorFixedRate" else 0.0)
     return {
-        "optimizer": {**_OPTIMIZERS, "Adafactor": adafactor}[type(inner).__name__],
+        "optimizer": {**BY_CLASS, "Adafactor": adafactor}[type(inner).__name__],
         "optimizer_fusion": "backward" if in_backward else fusion,
         "weight_decay": decay,
     }
