@@ -212,6 +212,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "sgd without momentum": {"foreach": "sgd"},
     "adafactor-fixed-rate": {"none": "adafactor"},
     "adamw-8bit": {"none": "adamw_torch_8bit"},
+    "adamw-fp8": {"none": "ao_adamw_fp8"},
     "paged-adamw": {"none": "paged_adamw_32bit"},
     "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }

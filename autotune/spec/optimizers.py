@@ -27,6 +27,7 @@ Optimizer = Literal[
     "adamw-8bit",
     "paged-adamw",
     "paged-adamw-8bit",
+    "adamw-fp8",
 ]
 
 
@@ -175,6 +176,16 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
         state_form="in memory of its own",
         way_of_updating="has a kernel of its own for each parameter",
         is_paged=True,
+    ),
+    # e4m3 instead of adamw-8bit's table of 256 values, and a scale for 256 numbers as well.
+    "adamw-fp8": OptimizerFacts(
+        class_path="torchao.optim.AdamWFp8",
+        settings=_ADAMW,
+        rates="adamw",
+        state=0.5,
+        state_form="in fp8",
+        way_of_updating="compiles its own kernel for each parameter",
+        compiles_update=True,
     ),
 }
 

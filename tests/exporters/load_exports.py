@@ -229,6 +229,8 @@ NAMED: dict[str, tuple[str, dict[str, object]]] = {
 
 def check_named_optimizer(config, done):
     """Check the name with transformers, to which axolotl passes the names of optimizers."""
+    if config.optimizer == "ao_adamw_fp8":
+        return  # its own name for torchao.optim.AdamWFp8, which it makes itself
     from transformers import Trainer, TrainingArguments
 
     arguments = {

@@ -1,4 +1,4 @@
-"""Techniques of torchao: AdamW with its state in 8 bits, and products in fp8."""
+"""Techniques of torchao: AdamW with its state in 8 bits or in fp8, and products in fp8."""
 
 import importlib.util
 
@@ -13,6 +13,7 @@ from autotune.techniques.optimizer_fusion import UpdateRule, make_updater
 CPU = torch.device("cpu")
 PARTS_OF_BLOCKS = 256
 """Numbers that share a scale."""
+OPTIMIZERS = ["adamw-8bit", "adamw-fp8"]
 
 
 @pytest.fixture
@@ -36,28 +37,39 @@ def rule(**choices):
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_the_state_takes_one_byte_per_element_and_a_scale_per_256():
-    weight = nn.Parameter(torch.ones(128, 128))
-    updater = make_updater([weight], rule())
+@pytest.mark.parametrize(("optimizer", "table"), [("adamw-8bit", 256 * 4), ("adamw-fp8", 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_state_takes_one_byte_per_element_and_a_scale_per_256(optimizer, table, dtype):
+    weight = nn.Parameter(torch.ones(128, 128, dtype=dtype))
+    updater = make_updater([weight], rule(optimizer=optimizer))
     weight.square().sum().backward()
     updater.step()
     size_bytes = sum(tensor.untyped_storage().nbytes() for tensor in updater.state())
-    numbers, table, step = 128 * 128, 256 * 4, 4
+    numbers, step = 128 * 128, 4
     assert size_bytes == 2 * (numbers + 4 * numbers // PARTS_OF_BLOCKS + table) + step
 
 
 @pytest.mark.usefixtures("eager_updates")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("fusion", ["none", "backward"])
-def test_adamw_in_8_bits_stays_close_to_adamw(fusion, losses_of):
-    eight_bits = losses_of(steps=12, optimizer="adamw-8bit", optimizer_fusion=fusion)
+def test_adamw_in_8_bits_stays_close_to_adamw(fusion, optimizer, losses_of):
+    eight_bits = losses_of(steps=12, optimizer=optimizer, optimizer_fusion=fusion)
     assert eight_bits == pytest.approx(losses_of(steps=12), rel=2e-3)
     assert eight_bits != losses_of(steps=12)
 
 
 @pytest.mark.usefixtures("eager_updates")
-def test_the_learning_rate_can_change_every_step():
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_adapters_are_trained(optimizer, losses_of):
+    losses = losses_of(steps=12, optimizer=optimizer, adapter="lora", precision="bf16-true")
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.usefixtures("eager_updates")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_learning_rate_can_change_every_step(optimizer):
     weight = nn.Parameter(torch.ones(64, 64))
-    updater = make_updater([weight], rule(learning_rate=1.0))
+    updater = make_updater([weight], rule(optimizer=optimizer, learning_rate=1.0))
     updater.set_learning_rate(0.0)
     weight.square().sum().backward()
     updater.step()
@@ -65,18 +77,18 @@ def test_the_learning_rate_can_change_every_step():
 
 
 @pytest.mark.slow
-def test_the_compiled_update_learns(losses_of):
-    losses = losses_of(steps=24, optimizer="adamw-8bit")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_compiled_update_learns(optimizer, losses_of):
+    losses = losses_of(steps=24, optimizer=optimizer)
     assert losses[-1] < losses[0] - 0.1
 
 
 @pytest.mark.usefixtures("without_torchao")
-def test_without_torchao_both_are_excluded_with_what_to_install():
-    found = find_unavailable({"precision": ["fp8"], "optimizer": ["adamw-8bit"]}, device=CPU)
-    assert all(
-        "pip install" in found[technique][value]
-        for technique, value in [("precision", "fp8"), ("optimizer", "adamw-8bit")]
-    )
+def test_without_torchao_all_are_excluded_with_what_to_install():
+    found = find_unavailable({"precision": ["fp8"], "optimizer": OPTIMIZERS}, device=CPU)
+    assert list(found["optimizer"]) == OPTIMIZERS
+    reasons = [*found["optimizer"].values(), *found["precision"].values()]
+    assert all('pip install "autotune[torchao]"' in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(

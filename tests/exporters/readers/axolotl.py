@@ -17,6 +17,7 @@ OPTIMIZERS = {
     "adamw_torch": ("adamw", "foreach"),  # on CUDA, where torch batches by itself
     "adamw_torch_fused": ("adamw", "kernel"),
     "adamw_torch_8bit": ("adamw-8bit", "none"),
+    "ao_adamw_fp8": ("adamw-fp8", "none"),
     "paged_adamw_32bit": ("paged-adamw", "none"),
     "paged_adamw_8bit": ("paged-adamw-8bit", "none"),
     "adafactor": ("adafactor-fixed-rate", "none"),
