@@ -15,19 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences, chosen_trial
-from autotune.errors import InvalidInput, Stopped, suggestion
+from autotune.errors import InvalidInput, Stopped
 from autotune.interrupt import noted_interrupt
 from autotune.notebook import is_notebook, live_progress, status_line
 from autotune.result import Result, report_file
 from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Extrapolation, Prediction
-from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
-from autotune.spec.workload import Workload
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
-from autotune.units import parse_size
+from autotune.study.request import SearchRequest
 
 if TYPE_CHECKING:
     import optuna
@@ -42,6 +38,7 @@ if TYPE_CHECKING:
     from autotune.study.fit.request import FitRequest
     from autotune.study.fit.result import FitResult
     from autotune.study.optuna_export import OptunaExport
+    from autotune.study.predicted_training import PredictedTraining
     from autotune.study.profiling import StoredProfile
 
 Parameters = ParamSpec("Parameters")
@@ -151,12 +148,13 @@ def search(
     and the same call resumes the study. A second Ctrl-C interrupts at once.
     """
     settings = dict(locals())  # a test compares the parameters with the fields of the request
-    _check_names(workload, of=search)
+    for name in ("workload", "listener", "should_stop"):
+        del settings[name]
     from autotune.study.events import Notice
     from autotune.study.profiling import profile_at_end
     from autotune.study.search import search as run
 
-    request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
+    request = SearchRequest.of({**settings, **with_model_config(workload)})
     is_told = should_stop or _never
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))
@@ -199,18 +197,19 @@ def confirm(
     is stored, and the same call goes on. Raises UnknownStudy, InvalidInput for a trial without a
     speed, and KeyboardInterrupt as `search` does.
     """
-    from autotune.study.confirmation.request import confirmation_request
+    from autotune.study.confirmation.request import ConfirmRequest
     from autotune.study.search import search as run
 
-    request, confirmation = confirmation_request(
-        study,
+    asked = ConfirmRequest(
+        study=study,
         trial=trial,
-        time_budget=time_budget,
-        share=confirm_share,
+        time_budget=time_budget,  # type: ignore[arg-type]  # also text, which it reads
+        confirm_share=confirm_share,
         ray=ray,
         storage=storage,
         preferences=preferences,
     )
+    request = asked.search
     is_told = should_stop or _never
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))
@@ -220,7 +219,7 @@ def confirm(
                 request,
                 listener=listen,
                 should_stop=lambda: is_interrupted() or is_told(),
-                confirmation=confirmation,
+                confirmation=asked.confirmation,
             )
         except Stopped:
             if not is_interrupted():
@@ -260,10 +259,8 @@ def dry_run(
     """
     from autotune.study.dry_run import plan
 
-    known = {option.keyword for option in SEARCH_OPTIONS.values()}
-    workload = {name: value for name, value in settings.items() if name not in known}
-    _check_names(workload, of=dry_run)
-    request = request_of(settings, workload=with_model_config(workload), preferences=preferences)
+    settings |= {"preferences": preferences}
+    request = SearchRequest.of(with_model_config(settings), besides=("time_trials",))
     with ExitStack() as stack:
         listen = listener or stack.enter_context(_progress_of(request))
         return plan(
@@ -299,13 +296,22 @@ def predict(
     """
     from autotune.execution.local import LocalExecutor
     from autotune.study.predicted_device import predicted_device_of
+    from autotune.study.predicted_training import PredictedTraining
     from autotune.study.predictions import Forecaster, forecaster_of, workload_of
 
-    _check_names(workload, of=predict)
     _check_configuration(configuration)
-    given = {"device": device, "configuration": configuration, **workload}
+    given = {
+        "study": study,
+        "trial": trial,
+        "device": device,
+        "configuration": configuration or {},
+        "compute_capability": compute_capability,
+        "torch_version": torch_version,
+        "storage": storage,
+    }
+    request = PredictedTraining.of({**with_model_config(workload), **given})
+    result = _result_of(request)
     extrapolates: Extrapolation = "nothing" if whole_depth else "compiled"
-    result = _result_of(study, trial=trial, given=given, storage=storage)
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
         if result is not None:
             forecaster = forecaster_of(
@@ -320,7 +326,7 @@ def predict(
         predicted = predicted_device_of(
             device, compute_capability=compute_capability, executor=executor, storage=storage
         )
-        complete_workload = workload_of(predicted.type, with_model_config(workload))
+        complete_workload = workload_of(predicted.type, request.workload)
         forecaster = Forecaster.for_device(
             predicted,
             executor=executor,
@@ -328,7 +334,7 @@ def predict(
             torch_version=torch_version,
             extrapolates=extrapolates,
         )
-        config = configuration_of(configuration or {}, complete_workload.legality_context)
+        config = configuration_of(request.configuration, complete_workload.legality_context)
         return forecaster.predict(config, with_timeline=with_timeline)
 
 
@@ -363,118 +369,41 @@ def fit(
     device. Raises InvalidInput.
     """
     from autotune.study.fit.fit import fit as run
+    from autotune.study.fit.request import FitRequest
 
-    request = fit_request(
-        study,
-        trial=trial,
-        max_mem=max_mem,
-        vary=vary,
-        space=space,
-        scale=scale,
-        try_all=try_all,
-        device=device,
-        configuration=configuration,
-        compute_capability=compute_capability,
-        torch_version=torch_version,
-        context=context,
-        confirm=confirm,
-        storage=storage,
-        workload=workload,
-    )
+    _check_configuration(configuration)
+    given = {
+        "study": study,
+        "trial": trial,
+        "max_mem": max_mem,
+        "vary": vary,
+        "space": space,
+        "scale": scale,
+        "try_all": try_all,
+        "device": device,
+        "configuration": configuration or {},
+        "compute_capability": compute_capability,
+        "torch_version": torch_version,
+        "context": context,
+        "confirm": confirm,
+        "storage": storage,
+    }
+    request = resolved(FitRequest.of({**with_model_config(workload), **given}))
     with status_line("fit") as say:
         return run(request, listener=lambda progress: say(progress.what))
 
 
-def fit_request(
-    study: str | None,
-    *,
-    trial: int | None,
-    max_mem: str | int | None,
-    vary: str,
-    space: str | None,
-    scale: str | None,
-    try_all: bool,
-    device: str | None,
-    configuration: Mapping[str, Any] | None,
-    compute_capability: str | None,
-    torch_version: str | None,
-    context: str | int | None,
-    confirm: bool,
-    storage: str,
-    workload: Mapping[str, Any],
-) -> "FitRequest":
-    """Return the request of `fit`, which has the same parameters. The command makes it, too.
-
-    Raises InvalidInput and UnknownStudy.
-    """
-    from autotune.study.fit.request import FitRequest
+def resolved(request: "FitRequest") -> "FitRequest":
+    """Return a request of `fit` with what its study says. Raises InvalidInput and UnknownStudy."""
     from autotune.study.trusted_code import check_trusted
 
-    _check_names(workload, of=fit)
-    _check_configuration(configuration)
-    if scale is not None and space is None:
-        raise InvalidInput(f"scale {scale!r} needs a search space", hint="give a space, too")
-    given = {"device": device, "configuration": configuration or None, "space": space, **workload}
-    result = _result_of(study, trial=trial, given=given, storage=storage)
-    if result is not None:
-        if result.workload.script is not None:
-            raise InvalidInput(
-                f"study {study!r} runs a script, whose steps cannot be predicted",
-                hint="describe a model by its settings instead of the study",
-            )
-        check_trusted(
-            result.workload, study=result.study, storage=result.storage, folder=result.folder
-        )
-        device = result.device.type
-        compute_capability = compute_capability or result.device.compute_capability
-        workload = result.workload.to_dict()
-        max_mem = result.cap_bytes if max_mem is None else max_mem
-        if trial is not None or result.pick is not None:
-            configuration = chosen_trial(result, trial).config.to_dict()
-    if max_mem is None:
-        raise InvalidInput("there is no memory cap", hint='give a cap such as "8GiB", or a study')
-    return FitRequest(
-        cap_bytes=_bytes_of(max_mem),
-        vary=vary,  # type: ignore[arg-type]  # FitRequest rejects unknown values
-        device=device,
-        workload=with_model_config(workload),
-        configuration=configuration or {},
-        space=None if space is None else load_space(space).at_scale(scale),
-        tries_all=try_all,
-        compute_capability=compute_capability,
-        torch_version=torch_version,
-        context_bytes=None if context is None else _bytes_of(context),
-        storage=storage,
-        confirms=confirm,
-    )
-
-
-_SETTABLE = (*WORKLOAD_OPTIONS, "model_config", "seed", "script_arguments", "warmup_steps")
-"""The fields of `Workload` that a user sets; autotune fills in the others."""
-
-
-def _check_names(workload: Mapping[str, Any], *, of: Callable[..., object]) -> None:
-    """Raise InvalidInput for a keyword that is neither a parameter of `of` nor of the workload."""
-    parameters = [
-        parameter.name
-        for parameter in inspect.signature(of).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    ]
-    fields = {field.name for field in dataclasses.fields(Workload)}
-    for name in workload:
-        if name not in fields:
-            raise InvalidInput(
-                f"autotune.{of.__name__} has no setting {name!r}",
-                hint=suggestion(
-                    name,
-                    (*parameters, *_SETTABLE),
-                    otherwise=f"help(autotune.{of.__name__}) explains its settings",
-                ),
-            )
-
-
-def _bytes_of(size: str | int) -> int:
-    return parse_size(size) if isinstance(size, str) else size
+    if request.study is None:
+        return request
+    result = show(request.study, storage=request.storage)
+    check_trusted(result.workload, study=result.study, storage=result.storage, folder=result.folder)
+    has_trial = request.trial is not None or result.pick is not None
+    record = chosen_trial(result, request.trial) if has_trial else None
+    return request.of_study(result, trial=record)
 
 
 def _check_configuration(configuration: object) -> None:
@@ -487,21 +416,20 @@ def _check_configuration(configuration: object) -> None:
         )
 
 
-def _result_of(
-    study: str | None, *, trial: int | None, given: Mapping[str, Any], storage: str
-) -> Result | None:
+def _result_of(request: "PredictedTraining") -> Result | None:
     """Return the result of a study that is named. Raises InvalidInput for what contradicts it."""
-    if study is None:
-        if trial is not None:
-            raise InvalidInput(f"trial {trial} is of no study", hint="give the study's name, too")
+    if request.study is None:
+        if request.trial is not None:
+            raise InvalidInput(
+                f"trial {request.trial} is of no study", hint="give the study's name, too"
+            )
         return None
-    names = [name for name, value in given.items() if value is not None]
-    if names:
+    if given := request.described():
         raise InvalidInput(
-            f"{', '.join(names)}: the study sets workload, device and configuration",
+            f"{', '.join(given)}: the study sets workload, device and configuration",
             hint="leave these out, or the study",
         )
-    return show(study, storage=storage)
+    return show(request.study, storage=request.storage)
 
 
 def show(

@@ -95,8 +95,8 @@ class Result(StudyResult):
                 f"trials = {trials} is no list of trial numbers", hint=f"write trials=[{trials}]"
             )
         options = FigureOptions(
-            x=x,
-            y=y,
+            x=x,  # type: ignore[arg-type]  # FigureOptions rejects unknown names
+            y=y,  # type: ignore[arg-type]
             three_d=three_d,
             feasible=feasible,
             trials=None if trials is None else tuple(trials),

@@ -146,7 +146,9 @@ def parse_duration(text: str) -> float:
 
 
 def exact_duration(seconds: float) -> str:
-    """Return a duration that `parse_duration` reads as exactly this many seconds: `1.5s`."""
+    """Return a duration that `parse_duration` reads as exactly this many seconds: `1.5s`, `10m`."""
+    if seconds % 60 == 0:
+        return f"{seconds / 60:.0f}m"
     # A decimal number prints every digit and no exponent, if asked to.
     return f"{Decimal(repr(seconds)):f}".removesuffix(".0") + "s"
 

@@ -228,7 +228,7 @@ def test_the_defaults_of_the_manual_can_be_read(tmp_path, monkeypatch):
         searched = root.commands["search"].make_context("search", [], parent=parent).params
         predicted = root.commands["predict"].make_context("predict", [], parent=parent).params
     assert (searched["max_mem"], searched["no_predict"]) == ("24GiB", True)
-    assert (predicted["layers"], predicted["precision"]) == (12, "bf16-mixed")
+    assert (predicted["layers"], predicted["precision"]) == ("12", "bf16-mixed")
 
 
 @pytest.mark.parametrize(("code", "page"), on_every_page(r"```python\n(.*?)```"))

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from autotune.analysis.confirmed_perplexity import rounding_warning
 from autotune.analysis.confirmed_speed import measured_alone, on_one_scale
@@ -11,14 +11,16 @@ from autotune.analysis.counting_perplexity import best_perplexity, has_good_perp
 from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import (
+    DEFAULT_PERPLEXITY_TOLERANCE,
+    DEFAULT_SPEED_TOLERANCE,
     Tolerance,
     is_same_speed,
     perplexity_spread,
     speed_noise_factor,
 )
-from autotune.errors import InvalidInput, suggestion
-from autotune.spec.option import NUMBER, RESULTS, Option, options_of, setting
+from autotune.errors import InvalidInput
 from autotune.spec.result import Pick, StudyResult, TrialRecord
+from autotune.spec.setting import RESULTS, Settings, number, pairs, setting
 from autotune.spec.workload import Workload
 from autotune.units import format_percent, format_size
 
@@ -31,44 +33,33 @@ NOISY_SPREAD = 0.2
 """Relative spread of a trial's speed beyond which the pick comes with a warning."""
 
 
+_TOLERANCES = pairs(("speed", "perplexity"), example="speed=0.03", metavar="NAME=SHARE")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Preferences:
+class Preferences(Settings):
     """How the front and the pick are chosen from the records; they may differ at each call."""
 
-    tolerance: Tolerance = field(default_factory=Tolerance)
+    tolerance: Annotated[Tolerance, _TOLERANCES] = setting(
+        Tolerance(),
+        "Relative differences below this count as equal on the front. "
+        f"[default: speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}]",
+        group=RESULTS,
+        over_http=True,
+    )
     prefer: Preference = setting(
-        Option(
-            flag="--prefer",
-            group=RESULTS,
-            choices=PREFERENCES,
-            default="fastest",
-            help="Which trial of the front to pick.",
-        )
+        "fastest", "Which trial of the front to pick.", group=RESULTS, over_http=True
     )
-    max_perplexity_increase: float = setting(
-        Option(
-            flag="--max-perplexity-increase",
-            group=RESULTS,
-            kind=NUMBER,
-            metavar="SHARE",
-            default=0.01,
-            help="How far the perplexity of the pick may be above the best, as a share.",
-        )
+    max_perplexity_increase: Annotated[
+        float,
+        number("a share of the best perplexity, for example 0.01 for 1 %", least=0.0, most=99.0),
+    ] = setting(
+        0.01,
+        "How far the perplexity of the pick may be above the best, as a share.",
+        group=RESULTS,
+        metavar="SHARE",
+        over_http=True,
     )
-
-    def __post_init__(self) -> None:
-        if self.prefer not in PREFERENCES:
-            raise InvalidInput(
-                f"invalid preference: {self.prefer!r}",
-                hint=suggestion(
-                    self.prefer, PREFERENCES, otherwise=f"use one of {', '.join(PREFERENCES)}"
-                ),
-            )
-        if not 0 <= self.max_perplexity_increase < 100:
-            raise InvalidInput(
-                f"invalid perplexity increase: {self.max_perplexity_increase}",
-                hint="give a share of the best perplexity, for example 0.01 for 1 %",
-            )
 
 
 def check_preferences(preferences: object) -> None:
@@ -88,9 +79,6 @@ def check_preferences(preferences: object) -> None:
 
 
 DEFAULT_PREFERENCES = Preferences()
-PREFERENCE_OPTIONS = options_of(Preferences)
-"""The options by the field of `Preferences` that each sets; `--tolerance` is in `cli/options.py`.
-"""
 
 
 def choose(

@@ -9,28 +9,25 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from autotune.analysis.confirmed_speed import on_one_scale
-from autotune.errors import InvalidInput
 from autotune.spec.result import TrialRecord
+from autotune.spec.setting import Settings, number
 
 NOISE_DEVIATIONS = 2.0
 """Differences in speed below so many of their standard deviations count as equal."""
 DEFAULT_SPEED_TOLERANCE = 0.03
 DEFAULT_PERPLEXITY_TOLERANCE = 0.005
+Share = Annotated[float, number("a share from 0 to below 1", least=0.0, most=1.0 - 1e-9)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tolerance:
+class Tolerance(Settings):
     """Relative differences that count as equal. Peak memory is exact and has no tolerance."""
 
-    speed: float = DEFAULT_SPEED_TOLERANCE
-    perplexity: float = DEFAULT_PERPLEXITY_TOLERANCE
-
-    def __post_init__(self) -> None:
-        for name, value in (("speed", self.speed), ("perplexity", self.perplexity)):
-            if not 0 <= value < 1:
-                raise InvalidInput(f"invalid {name} tolerance: {value}", hint="use 0 up to below 1")
+    speed: Share = DEFAULT_SPEED_TOLERANCE
+    perplexity: Share = DEFAULT_PERPLEXITY_TOLERANCE
 
 
 def speed_noise_factor(record: TrialRecord, other: TrialRecord) -> float:

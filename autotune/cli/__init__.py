@@ -20,7 +20,8 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from autotune import __version__
-from autotune.cli.lazy import SOURCES_OF_DEFAULTS, LazyCommand, LazyGroup
+from autotune.cli.help import SOURCES_OF_DEFAULTS
+from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.cli.lines import on_one_line, print_line, print_warning
 from autotune.errors import (
     AutotuneError,
@@ -30,7 +31,6 @@ from autotune.errors import (
 )
 from autotune.printable import printable
 from autotune.standard_streams import protect_streams
-from autotune.units import parse_percent
 
 _PROGRAM = "autotune"
 
@@ -194,8 +194,7 @@ def _run() -> int:
         return error.exit_code
     except TyperException as error:
         message = " ".join(error.format_message().split())
-        message, hint = _invalid_number(error) or (message, _usage_hint(error))
-        print_error(_source_of_default(error) + message, hint)
+        print_error(_source_of_default(error) + message, _usage_hint(error))
         return 2
     except typer.Abort:
         return 130
@@ -237,37 +236,6 @@ def _source_of_default(error: TyperException) -> str:
         return ""
     source = context.meta.get(SOURCES_OF_DEFAULTS, {}).get(parameter.name)
     return f"{source}: " if source else ""
-
-
-_NUMBERS = {"int": "a whole number", "float": "a number, with a point for decimals"}
-
-
-def _invalid_number(error: TyperException) -> tuple[str, str] | None:
-    """Return message and hint for text where an option takes a number; None for other errors.
-
-    typer's own message names neither the text nor the way out; the validator's error has the text.
-    """
-    validation: Any = error.__cause__
-    parameter = getattr(error, "param", None)
-    if parameter is None or not hasattr(validation, "errors"):
-        return None
-    wrong = validation.errors()[0]
-    given, kind = str(wrong["input"]), wrong["type"].partition("_")[0]
-    if kind not in _NUMBERS:
-        return None
-    hint = f"give {_NUMBERS[kind]}"
-    if parameter.opts[0] in _AT_LEAST_ONE:
-        hint += " of at least 1"
-    share = parse_percent(given)
-    if kind == "float" and share is not None:
-        hint = f"give a share instead of percent: {share:g}"
-    name = max(parameter.opts, key=len)
-    if parameter.param_type_name == "argument":
-        name = parameter.metavar
-    return f"Invalid value of {name}: {given!r}", hint
-
-
-_AT_LEAST_ONE = ("--trials", "--seeds", "--workers", "--steps", "--layers", "--width", "--heads")
 
 
 def _usage_hint(error: TyperException) -> str:

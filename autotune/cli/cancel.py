@@ -1,33 +1,36 @@
 """`autotune cancel`: end searches of a server."""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from autotune.cli.lines import print_line
-from autotune.cli.server import NeededServerOption, open_client
+from autotune.cli.options import OnServer
+from autotune.cli.server import open_client
 from autotune.errors import InvalidInput
+from autotune.spec.setting import Texts, setting
 
 if TYPE_CHECKING:
     from autotune.client.client import Client
 
 
-def cancel(
-    searches: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SEARCH",
-            help="Numbers of searches, or the names of their studies; see autotune queue.",
-        ),
-    ],
-    server: NeededServerOption = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CancelCommand(OnServer):
+    """Searches to end."""
+
+    searches: Texts = setting(
+        help="Numbers of searches, or the names of their studies; see autotune queue.",
+        metavar="SEARCH",
+        is_argument=True,
+    )
+
+
+def cancel(request: CancelCommand) -> None:
     """Cancel searches of a server; their finished trials are kept.
 
     One in the queue ends at once, one that runs within seconds, once its trial was ended.
     """
-    with open_client(server) as client:
-        numbers = [number for text in searches for number in _numbers(text, client)]
+    with open_client(request.server) as client:
+        numbers = [number for text in request.searches for number in _numbers(text, client)]
         for number in dict.fromkeys(numbers):
             search = client.cancel(number)
             if search.has_ended:

@@ -2,20 +2,22 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
 from autotune import api
-from autotune.cli import completion, options
-from autotune.cli.output import HeightOption, ScaleOption, Target, WidthOption
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.cli.options import InStorage, Shown
+from autotune.cli.output import ImageSize, Target
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.trial_text import format_speed, trial_label
 from autotune.spec.result import TrialRecord
+from autotune.spec.setting import FilePath, Texts, part, setting
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.units import format_decimal, format_percent, format_size
 
@@ -27,61 +29,48 @@ _LONGEST_NAME = 120
 _TITLE = "Fronts of several studies"
 
 
-def compare(
-    studies: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STUDY STUDY...",
-            autocompletion=completion.studies,
-            help="Names of studies; see autotune studies.",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="FILE",
-            help="File to write: .html (opens offline), .png, .svg or .json. "
-            "[default: studies/compare-STUDY-STUDY.html]",
-        ),
-    ] = None,
-    width: WidthOption = None,
-    height: HeightOption = None,
-    scale: ScaleOption = None,
-    tolerance: options.ToleranceOption = None,
-    prefer: options.PreferOption = options.PREFER,
-    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
-    no_worse: Annotated[
-        bool,
-        typer.Option(
-            "--no-worse",
-            help="Also print, for every trial of the first study, one of the second that is worse "
-            "on no objective.",
-        ),
-    ] = False,
-    storage: options.StorageOption = options.STORAGE,
-    as_json: options.JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CompareCommand(InStorage, Shown):
+    """Studies to compare, and the file that the figure is written to."""
+
+    studies: Texts = setting(
+        help="Names of studies; see autotune studies.",
+        metavar="STUDY STUDY...",
+        is_argument=True,
+    )
+    out: FilePath | None = setting(
+        None,
+        "File to write: .html (opens offline), .png, .svg or .json. "
+        "[default: studies/compare-STUDY-STUDY.html]",
+        synonym="-o",
+    )
+    image: ImageSize = part(ImageSize, default=ImageSize())
+    preferences: Preferences = part(Preferences, default=DEFAULT_PREFERENCES)
+    no_worse: bool = setting(
+        False,
+        "Also print, for every trial of the first study, one of the second that is worse on no "
+        "objective.",
+    )
+
+
+def compare(request: CompareCommand) -> None:
     """Compare the picks of several studies and draw their fronts in one figure."""
     # plotly and numpy take 0.2 s to import, which the help of this command does without.
     from autotune.analysis.no_worse_than import find_matches  # noqa: PLC0415
     from autotune.reporting.figures import comparison  # noqa: PLC0415
     from autotune.reporting.html_page import whole_page  # noqa: PLC0415
 
+    studies, preferences = request.studies, request.preferences
     name = "-".join(["compare", *studies])[:_LONGEST_NAME]
-    target = Target(
-        file=out or RESULTS_FOLDER / f"{name}.html", width=width, height=height, scale=scale
-    )
-    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
-    views = [api.view(study, storage=storage, preferences=preferences) for study in studies]
+    target = Target(file=request.out or RESULTS_FOLDER / f"{name}.html", size=request.image)
+    views = [api.view(study, storage=request.storage, preferences=preferences) for study in studies]
     compared = comparison.compute(views)
-    if no_worse and len(views) != 2:
+    if request.no_worse and len(views) != 2:
         raise InvalidInput(
             f"--no-worse compares two studies, not {len(views)}", hint="name two studies"
         )
     matches = None
-    if no_worse:
+    if request.no_worse:
         matches = find_matches(views[0].result, views[1].result, tolerance=preferences.tolerance)
     drawing = comparison.draw(compared)
     title = " and ".join(studies)
@@ -95,7 +84,7 @@ def compare(
             drawing=drawing,
         ),
     )
-    if as_json:
+    if request.as_json:
         print(json.dumps(_to_dict(compared, target.file, matches), indent=2, allow_nan=False))
         return
     console = make_console(sys.stdout)

@@ -9,7 +9,7 @@ import typer
 
 from autotune.errors import AutotuneError
 from autotune.printable import printable
-from autotune.spec.option import Option
+from autotune.spec.setting import Option
 from autotune.spec.space_content import named_spaces
 from autotune.spec.study import DEFAULT_STORAGE
 
@@ -52,4 +52,9 @@ def completion_of(option: Option) -> Complete | None:
     return _DYNAMIC.get(option.flag)
 
 
-_DYNAMIC: Mapping[str, Complete] = {"--space": spaces, "--name": studies}
+_DYNAMIC: Mapping[str, Complete] = {
+    "--space": spaces,
+    "--name": studies,
+    "--study": studies,
+    "--studies": studies,
+}

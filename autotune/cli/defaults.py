@@ -13,16 +13,17 @@ code, and must not say which files are written: such keys are rejected.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.lazy import SOURCES_OF_DEFAULTS
+from autotune.cli.help import SOURCES_OF_DEFAULTS
 from autotune.cli.lines import on_one_line, print_line
 from autotune.errors import InvalidInput, suggestion
+from autotune.spec.checked import checked_beside
+from autotune.spec.setting import InvalidSetting, all_options_of, option_of, options_of
 from autotune.spec.user_code import SET_BY_SCRIPT, is_function_reference
-from autotune.spec.workload_options import SIZE_SETTINGS, WORKLOAD_OPTIONS
-from autotune.spec.workload_settings import OF_ONE_DATASET
+from autotune.spec.workload import OF_ONE_DATASET, SIZE_SETTINGS, Workload
 
 FILE = "autotune.toml"
 PROJECT_FILE = "pyproject.toml"
@@ -31,8 +32,13 @@ VARIABLE = "AUTOTUNE_DEFAULT_"
 ENVIRONMENT = "the environment"
 WITHOUT = "leave all defaults out with autotune --no-defaults"
 
-_WORKLOAD = {option.parameter for option in WORKLOAD_OPTIONS.values()}
-_SIZES = {WORKLOAD_OPTIONS[name].parameter for name in SIZE_SETTINGS}
+
+def _parameters(names: Iterable[str]) -> set[str]:
+    """Return the parameters of settings of the workload."""
+    return {option_of(Workload, name).parameter for name in names}
+
+
+_WORKLOAD = _parameters(options_of(Workload))
 SHARED = _WORKLOAD | {
     "max_mem",
     "tolerance",
@@ -43,13 +49,14 @@ SHARED = _WORKLOAD | {
     "quiet",
 }
 """Options of a search that mean the same in the other commands that have them."""
+_OF_ANY_MODEL = ("sequence_length", "global_batch", "gradient_clipping")
 _EXCLUDED = {
     "study": _WORKLOAD,
     "storage": {"server"},
     "server": {"storage"},
-    "script": {"seeds", *(WORKLOAD_OPTIONS[name].parameter for name in SET_BY_SCRIPT)},
-    "model": {"script", "pretrained", *_SIZES} - {"seq_len", "global_batch", "gradient_clipping"},
-    "dataset": {WORKLOAD_OPTIONS[name].parameter for name in OF_ONE_DATASET},
+    "script": {"seeds"} | _parameters(SET_BY_SCRIPT),
+    "model": {"script", "pretrained"} | _parameters(SIZE_SETTINGS) - _parameters(_OF_ANY_MODEL),
+    "dataset": _parameters(OF_ONE_DATASET),
     "space": {"scale"},
     "device": {"devices", "workers"},
     "devices": {"device", "workers"},
@@ -101,8 +108,23 @@ def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[
             if option in options and option not in excluded:
                 values[option] = _as_typed(value, options[option])
                 sources[option] = source
+    _check_values(command.callback.kind, values, sources)
     parent.meta[SOURCES_OF_DEFAULTS] = sources
     return values
+
+
+def _check_values(kind: type, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise InvalidInput, which says where it stands, for a value that its setting cannot have."""
+    for option in all_options_of(kind).values():
+        value = values.get(option.parameter)
+        if value is None or option.is_switch:
+            continue  # typer reads a switch
+        try:
+            checked_beside(kind, {option.name: option.parse(value)})
+        except InvalidSetting as error:
+            named = error.by_flag()
+            source = sources[option.parameter]
+            raise InvalidInput(f"{source}: {named.message}", hint=named.hint) from None
 
 
 def print_defaults(context: Any) -> None:

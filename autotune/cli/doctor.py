@@ -2,16 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
-
-import typer
 
 from autotune import __version__
 from autotune.build_tools import c_compiler, cpp_compiler, python_headers
-from autotune.cli import completion
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL, check_address
@@ -19,34 +16,40 @@ from autotune.execution.cluster.environment import check_ray_is_installed, prepa
 from autotune.execution.device_slots import describe_slot_scope
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import SEARCHED
+from autotune.spec.setting import Settings, setting
 from autotune.spec.study import check_device
 from autotune.units import format_size
 
 
-def doctor(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DEVICE",
-            autocompletion=completion.one_of(("cpu", "cuda")),
-            help="Check only this device: cpu, cuda or cuda:1.",
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|ADDRESS",
-            autocompletion=completion.one_of((AUTO, LOCAL)),
-            help="Check the nodes of a Ray cluster instead, as a search with --ray does.",
-        ),
-    ] = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class DoctorCommand(Settings):
+    """What to check."""
+
+    device: str | None = setting(
+        None,
+        "Check only this device: cpu, cuda or cuda:1.",
+        metavar="DEVICE",
+        choices=("cpu", "cuda"),
+    )
+    ray: str | None = setting(
+        None,
+        "Check the nodes of a Ray cluster instead, as a search with --ray does.",
+        metavar="auto|ADDRESS",
+        choices=(AUTO, LOCAL),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_device(self.device)
+
+
+def doctor(request: DoctorCommand) -> None:
     """Check this machine: versions, devices, and which techniques work on them.
 
     Gives the reason for every technique that does not work, and says who else uses a device. Tries
     everything anew; a search does not try again what worked before with the same versions.
     """
-    check_device(device)
+    device, ray = request.device, request.ray
     console = make_console()
 
     def say(line: str) -> None:

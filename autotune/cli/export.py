@@ -1,128 +1,95 @@
 """`autotune export`: write a trial's configuration as files for another trainer."""
 
 import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune import api
-from autotune.analysis.pick import PREFERENCES
-from autotune.cli import completion, options
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preference, Preferences
 from autotune.cli.lines import print_line
-from autotune.cli.server import ServerOption, check_one_place, open_client
+from autotune.cli.options import ReadStudy, Shown
+from autotune.cli.server import open_client
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import WrittenExport, target_of, version_of
-from autotune.spec.option import EVERYDAY, RESULTS
+from autotune.spec.setting import EVERYDAY, RESULTS, FilePath, TrialNumber, part, setting
+
+PREFER = DEFAULT_PREFERENCES.prefer
 
 
-def export(
-    study: options.StudyArgument,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            "-t",
-            rich_help_panel=EVERYDAY,
-            metavar="TARGET",
-            autocompletion=completion.one_of(TARGETS),
-            help=f"Trainer to export to: {', '.join(TARGETS)}.",
-        ),
-    ],
-    trial: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="NUMBER",
-            help="Number of the trial. [default: the study's pick]",
-            min=0,
-        ),
-    ] = None,
-    pick: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="|".join(PREFERENCES),
-            autocompletion=completion.one_of(PREFERENCES),
-            help="Which trial of the front to export, instead of --trial. [default: fastest]",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            rich_help_panel=RESULTS,
-            metavar="FOLDER",
-            help="Folder to write to. [default: studies/STUDY-TARGET-TRIAL]",
-        ),
-    ] = None,
-    target_version: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="VERSION",
-            help="Version of the trainer. [default: the first supported one]",
-        ),
-    ] = None,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            rich_help_panel=EVERYDAY,
-            help="Write nothing if the target cannot express all of the configuration.",
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            rich_help_panel=RESULTS,
-            help="Overwrite existing files in the folder of --out.",
-        ),
-    ] = False,
-    tolerance: options.ToleranceOption = None,
-    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
-    storage: options.StorageOption = options.STORAGE,
-    server: ServerOption = None,
-    as_json: options.JsonOption = False,
-) -> None:
-    """Export a trial to another trainer, and say what that trainer cannot express."""
-    version_of(to, target_version)
-    if trial is not None and pick is not None:
-        raise InvalidInput(
-            f"--trial {trial} and --pick {pick} both select the trial",
-            hint="leave one of them out",
-        )
-    preferences = options.preferences_of(tolerance, pick or options.PREFER, max_perplexity_increase)
-    if server is None:
-        written = api.export(
-            study,
-            to,
-            trial=trial,
-            out=out,
-            target_version=target_version,
-            strict=strict,
-            overwrite=force,
-            storage=storage,
-            preferences=preferences,
-        )
-    else:
-        check_one_place(server, storage)
-        with open_client(server) as client:
-            written = client.export(
-                study,
-                to,
-                trial=trial,
-                out=out,
-                target_version=target_version,
-                strict=strict,
-                overwrite=force,
-                preferences=preferences,
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(ReadStudy, Shown):
+    """A trial to export, and the trainer that it is for."""
+
+    to: str = setting(
+        help=f"Trainer to export to: {', '.join(TARGETS)}.",
+        group=EVERYDAY,
+        synonym="-t",
+        metavar="TARGET",
+        choices=tuple(TARGETS),
+    )
+    trial: TrialNumber | None = setting(
+        None,
+        "Number of the trial. [default: the study's pick]",
+        group=EVERYDAY,
+        metavar="NUMBER",
+    )
+    pick: Preference | None = setting(
+        None,
+        "Which trial of the front to export, instead of --trial. [default: fastest]",
+        group=EVERYDAY,
+    )
+    out: FilePath | None = setting(
+        None,
+        "Folder to write to. [default: studies/STUDY-TARGET-TRIAL]",
+        group=RESULTS,
+        synonym="-o",
+        metavar="FOLDER",
+    )
+    target_version: str | None = setting(
+        None,
+        "Version of the trainer. [default: the first supported one]",
+        group=EVERYDAY,
+        metavar="VERSION",
+    )
+    strict: bool = setting(
+        False,
+        "Write nothing if the target cannot express all of the configuration.",
+        group=EVERYDAY,
+    )
+    force: bool = setting(False, "Overwrite existing files in the folder of --out.", group=RESULTS)
+    preferences: Preferences = part(
+        Preferences, only=("tolerance", "max_perplexity_increase"), default=DEFAULT_PREFERENCES
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        version_of(self.to, self.target_version)
+        if self.trial is not None and self.pick is not None:
+            raise InvalidInput(
+                f"--trial {self.trial} and --pick {self.pick} both select the trial",
+                hint="leave one of them out",
             )
-    if as_json:
+
+
+def export(request: ExportCommand) -> None:
+    """Export a trial to another trainer, and say what that trainer cannot express."""
+    preferences = replace(request.preferences, prefer=request.pick or PREFER)
+    options: dict[str, Any] = {
+        "trial": request.trial,
+        "out": request.out,
+        "target_version": request.target_version,
+        "strict": request.strict,
+        "overwrite": request.force,
+        "preferences": preferences,
+    }
+    if request.server is None:
+        written = api.export(request.study, request.to, storage=request.storage, **options)
+    else:
+        with open_client(request.server) as client:
+            written = client.export(request.study, request.to, **options)
+    if request.as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:
         _print_export(written)

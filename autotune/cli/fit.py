@@ -3,9 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -13,14 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune import api
-from autotune.cli import completion, options
-from autotune.cli.option_groups import with_configuration, with_model_size
+from autotune.cli.options import ShownQuietly
 from autotune.cli.tables import as_text, is_narrow, make_console
-from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import extrapolation_note
-from autotune.spec.option import EVERYDAY, RESULTS, THE_DEVICE
+from autotune.spec.setting import RESULTS, setting
 from autotune.standard_streams import answer
+from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import Confirmation, FitResult, FitRow
 from autotune.units import format_estimate, format_percent, format_size
 
@@ -32,107 +32,22 @@ _SECONDS_BETWEEN_LINES = 10.0
 """Of progress, where the output is no terminal."""
 
 
-@with_model_size
-@with_configuration
-def fit(
-    *,
-    study: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="STUDY",
-            autocompletion=completion.studies,
-            help="Vary a size of this study's workload, with the configuration of its pick.",
-        ),
-    ] = None,
-    max_mem: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="SIZE",
-            help="Memory cap: 8GiB, 8GB, 8192MiB. [default: that of the study]",
-        ),
-    ] = None,
-    trial: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="NUMBER",
-            help="Take the configuration of this trial of the study. [default: the study's pick]",
-        ),
-    ] = None,
-    vary: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="layers|width|seq-len|micro-batch|rank|devices",
-            autocompletion=completion.one_of(
-                ("layers", "width", "seq-len", "micro-batch", "rank", "devices")
-            ),
-            help="What to increase until it no longer fits; devices: how few of them are enough.",
-        ),
-    ] = "layers",
-    space: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="NAME|FILE",
-            autocompletion=completion.spaces,
-            help="Try the configurations that this search space names instead of adding "
-            "techniques.",
-        ),
-    ] = None,
-    scale: options.SpaceScaleOption = None,
-    try_all: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            rich_help_panel=EVERYDAY,
-            help="Try every legal configuration of the space, which for a large model takes hours.",
-        ),
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="DEVICE",
-            autocompletion=completion.one_of(("cpu", "cuda")),
-            help="Device: cpu, cuda or cuda:1; it need not exist. [default: a GPU if there is one]",
-        ),
-    ] = None,
-    compute_capability: options.ComputeCapabilityOption = None,
-    torch_version: options.TorchVersionOption = None,
-    context: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=THE_DEVICE,
-            metavar="SIZE",
-            help="Device memory that the CUDA context takes (CUDA only). [default: 0.6GiB]",
-        ),
-    ] = None,
-    no_trial: Annotated[
-        bool,
-        typer.Option(
-            "--no-trial",
-            rich_help_panel=EVERYDAY,
-            help="Only predict; run no real trial at the end.",
-        ),
-    ] = False,
-    no_confirm: Annotated[
-        bool,
-        typer.Option("--no-confirm", hidden=True, help="The former name of --no-trial."),
-    ] = False,
-    workload: Mapping[str, Any],
-    configuration: Mapping[str, Any],
-    storage: options.StorageOption = options.STORAGE,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", rich_help_panel=RESULTS, help="Print each prediction as it is made."
-        ),
-    ] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class FitCommand(FitRequest, ShownQuietly):
+    """What is to fit, and how the answer is shown."""
+
+    verbose: bool = setting(
+        False, "Print each prediction as it is made.", group=RESULTS, synonym="-v"
+    )
+    no_confirm: bool = setting(False, "The former name of --no-trial.", is_hidden=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.no_confirm:
+            object.__setattr__(self, "confirm", False)
+
+
+def fit(request: FitCommand) -> None:
     """Find the largest model, sequence length or micro batch that fits under a memory cap.
 
     Works by prediction and shows techniques added one by one. With --precision, --checkpointing,
@@ -143,32 +58,10 @@ def fit(
     # These import SQLAlchemy and numpy, 0.5 s that the help of this command does without.
     from autotune.study.fit.fit import fit as run  # noqa: PLC0415
 
-    options.check_scale(scale, space=space)
-    if max_mem is None and study is None:
-        raise InvalidInput(
-            "there is no memory cap", hint="give --max-mem 8GiB, or the name of a study"
-        )
-    request = api.fit_request(
-        study,
-        trial=trial,
-        max_mem=max_mem,
-        vary=vary,
-        space=space,
-        scale=scale,
-        try_all=try_all,
-        device=device,
-        configuration=configuration,
-        compute_capability=compute_capability,
-        torch_version=torch_version,
-        context=context,
-        confirm=not (no_trial or no_confirm),
-        storage=storage,
-        workload={name: value for name, value in workload.items() if value is not None},
-    )
-    with _display(quiet=quiet, verbose=verbose) as listener:
-        result = run(request, listener=listener)
+    with _display(quiet=request.quiet, verbose=request.verbose) as listener:
+        result = run(api.resolved(request), listener=listener)
     with answer():
-        if as_json:
+        if request.as_json:
             print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         else:
             print_fit(result, make_console())

@@ -11,12 +11,14 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from autotune.errors import InvalidInput
-from autotune.spec.option import GROUPS
+from autotune.spec.setting import GROUPS
 
 MOST_UNGROUPED = 12
 """A command with more options than this has them under the headings of their groups."""
 AFTER_SEPARATOR = "after_separator"
 """Key of a context's `meta`: how many arguments stand after `--`, which parsing removes."""
+SOURCES_OF_DEFAULTS = "autotune:sources_of_defaults"
+"""The key of a context's `meta` for {parameter: the file of its default, or the environment}."""
 _OTHER = "Options"
 _HYPHEN = "\N{NON-BREAKING HYPHEN}"
 """Stands for each hyphen while lines are wrapped, so that no name of an option is divided."""

@@ -11,9 +11,6 @@ from typer.main import get_command
 
 from autotune.cli.help import HelpfulCommand, HelpfulGroup
 
-SOURCES_OF_DEFAULTS = "autotune:sources_of_defaults"
-"""The key of a context's `meta` for {parameter: the file of its default, or the environment}."""
-
 
 class LazyCommand(TyperCommand):
     """Stands for a command in its group, which needs only the name and one line of help.
@@ -58,6 +55,10 @@ def _command_of(found: Callable[..., Any], name: str) -> TyperCommand | TyperGro
     To build one takes as long as to parse a command line with it.
     """
     if not isinstance(found, typer.Typer):
+        # This imports the settings, which the list of commands does without.
+        from autotune.cli.requests import takes_request  # noqa: PLC0415
+
+        found = takes_request(found)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(name, cls=HelpfulCommand)(found)
         found = alone

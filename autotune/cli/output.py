@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from autotune.errors import InvalidInput
 from autotune.reporting.image import DEFAULT_HEIGHT, DEFAULT_WIDTH, image_of
 from autotune.reporting.output_file import check_writable, write_file
-from autotune.spec.option import THE_FIGURE
+from autotune.spec.setting import THE_FIGURE, Settings, number, setting, whole_number
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -20,30 +18,20 @@ _IMAGES = ("png", "svg")
 LARGEST_IMAGE = 10_000
 """Largest side in pixels, times the scale; browsers fail somewhere above."""
 
-WidthOption = Annotated[
-    int | None,
-    typer.Option(
-        "--width",
-        rich_help_panel=THE_FIGURE,
-        help="Width of a png or svg in pixels. [default: 1100]",
-    ),
-]
-HeightOption = Annotated[
-    int | None,
-    typer.Option(
-        "--height",
-        rich_help_panel=THE_FIGURE,
-        help="Height of a png or svg in pixels. [default: the figure's]",
-    ),
-]
-ScaleOption = Annotated[
-    float | None,
-    typer.Option(
-        "--scale",
-        rich_help_panel=THE_FIGURE,
-        help="Resolution of a png: 2 for twice the pixels. [default: 1]",
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSize(Settings):
+    """The size of a figure that is written as an image."""
+
+    width: Annotated[int, whole_number(1, LARGEST_IMAGE)] | None = setting(
+        None, "Width of a png or svg in pixels. [default: 1100]", group=THE_FIGURE
+    )
+    height: Annotated[int, whole_number(1, LARGEST_IMAGE)] | None = setting(
+        None, "Height of a png or svg in pixels. [default: the figure's]", group=THE_FIGURE
+    )
+    scale: (
+        Annotated[float, number("a number above zero", least=1e-9, most=LARGEST_IMAGE)] | None
+    ) = setting(None, "Resolution of a png: 2 for twice the pixels. [default: 1]", group=THE_FIGURE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +39,7 @@ class Target:
     """A file to write a figure to. Raises InvalidInput for an unknown suffix or an invalid size."""
 
     file: Path
-    width: int | None = None
-    height: int | None = None
-    scale: float | None = None
+    size: ImageSize = ImageSize()
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -61,17 +47,15 @@ class Target:
                 f"a figure cannot be written as {self.file.name!r}",
                 hint=f"end the file's name in one of {', '.join('.' + name for name in FORMATS)}",
             )
-        options = {"--width": self.width, "--height": self.height, "--scale": self.scale}
-        given = {name: value for name, value in options.items() if value is not None}
+        size = self.size
+        given = {f"--{name}": value for name, value in vars(size).items() if value is not None}
         if given and self.format not in _IMAGES:
             raise InvalidInput(
                 f"{', '.join(given)}: only images have a size, {self.file.name} is not one",
                 hint="write a .png or an .svg",
             )
-        sides = [self.width or DEFAULT_WIDTH, self.height or DEFAULT_HEIGHT]
-        scale = self.scale or 1.0
-        is_possible = all(0 < side * scale <= LARGEST_IMAGE for side in sides)
-        if 0 in given.values() or not is_possible:
+        sides = [size.width or DEFAULT_WIDTH, size.height or DEFAULT_HEIGHT]
+        if not all(0 < side * (size.scale or 1.0) <= LARGEST_IMAGE for side in sides):
             values = ", ".join(f"{name} {value}" for name, value in given.items())
             raise InvalidInput(
                 f"Invalid image size: {values}",
@@ -97,7 +81,7 @@ class Target:
             drawing,
             title=title,
             format=self.format,
-            width=self.width,
-            height=self.height,
-            scale=self.scale or 1.0,
+            width=self.size.width,
+            height=self.size.height,
+            scale=self.size.scale or 1.0,
         )

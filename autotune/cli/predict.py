@@ -1,146 +1,129 @@
 """`autotune predict`: predict peak memory and what holds it, without running the model."""
 
 import json
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
 
 import typer
 
-from autotune import standard_streams
-from autotune.cli import completion, options
-from autotune.cli.option_groups import options_given, with_configuration, with_predicted_model
+from autotune import api, standard_streams
+from autotune.analysis.pick import chosen_trial
+from autotune.cli.options import ShownQuietly
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.output_file import check_writable
 from autotune.spec.config import configuration_of
-from autotune.spec.option import EVERYDAY, RESULTS
-from autotune.spec.prediction import Extrapolation, check_release
+from autotune.spec.data_sheets import requested_device
+from autotune.spec.prediction import Extrapolation
+from autotune.spec.setting import EVERYDAY, RESULTS, FilePath, Size, TrialNumber, setting
 from autotune.spec.workload import Workload
-from autotune.units import parse_size
+from autotune.study.predicted_training import PredictedSpace
 
 
-@with_predicted_model
-@with_configuration
-def predict(
-    *,
-    max_mem: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="SIZE",
-            help="Memory cap to compare the prediction with: 8GiB.",
-        ),
-    ] = None,
-    device: options.DeviceTypeOption = None,
-    study: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="STUDY",
-            autocompletion=completion.studies,
-            help="Predict a trial of this study, for its device.",
-        ),
-    ] = None,
-    trial: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            help="Number of the trial, with --study.",
-        ),
-    ] = None,
-    space: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=EVERYDAY,
-            metavar="NAME|FILE",
-            autocompletion=completion.spaces,
-            help="Predict the named configurations of a search space, or all where it names none, "
-            "those of least memory first.",
-        ),
-    ] = None,
-    with_unnamed: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            rich_help_panel=EVERYDAY,
-            help="Predict every legal configuration of the search space.",
-        ),
-    ] = False,
-    scale: options.SpaceScaleOption = None,
-    workload: Mapping[str, Any],
-    configuration: Mapping[str, Any],
-    compute_capability: options.ComputeCapabilityOption = None,
-    torch_version: options.TorchVersionOption = None,
-    whole_depth: Annotated[
-        bool,
-        typer.Option(
-            "--whole-depth",
-            rich_help_panel=RESULTS,
-            help="Predict all layers. A deep model of --space, or one compiled as a whole, is "
-            "otherwise extrapolated from two shallow depths and checked at a third.",
-        ),
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=RESULTS,
-            metavar="FILE",
-            help="Also draw the memory over one step, as an HTML page.",
-        ),
-    ] = None,
-    storage: options.StorageOption = options.STORAGE,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand(PredictedSpace, ShownQuietly):
+    """A trial, a configuration or the configurations of a space, and how the answer is shown."""
+
+    study: str | None = setting(
+        None, "Predict a trial of this study, for its device.", group=EVERYDAY, metavar="STUDY"
+    )
+    trial: TrialNumber | None = setting(None, "Number of the trial, with --study.", group=EVERYDAY)
+    max_mem: Size | None = setting(
+        None, "Memory cap to compare the prediction with: 8GiB.", group=EVERYDAY
+    )
+    space: str | None = setting(
+        None,
+        "Predict the named configurations of a search space, or all where it names none, those of "
+        "least memory first.",
+        group=EVERYDAY,
+        metavar="NAME|FILE",
+    )
+    with_unnamed: bool = setting(
+        False,
+        "Predict every legal configuration of the search space.",
+        group=EVERYDAY,
+        flag="--all",
+    )
+    whole_depth: bool = setting(
+        False,
+        "Predict all layers. A deep model of --space, or one compiled as a whole, is otherwise "
+        "extrapolated from two shallow depths and checked at a third.",
+        group=RESULTS,
+    )
+    plot: FilePath | None = setting(
+        None, "Also draw the memory over one step, as an HTML page.", group=RESULTS
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.study is None) != (self.trial is None):
+            raise InvalidInput("--study and --trial belong together", hint="give both, or neither")
+        if self.study is not None and (given := self.described("space")):
+            raise InvalidInput(
+                f"{', '.join(given)}: --study and --trial set workload, device and configuration",
+                hint="leave these options out, or --study and --trial",
+            )
+        if self.space is not None and self.configuration:
+            raise InvalidInput(
+                f"--space predicts all configurations, {', '.join(self.configuration)} selects one",
+                hint="leave one of them out",
+            )
+        if self.with_unnamed and self.space is None:
+            raise InvalidInput("--all needs a search space", hint="add --space quick")
+        if self.plot is None:
+            return
+        if self.space is not None:
+            raise InvalidInput(
+                "--plot draws one configuration",
+                hint="describe it by its techniques instead of --space",
+            )
+        if self.plot.suffix.lower() not in (".html", ".htm"):
+            raise InvalidInput(
+                f"Invalid file for --plot: {str(self.plot)!r}", hint="end the file's name in .html"
+            )
+        check_writable(self.plot, option="--plot")
+
+
+def predict(request: PredictCommand) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.study.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         probed,
-        requested_device,
     )
     from autotune.study.predictions import Forecaster, forecaster_of  # noqa: PLC0415
     from autotune.study.requested_space import on_some_device  # noqa: PLC0415
 
-    cap_bytes = None if max_mem is None else parse_size(max_mem)
-    check_release(torch_version)
-    target_device = requested_device(device, compute_capability)
-    given = options_given(workload, configuration, device=device, space=space)
-    _check_together(
-        study=study, trial=trial, space=space, plot=plot, given=given, configuration=configuration
-    )
-    options.check_scale(scale, space=space)
-    if with_unnamed and space is None:
-        raise InvalidInput("--all needs a search space", hint="add --space quick")
-    if plot is not None:
-        _check_page(plot)
-    loaded = None if space is None else options.scaled_space(space, scale)
-
+    loaded = request.search_space
     extrapolates: Extrapolation = "compiled"
-    if whole_depth:
+    if request.whole_depth:
         extrapolates = "nothing"
-    elif space is not None:
+    elif loaded is not None:
         extrapolates = "any"
 
     def requested_workload(device_type: str) -> Workload:
-        return predictions.requested_workload(device_type, workload, configuration, space=loaded)
+        return predictions.requested_workload(
+            device_type, request.workload, request.configuration, space=loaded
+        )
 
-    if study is None:
-        on_some_device(target_device, requested_workload)
+    if request.study is None:
+        device = requested_device(request.device, request.compute_capability)
+        on_some_device(device, requested_workload)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder), only_predicts=True))
-        if study is None:
+        if request.study is None:
             predicted = predicted_device_of(
-                device, compute_capability=compute_capability, executor=executor, storage=storage
+                request.device,
+                compute_capability=request.compute_capability,
+                executor=executor,
+                storage=request.storage,
             )
             described_workload = requested_workload(predicted.type)
-            if loaded is not None and not with_unnamed:
+            if loaded is not None and not request.with_unnamed:
                 predicted = probed(
                     predicted, executor=executor, space=loaded, workload=described_workload
                 )
@@ -148,87 +131,52 @@ def predict(
                 predicted,
                 executor=executor,
                 workload=described_workload,
-                torch_version=torch_version,
+                torch_version=request.torch_version,
                 extrapolates=extrapolates,
             )
         if loaded is not None:
             answers = predictions.predict_space(
                 forecaster,
                 loaded,
-                cap_bytes=cap_bytes,
-                with_unnamed=with_unnamed,
-                as_json=as_json,
-                quiet=quiet,
+                cap_bytes=request.max_mem,
+                with_unnamed=request.with_unnamed,
+                as_json=request.as_json,
+                quiet=request.quiet,
             )
             if answers.nothing_fits:
                 raise typer.Exit(1)
             return
         record = None
         measured_on = None
-        if study is not None and trial is not None:
-            result, record = predictions.stored_trial(study, trial, storage=storage)
+        if request.study is not None:
+            result = api.show(request.study, storage=request.storage)
+            record = chosen_trial(result, request.trial)
             measured_on = result.device
             forecaster = forecaster_of(
                 result,
                 executor=executor,
-                compute_capability=compute_capability,
-                torch_version=torch_version,
+                compute_capability=request.compute_capability,
+                torch_version=request.torch_version,
             )
             forecaster = replace(forecaster, extrapolates=extrapolates)
             config = record.config
         else:
-            config = configuration_of(configuration, forecaster.workload.legality_context)
-        prediction = forecaster.predict(config, with_timeline=plot is not None)
+            config = configuration_of(request.configuration, forecaster.workload.legality_context)
+        prediction = forecaster.predict(config, with_timeline=request.plot is not None)
     answer = predictions.Answer(
         forecaster=forecaster,
         config=config,
         prediction=prediction,
-        cap_bytes=cap_bytes,
+        cap_bytes=request.max_mem,
         record=record,
         measured_on=measured_on,
     )
     with standard_streams.answer():
-        if as_json:
+        if request.as_json:
             print(json.dumps(answer.to_dict(), indent=2))
         else:
             predictions.print_answer(answer)
-    if plot is not None:
-        predictions.write_page(answer, plot)
+    if request.plot is not None:
+        predictions.write_page(answer, request.plot)
     if answer.is_too_large:
         raise typer.Exit(1)
-
-
-def _check_together(
-    *,
-    study: str | None,
-    trial: int | None,
-    space: str | None,
-    plot: Path | None,
-    given: list[str],
-    configuration: Mapping[str, Any],
-) -> None:
-    if (study is None) != (trial is None):
-        raise InvalidInput("--study and --trial belong together", hint="give both, or neither")
-    if study is not None and given:
-        raise InvalidInput(
-            f"{', '.join(given)}: --study and --trial set workload, device and configuration",
-            hint="leave these options out, or --study and --trial",
-        )
-    if space is not None and configuration:
-        raise InvalidInput(
-            f"--space predicts all configurations, {', '.join(configuration)} selects one",
-            hint="leave one of them out",
-        )
-    if space is not None and plot is not None:
-        raise InvalidInput(
-            "--plot draws one configuration",
-            hint="describe it by its techniques instead of --space",
-        )
-
-
-def _check_page(file: Path) -> None:
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise InvalidInput(
-            f"Invalid file for --plot: {str(file)!r}", hint="end the file's name in .html"
-        )
-    check_writable(file, option="--plot")

@@ -20,8 +20,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from autotune import api
-from autotune.analysis.pick import chosen_trial
 from autotune.cli.lines import print_line
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
@@ -33,7 +31,7 @@ from autotune.reporting.trial_text import (
 )
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
-from autotune.spec.result import JSON_SCHEMA, DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.alternatives import unavailable_on
@@ -603,15 +601,6 @@ def requested_workload(
         config = configuration_of(configuration, workload.legality_context)
         check_legal(config, workload.legality_context)
     return workload
-
-
-def stored_trial(study: str, trial: int, *, storage: str) -> tuple[StudyResult, TrialRecord]:
-    """Return a study and one of its trials.
-
-    Raises UnknownStudy, and InvalidInput for an unknown trial.
-    """
-    result = api.show(study, storage=storage)
-    return result, chosen_trial(result, trial)
 
 
 def write_page(answer: Answer, file: Path) -> None:

@@ -1,16 +1,14 @@
 """`autotune profile`: run a trial again under torch's profiler, and show where its time goes."""
 
 import json
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
 from rich.table import Table
 
 from autotune import api
 from autotune.analysis.profile_comparison import compare_profiles
-from autotune.cli import options
 from autotune.cli.lines import print_line
+from autotune.cli.options import OfStudy, ShownQuietly
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.printable import printable
@@ -18,88 +16,91 @@ from autotune.reporting import profile_text
 from autotune.reporting.figures import profile_comparison
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.output_file import write_file
-from autotune.spec.option import EVERYDAY, RESULTS
+from autotune.spec.profile import MOST_STEPS
 from autotune.spec.result import JSON_SCHEMA
-from autotune.study.profiling import StoredProfile
+from autotune.spec.setting import (
+    EVERYDAY,
+    RESULTS,
+    FilePath,
+    TrialNumbers,
+    setting,
+)
+from autotune.study.profiling import ProfiledSteps, StoredProfile
 
 COMPARISON_FILE = "profile-{first}-{second}.html"
 
 
-def profile(
-    study: options.StudyArgument,
-    trials: Annotated[
-        list[int] | None,
-        typer.Argument(
-            metavar="[TRIAL]...",
-            help="Numbers of trials of the study. [default: the study's pick]",
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=EVERYDAY, metavar="N", help="How many steps to profile, up to 100."
-        ),
-    ] = 3,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            rich_help_panel=EVERYDAY,
-            help="Say where two trials differ, in words and in a picture.",
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            rich_help_panel=EVERYDAY,
-            help="Profile again where there is a profile of as many steps already.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            rich_help_panel=RESULTS,
-            metavar="FOLDER",
-            help="Folder for the files of one trial. [default: in the study's work folder]",
-        ),
-    ] = None,
-    storage: options.StorageOption = options.STORAGE,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ProfileCommand(OfStudy, ShownQuietly):
+    """Trials to profile, and how the profiles are shown."""
+
+    trials: TrialNumbers = setting(
+        (),
+        "Numbers of trials of the study. [default: the study's pick]",
+        metavar="[TRIAL]...",
+        is_argument=True,
+    )
+    steps: ProfiledSteps = setting(
+        3, f"How many steps to profile, up to {MOST_STEPS}.", group=EVERYDAY, metavar="N"
+    )
+    compare: bool = setting(
+        False, "Say where two trials differ, in words and in a picture.", group=EVERYDAY
+    )
+    fresh: bool = setting(
+        False,
+        "Profile again where there is a profile of as many steps already.",
+        group=EVERYDAY,
+    )
+    out: FilePath | None = setting(
+        None,
+        "Folder for the files of one trial. [default: in the study's work folder]",
+        group=RESULTS,
+        metavar="FOLDER",
+        synonym="-o",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compare and len(self.trials) != 2:
+            raise InvalidInput(
+                f"--compare needs two trials, and {len(self.trials)} are given",
+                hint=f"autotune profile {self.study} 4 11 --compare",
+            )
+        if self.out is not None and len(self.trials) > 1:
+            raise InvalidInput(
+                "--out is the folder of one trial, and several are given",
+                hint="leave it out, or give one trial",
+            )
+
+
+def profile(request: ProfileCommand) -> None:
     """Run a trial again under torch's profiler: where its time and its memory go.
 
     Writes a trace that ui.perfetto.dev opens, a picture of the memory over a step, what
     torch.compile generated and, on CUDA, a snapshot for pytorch.org/memory_viz. No number of the
     trial changes. A search takes profiles itself with --profile.
     """
-    wanted: list[int | None] = [*(trials or ())] or [None]
-    if compare and len(wanted) != 2:
-        raise InvalidInput(
-            f"--compare needs two trials, and {len(trials or ())} are given",
-            hint=f"autotune profile {study} 4 11 --compare",
-        )
-    if out is not None and len(wanted) != 1:
-        raise InvalidInput(
-            "--out is the folder of one trial, and several are given",
-            hint="leave it out, or give one trial",
-        )
 
     def note(sentence: str) -> None:
-        if not quiet:
+        if not request.quiet:
             print_line(printable(sentence), to_stderr=True, flush=True)
 
     found = [
-        api.profile(study, number, steps=steps, out=out, fresh=fresh, storage=storage, note=note)
-        for number in wanted
+        api.profile(
+            request.study,
+            number,
+            steps=request.steps,
+            out=request.out,
+            fresh=request.fresh,
+            storage=request.storage,
+            note=note,
+        )
+        for number in request.trials or (None,)
     ]
-    if as_json:
+    if request.as_json:
         print(json.dumps(_to_dict(found), indent=2, allow_nan=False))
         return
-    if compare:
+    if request.compare:
         _print_comparison(*found)
         return
     for one in found:

@@ -2,65 +2,48 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.table import Table
 
-from autotune.cli import completion
-from autotune.cli.options import JsonOption
-from autotune.cli.server import NeededServerOption, open_client
+from autotune.cli.options import OnServer, Shown
+from autotune.cli.server import open_client
 from autotune.cli.tables import as_text, is_narrow, make_console
-from autotune.errors import InvalidInput, suggestion
-from autotune.spec.queued_search import SEARCH_STATES
+from autotune.spec.queued_search import SearchState
+from autotune.spec.setting import setting, whole_number
 from autotune.spec.study import counted_trials
 from autotune.units import format_duration
 
 if TYPE_CHECKING:
     from autotune.client.searches import RemoteSearch
 
-_MOST = 1000
+
+@dataclass(frozen=True, kw_only=True)
+class QueueCommand(OnServer, Shown):
+    """Which searches of a server to list."""
+
+    state: SearchState | None = setting(None, "List only searches in this state.")
+    limit: Annotated[int, whole_number(1, 1000)] = setting(
+        20, "List at most this many searches.", metavar="N"
+    )
 
 
-def queue(
-    state: Annotated[
-        str | None,
-        typer.Option(
-            "--state",
-            metavar="|".join(SEARCH_STATES),
-            autocompletion=completion.one_of(SEARCH_STATES),
-            help="List only searches in this state.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="List at most this many searches.")
-    ] = 20,
-    server: NeededServerOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def queue(request: QueueCommand) -> None:
     """List the searches of a server: queued, running and ended.
 
     Running ones come first, then those in the queue in its order, then ended ones, newest first.
     autotune watch follows one, autotune cancel ends it.
     """
-    if state is not None and state not in SEARCH_STATES:
-        raise InvalidInput(
-            f"Invalid state: {state!r}",
-            hint=suggestion(state, SEARCH_STATES, otherwise=f"use {', '.join(SEARCH_STATES)}"),
-        )
-    if not 1 <= limit <= _MOST:
-        raise InvalidInput(
-            f"Invalid value of --limit: {limit}", hint=f"give a whole number from 1 to {_MOST}"
-        )
-    with open_client(server) as client:
-        found = client.searches(state=state, limit=limit)
-    if as_json:
+    with open_client(request.server) as client:
+        found = client.searches(state=request.state, limit=request.limit)
+    if request.as_json:
         print(json.dumps({"searches": [search.answer for search in found]}, indent=2))
         return
     console = make_console()
     if not found:
-        kind = "" if state is None else f"{state} "
+        kind = "" if request.state is None else f"{request.state} "
         console.print(f"no {kind}searches; submit one with: autotune submit")
         return
     console.print(_table(found, narrow=is_narrow(console)))

@@ -13,6 +13,7 @@ import typer
 from autotune.analysis.pick import Preferences
 from autotune.cli.lines import print_line
 from autotune.cli.live import Display, make_display
+from autotune.cli.options import ShownInFull
 from autotune.cli.search_run import Place, print_summary
 from autotune.cli.server import command_on_server
 from autotune.cli.tables import make_console
@@ -24,13 +25,15 @@ from autotune.client.searches import RemoteSearch
 from autotune.client.study_json import record_of, result_of
 from autotune.errors import AutotuneError, InvalidInput, Stopped, UnknownStudy
 from autotune.reporting.report.commands import preference_arguments
+from autotune.spec.checked import checked_setting
 from autotune.spec.config import TrainingConfig
 from autotune.spec.reading import check
 from autotune.spec.search_space import LegalSpace, SearchSpace
+from autotune.spec.setting import options_of
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.standard_streams import answer
 from autotune.study.events import Confirming, StudyOpened, TrialBegan, TrialEnded, TrialPhase
-from autotune.study.request import SEARCH_OPTIONS
+from autotune.study.request import SearchRequest
 
 _Event: TypeAlias = TrialBegan | TrialPhase | Confirming | TrialEnded
 _CLASS_OF: dict[int, type[AutotuneError]] = {2: InvalidInput, 75: Stopped}
@@ -226,21 +229,20 @@ def print_ended(
     search: RemoteSearch,
     *,
     preferences: Preferences,
-    as_json: bool,
-    verbose: bool,
+    shown: ShownInFull,
 ) -> None:
     """Print the result of a search that has ended, as a search here does, and exit as it would."""
     raise_unless_finished(search, client)
-    show = command_on_server(["show", search.study, *(["--json"] if as_json else [])], client)
+    show = command_on_server(["show", search.study, *(["--json"] if shown.as_json else [])], client)
     with answer(hint=f"every result is stored; make room and print them: {show}"):
-        if as_json:
+        if shown.as_json:
             values = client.study_json(search.study, preferences=preferences)
             print(json.dumps(values, indent=2, allow_nan=False))
             has_front = bool(result_of(values).front)
         else:
             result = client.show(search.study, preferences=preferences)
             has_front = bool(result.front)
-            _print_result(result, search, client, verbose=verbose)
+            _print_result(result, search, client, verbose=shown.verbose)
     if not has_front:
         raise typer.Exit(1)
 
@@ -301,9 +303,9 @@ def _continue_command(
     """Return the command that continues the study on the server, with what it does not store."""
     given = {**search.request, "name": result.study, "trials": trials}
     arguments = ["autotune", "search", "--server", client.url]
-    for option in SEARCH_OPTIONS.values():
-        if option.is_repeated and given.get(option.keyword) is not None:
-            arguments += option.arguments(option.read(given[option.keyword]))
+    for name, option in options_of(SearchRequest).items():
+        if option.is_repeated and given.get(name) is not None:
+            arguments += option.arguments(checked_setting(SearchRequest, name, given[name]))
     return shlex.join([*arguments, *preference_arguments(result.preferences)])
 
 

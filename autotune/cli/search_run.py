@@ -13,22 +13,23 @@ import typer
 from rich.console import Console
 
 from autotune.analysis.loose_cap import loose_cap_sentence
-from autotune.cli import options
 from autotune.cli.lines import print_line
 from autotune.cli.live import make_display
+from autotune.cli.options import ShownInFull
 from autotune.cli.tables import as_text, make_console, print_result, print_trials
 from autotune.errors import Stopped, StorageUnreachable, TrialLost
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.result import StudyResult
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.study import MOST_TRIALS_IN_TIME
+from autotune.spec.setting import options_of
+from autotune.spec.study import DEFAULT_STORAGE, MOST_TRIALS_IN_TIME
 from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, Notice, StudyOpened
 from autotune.study.profiling import profile_at_end
-from autotune.study.request import SEARCH_OPTIONS, SearchRequest
+from autotune.study.request import SearchRequest
 from autotune.study.search import search
 from autotune.units import format_duration
 
@@ -36,10 +37,8 @@ from autotune.units import format_duration
 def run_with_display(
     request: SearchRequest,
     *,
+    shown: ShownInFull,
     space: SearchSpace | None = None,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
     confirmation: ConfirmationRequest | None = None,
 ) -> None:
     """Run the search, or only the confirmation, show its progress and print its result.
@@ -47,7 +46,7 @@ def run_with_display(
     `space` is as in `search`.
     """
     display = make_display(
-        quiet=quiet,
+        quiet=shown.quiet,
         preferences=request.preferences,
         until_converged=request.until_converged,
     )
@@ -94,10 +93,10 @@ def run_with_display(
             hint = error.hint or "measured results are stored"
             raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
     show = ["autotune", "show", result.study, *_place_of(result, request).arguments]
-    if as_json:
+    if shown.as_json:
         show.append("--json")
     with answer(hint=f"every result is stored; make room and print them: {shlex.join(show)}"):
-        if as_json:
+        if shown.as_json:
             print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
         else:
             print_summary(
@@ -105,7 +104,7 @@ def run_with_display(
                 make_console(),
                 place=_place_of(result, request),
                 wanted=opened[0].trials_wanted,
-                verbose=verbose,
+                verbose=shown.verbose,
             )
     if not result.front:
         raise typer.Exit(1)
@@ -143,10 +142,11 @@ def continue_command(study: str, request: SearchRequest, *, trials: int | None =
 
     Defaults are left out, and a password in the storage URL is replaced by a placeholder.
     """
-    values = {name: getattr(request, name) for name in SEARCH_OPTIONS}
+    options = options_of(SearchRequest)
+    values = {name: getattr(request, name) for name in options}
     values |= {"name": study, "trials": trials, "storage": redacted_url(request.storage)}
     arguments = ["autotune", "search"]
-    for name, option in SEARCH_OPTIONS.items():
+    for name, option in options.items():
         if option.is_repeated:
             arguments += option.arguments(values[name])
     return shlex.join([*arguments, *preference_arguments(request.preferences)])
@@ -166,7 +166,7 @@ class Place:
 
 def _place_of(result: StudyResult, request: SearchRequest) -> Place:
     arguments: tuple[str, ...] = ()
-    if request.storage != options.STORAGE:
+    if request.storage != DEFAULT_STORAGE:
         arguments = ("--storage", result.storage)
     return Place(
         name=result.storage,

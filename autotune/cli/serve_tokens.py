@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
-from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
+from autotune.cli.options import InStorage, storage_of
+from autotune.cli.requests import takes_request
 from autotune.cli.tables import as_text, make_console
+from autotune.spec.setting import setting
 
 if TYPE_CHECKING:
     from autotune.storage.tokens import Tokens
@@ -41,52 +44,55 @@ app = typer.Typer(
     cls=_Commands, invoke_without_command=True, add_completion=False, rich_markup_mode=None
 )
 
-NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", help="Name of the token: who or what uses it.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCommand(InStorage):
+    """A token by its name."""
+
+    name: str = setting(
+        help="Name of the token: who or what uses it.", metavar="NAME", is_argument=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddCommand(TokenCommand):
+    """A token to make."""
+
+    read_only: bool = setting(
+        False, "Let it look at everything, and neither submit nor change anything."
+    )
 
 
 @app.callback()
-def tokens(context: typer.Context, storage: options.StorageOption = options.STORAGE) -> None:
+@takes_request
+def tokens(context: typer.Context, request: InStorage) -> None:
     """Add, list and remove the named tokens of a server's users.
 
     What is done with a token is logged under its name. A running server sees a change within
     seconds. Without a subcommand they are listed.
     """
     if context.invoked_subcommand is None:
-        _list(context, storage)
+        _list(context, request.storage)
 
 
-def add(
-    context: typer.Context,
-    name: NameArgument,
-    read_only: Annotated[
-        bool,
-        typer.Option(
-            "--read-only", help="Let it look at everything, and neither submit nor change anything."
-        ),
-    ] = False,
-    storage: options.StorageOption = options.STORAGE,
-) -> None:
+def add(context: typer.Context, request: AddCommand) -> None:
     """Make a token for a user or a program, and print it once."""
-    with _open_tokens(context, storage, create=True) as tokens:
-        print(tokens.add(name, read_only=read_only))
+    with _open_tokens(context, request.storage, create=True) as tokens:
+        print(tokens.add(request.name, read_only=request.read_only))
 
 
-def list_tokens(context: typer.Context, storage: options.StorageOption = options.STORAGE) -> None:
+def list_tokens(context: typer.Context, request: InStorage) -> None:
     """List the named tokens, without the tokens themselves."""
-    _list(context, storage)
+    _list(context, request.storage)
 
 
-def remove(
-    context: typer.Context, name: NameArgument, storage: options.StorageOption = options.STORAGE
-) -> None:
+def remove(context: typer.Context, request: TokenCommand) -> None:
     """Make a token invalid at once.
 
     What was done with it stays in the log.
     """
-    with _open_tokens(context, storage, create=False) as tokens:
-        tokens.revoke(name)
+    with _open_tokens(context, request.storage, create=False) as tokens:
+        tokens.revoke(request.name)
 
 
 def _list(context: typer.Context, storage: str) -> None:
@@ -111,20 +117,8 @@ def _open_tokens(context: typer.Context, storage: str, *, create: bool) -> Itera
     # SQLAlchemy takes 0.3 s to import, which the help of a command does without.
     from autotune.storage.tokens import Tokens  # noqa: PLC0415
 
-    with open_store(_storage_of(context, storage), create=create) as store:
+    with open_store(storage_of(context, storage), create=create) as store:
         yield Tokens(store.database)
-
-
-def _storage_of(context: typer.Context, storage: str) -> str:
-    """Return the storage URL; it may stand before a subcommand: `autotune serve --storage URL ...`.
-
-    The nearest one counts.
-    """
-    above = context.parent
-    while storage == options.STORAGE and above is not None:
-        storage = above.params.get("storage", storage)
-        above = above.parent
-    return storage
 
 
 def _minute(moment: datetime) -> str:

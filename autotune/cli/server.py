@@ -4,41 +4,19 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from autotune.cli import options
 from autotune.client.address import SERVER_VARIABLE, server_address
 from autotune.errors import InvalidInput
-from autotune.spec.option import RESULTS
+from autotune.spec.study import DEFAULT_STORAGE
 
 if TYPE_CHECKING:
     from autotune.client.client import Client
 
-ServerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        rich_help_panel=RESULTS,
-        metavar="URL",
-        help="URL of a server that autotune serve has started, instead of --storage.",
-    ),
-]
-NeededServerOption = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        rich_help_panel=RESULTS,
-        metavar="URL",
-        help=f"URL that autotune serve prints. [default: the variable {SERVER_VARIABLE}]",
-    ),
-]
 
-
-def check_one_place(server: str, storage: str) -> None:
+def check_one_place(server: str | None, storage: str) -> None:
     """Raise InvalidInput where both a server and a database are named."""
-    if storage != options.STORAGE:
+    if server is not None and storage != DEFAULT_STORAGE:
         raise InvalidInput(
             f"--server {server_address(server).url} and --storage both say where the study is",
             hint="leave one of them out",

@@ -1,5 +1,6 @@
 """`autotune studies`: list the studies of a database, or check, export, import or trust them."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import typer
@@ -7,13 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune import api
-from autotune.cli import options
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.cli.server import ServerOption, check_one_place, open_client
+from autotune.cli.options import InStorage, ReadStudy
+from autotune.cli.requests import takes_request
+from autotune.cli.server import check_one_place, open_client
 from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import AutotuneError, InvalidInput, StorageUnavailable, StorageUnreachable
 from autotune.reporting.trial_text import short_label, trial_label
+from autotune.spec.setting import same_setting
 from autotune.spec.study import counted_trials
 from autotune.units import format_size
 
@@ -51,27 +54,31 @@ app = typer.Typer(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudiesCommand(InStorage):
+    """Where the studies are."""
+
+    server: str | None = same_setting(ReadStudy, "server")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_place(self.server, self.storage)
+
+
 @app.callback()
-def studies(
-    context: typer.Context,
-    storage: options.StorageOption = options.STORAGE,
-    server: ServerOption = None,
-) -> None:
+@takes_request
+def studies(context: typer.Context, request: StudiesCommand) -> None:
     """List the studies of a database; with a subcommand, check, export or import them."""
-    if server is not None:
-        check_one_place(server, storage)
-    if context.invoked_subcommand is not None:
-        if server is not None:
-            raise InvalidInput(
-                f"autotune studies {context.invoked_subcommand} works on a database, not on a "
-                "server",
-                hint="run it on the server, and name the database with --storage",
-            )
-        return
-    if server is None:
-        _list(storage)
-    else:
-        _list_of_server(server)
+    if context.invoked_subcommand is None:
+        if request.server is None:
+            _list(request.storage)
+        else:
+            _list_of_server(request.server)
+    elif request.server is not None:
+        raise InvalidInput(
+            f"autotune studies {context.invoked_subcommand} works on a database, not on a server",
+            hint="run it on the server, and name the database with --storage",
+        )
 
 
 def _list(storage: str) -> None:

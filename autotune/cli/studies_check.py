@@ -1,29 +1,29 @@
 """`autotune studies check`: check that a studies database is readable and consistent."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
-from autotune.cli import completion, options
 from autotune.cli.lines import print_line
+from autotune.cli.options import InStorage, storage_of
 from autotune.errors import StorageUnavailable
+from autotune.spec.setting import Texts, setting
 
 if TYPE_CHECKING:
     from autotune.storage.check import Checked
 
 
-def check(
-    context: typer.Context,
-    study: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="STUDY",
-            autocompletion=completion.studies,
-            help="Names of the studies to check. [default: all]",
-        ),
-    ] = None,
-    storage: options.StorageOption = options.STORAGE,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CheckCommand(InStorage):
+    """Which studies to check."""
+
+    study: Texts = setting(
+        (), "Names of the studies to check. [default: all]", metavar="STUDY", is_argument=True
+    )
+
+
+def check(context: typer.Context, request: CheckCommand) -> None:
     """Check a studies database. Print one line per fault, with what to do about it.
 
     Changes nothing.
@@ -32,8 +32,8 @@ def check(
     from autotune.storage.error_translation import redacted_url  # noqa: PLC0415
     from autotune.study.check import check_studies  # noqa: PLC0415
 
-    storage = options.storage_of(context, storage)
-    checked = check_studies(storage, study or ())
+    storage = storage_of(context, request.storage)
+    checked = check_studies(storage, request.study)
     for finding in checked.findings:
         print_line(f"{finding.where}: {finding.what} - {finding.to_do}")
     if checked.faults:

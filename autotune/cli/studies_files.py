@@ -5,17 +5,19 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from autotune.cli import completion, options
 from autotune.cli.database import open_store
 from autotune.cli.lines import print_line
+from autotune.cli.options import InStorage, storage_of
 from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.files import durable_file
-from autotune.spec.study import check_study_name
+from autotune.spec.setting import FilePath, Texts, setting
+from autotune.spec.study import StudyName
 from autotune.spec.user_files import open_file
 
 if TYPE_CHECKING:
@@ -23,49 +25,43 @@ if TYPE_CHECKING:
     from autotune.storage.transfer import StudyRows
 
 
-def export(
-    context: typer.Context,
-    study: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STUDY",
-            autocompletion=completion.studies,
-            help="Names of studies; see autotune studies.",
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="File to write, completely or not at all. [default: stdout]",
-        ),
-    ] = None,
-    to_optuna: Annotated[
-        str | None,
-        typer.Option(
-            "--to-optuna",
-            metavar="URL",
-            help="Write them to an Optuna database instead, such as sqlite:///optuna.db, which "
-            "optuna-dashboard opens: all of them or nothing.",
-        ),
-    ] = None,
-    storage: options.StorageOption = options.STORAGE,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ExportStudiesCommand(InStorage):
+    """Studies to write, and where to."""
+
+    study: Texts = setting(
+        help="Names of studies; see autotune studies.", metavar="STUDY", is_argument=True
+    )
+    out: FilePath | None = setting(
+        None, "File to write, completely or not at all. [default: stdout]"
+    )
+    to_optuna: str | None = setting(
+        None,
+        "Write them to an Optuna database instead, such as sqlite:///optuna.db, which "
+        "optuna-dashboard opens: all of them or nothing.",
+        metavar="URL",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out is not None and self.to_optuna is not None:
+            raise InvalidInput("--out and --to-optuna exclude each other", hint="give one of them")
+
+
+def export(context: typer.Context, request: ExportStudiesCommand) -> None:
     """Write studies with all their trials, predictions and attempts to a SQLite file."""
     # This imports SQLAlchemy, as in `database.py`.
     from autotune.storage.transfer import read_studies  # noqa: PLC0415
 
-    if out is not None and to_optuna is not None:
-        raise InvalidInput("--out and --to-optuna exclude each other", hint="give one of them")
-    names = list(dict.fromkeys(study))
+    out, to_optuna = request.out, request.to_optuna
+    names = list(dict.fromkeys(request.study))
     if out is not None:
         _check_target(out)
     elif to_optuna is None and sys.stdout.isatty():
         raise InvalidInput(
             "a terminal cannot show a file of studies", hint="name a file with --out FILE"
         )
-    with open_store(options.storage_of(context, storage)) as store:
+    with open_store(storage_of(context, request.storage)) as store:
         if to_optuna is not None:
             _export_to_optuna(store, names, to_optuna)
             return
@@ -73,27 +69,26 @@ def export(
     _write(studies, out)
 
 
-def import_file(
-    context: typer.Context,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="File that autotune studies export has written.")
-    ],
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NEW", help="New name for the study. [default: its name in the file]"
-        ),
-    ] = None,
-    storage: options.StorageOption = options.STORAGE,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ImportCommand(InStorage):
+    """A file of studies to import."""
+
+    file: FilePath = setting(
+        help="File that autotune studies export has written.", is_argument=True
+    )
+    name: StudyName | None = setting(
+        None, "New name for the study. [default: its name in the file]", metavar="NEW"
+    )
+
+
+def import_file(context: typer.Context, request: ImportCommand) -> None:
     """Import exported studies into a database: all of the file, or nothing."""
     # This imports SQLAlchemy, as in `database.py`.
     from autotune.storage.transfer import add_studies, read_file  # noqa: PLC0415
 
-    if name is not None:
-        check_study_name(name)
-    studies = read_file(file)  # before a database is created for them
-    with open_store(options.storage_of(context, storage), create=True) as store:
+    name = request.name
+    studies = read_file(request.file)  # before a database is created for them
+    with open_store(storage_of(context, request.storage), create=True) as store:
         add_studies(store.database, studies, new_name=name)
     names = ", ".join(study.name for study in studies) if name is None else name
     print_line(f"imported {names}: {sum(len(study.trials) for study in studies)} trials")

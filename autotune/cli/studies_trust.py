@@ -1,27 +1,14 @@
 """`autotune studies trust`: let the code that a study names run on this machine."""
 
-from typing import Annotated
-
 import typer
 
-from autotune.cli import completion, options
 from autotune.cli.database import open_store
 from autotune.cli.lines import print_line
+from autotune.cli.options import OfStudy, storage_of
 from autotune.errors import StorageUnavailable
 
 
-def trust(
-    context: typer.Context,
-    study: Annotated[
-        str,
-        typer.Argument(
-            metavar="STUDY",
-            autocompletion=completion.studies,
-            help="Name of a study; see autotune studies.",
-        ),
-    ],
-    storage: options.StorageOption = options.STORAGE,
-) -> None:
+def trust(context: typer.Context, request: OfStudy) -> None:
     """Let the script or the Python model of a study run on this machine.
 
     A study that was imported, or is in a shared database, can name any code. Look at it first.
@@ -30,7 +17,8 @@ def trust(
     from autotune.storage.identity import work_folder_path  # noqa: PLC0415
     from autotune.study import trusted_code  # noqa: PLC0415
 
-    with open_store(options.storage_of(context, storage)) as store:
+    study = request.study
+    with open_store(storage_of(context, request.storage)) as store:
         definition, _ = store.definition(study)
         workload = definition.workload
         code = trusted_code.code_of(workload)

@@ -1,41 +1,34 @@
 """`autotune watch`: follow a search of a server to its end."""
 
-from typing import Annotated
+from dataclasses import dataclass
 
 import typer
 
-from autotune.cli import options
-from autotune.cli.server import NeededServerOption, open_client
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
+from autotune.cli.options import OnServer, ShownInFull
+from autotune.cli.server import open_client
 from autotune.errors import InvalidInput
-from autotune.spec.option import RESULTS
+from autotune.spec.setting import part, setting
 
 
-def watch(
-    search: Annotated[
-        str,
-        typer.Argument(
-            metavar="SEARCH",
-            help="Number of a search, or the name of its study; see autotune queue.",
-        ),
-    ],
-    server: NeededServerOption = None,
-    tolerance: options.ToleranceOption = None,
-    prefer: options.PreferOption = options.PREFER,
-    max_perplexity_increase: options.PerplexityOption = options.PERPLEXITY_INCREASE,
-    as_json: options.JsonOption = False,
-    quiet: options.QuietOption = False,
-    verbose: Annotated[
-        bool,
-        typer.Option(
-            "--verbose", "-v", rich_help_panel=RESULTS, help="Print every trial at the end."
-        ),
-    ] = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class WatchCommand(OnServer, ShownInFull):
+    """A search to follow, and how its result is shown."""
+
+    search: str = setting(
+        help="Number of a search, or the name of its study; see autotune queue.",
+        metavar="SEARCH",
+        is_argument=True,
+    )
+    preferences: Preferences = part(Preferences, default=DEFAULT_PREFERENCES)
+
+
+def watch(request: WatchCommand) -> None:
     """Follow a search of a server to its end, and print its result.
 
     Ctrl-C leaves the search running. The exit codes are those of autotune search.
     """
-    preferences = options.preferences_of(tolerance, prefer, max_perplexity_increase)
+    search, preferences = request.search, request.preferences
     # These import httpx and numpy, which the help of this command does without.
     from autotune.cli.remote_search import (  # noqa: PLC0415
         Interrupted,
@@ -45,7 +38,7 @@ def watch(
         print_left,
     )
 
-    with open_client(server) as client, interrupts():
+    with open_client(request.server) as client, interrupts():
         if search.isdecimal():
             found = client.search(int(search))
         else:
@@ -58,8 +51,8 @@ def watch(
                 )
             found = max(of_study, key=lambda each: each.id)
         try:
-            found = follow(client, found, quiet=quiet, preferences=preferences)
+            found = follow(client, found, quiet=request.quiet, preferences=preferences)
         except Interrupted as interrupted:
             print_left(client, found)
             raise typer.Exit(128 + interrupted.number) from None
-        print_ended(client, found, preferences=preferences, as_json=as_json, verbose=verbose)
+        print_ended(client, found, preferences=preferences, shown=request)

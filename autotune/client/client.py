@@ -79,23 +79,17 @@ class Client:
     def submit(
         self,
         *,
-        priority: int = 0,
-        group: str | None = None,
         preferences: Preferences = DEFAULT_PREFERENCES,
         **settings: Any,
     ) -> RemoteSearch:
         """Put a search in the queue, and return it; the server runs it when it is its turn.
 
         Takes the settings of `autotune.search`, apart from `storage`, `listener` and
-        `should_stop`. Of two searches that wait for the same `group` of devices the one with the
-        higher `priority`, from -100 to 100, runs first. A search space and a model's config.json
-        may be files here; datasets and scripts are files of the server.
+        `should_stop`, and `priority` and `group`. Of two searches that wait for the same `group` of
+        devices the one with the higher `priority`, from -100 to 100, runs first. A search space and
+        a model's config.json may be files here; datasets and scripts are files of the server.
         """
         body = submission(settings, preferences=preferences)
-        if priority:
-            body["priority"] = priority
-        if group is not None:
-            body["group"] = group
         # With the key, a repetition after a lost answer does not submit it again.
         answer = self._connection.json(
             "POST", "/searches", body=body, idempotency_key=str(uuid.uuid4())

@@ -2,28 +2,27 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences
+from autotune.analysis.tolerance import Tolerance
 from autotune.client.connection import reading_answer
 from autotune.errors import InvalidInput
 from autotune.spec.limits import Number
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
-from autotune.spec.option import NO_LIMIT, Option
+from autotune.spec.queued_search import ENDED, SearchState
 from autotune.spec.reading import parse
 from autotune.spec.schema import Schema
+from autotune.spec.setting import NO_LIMIT, all_options_of, options_of
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text
 from autotune.spec.study import check_study_name
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.user_paths import path_exists
-from autotune.study.request import SEARCH_OPTIONS
-
-State = Literal["queued", "running", "finished", "cancelled", "failed"]
-ENDED: tuple[State, ...] = ("finished", "cancelled", "failed")
+from autotune.study.submission import Submission
 
 _OF_THIS_PROCESS = ("listener", "should_stop")
 
@@ -33,7 +32,7 @@ class RemoteSearch(Schema):
     """A search as the server had it when it was asked."""
 
     id: Number
-    state: State
+    state: SearchState
     study: str
     """Name of its study; empty before the search has one."""
     reason: str = ""
@@ -106,12 +105,15 @@ def submission(
             "a server has one studies database, and a search of it names none",
             hint="leave storage out",
         )
-    body = {name: _plain(value) for name, value in settings.items() if value is not None}
-    body |= _preferences(preferences)
-    # What is at its default is the server's to decide.
-    for option in SEARCH_OPTIONS.values():
-        if option.keyword in body and _is_default(option, body[option.keyword]):
-            del body[option.keyword]
+    options = all_options_of(Submission)
+    chosen = {name: getattr(preferences, name) for name in options_of(Preferences)}
+    body: dict[str, Any] = {}
+    for name, given in {**settings, **chosen}.items():
+        option = options.get(name)
+        value = given if option is None or given is None else option.parse(given)
+        # What is at its default is the server's to decide.
+        if value is not None and (option is None or value != option.default):
+            body[name] = _plain(value)
     return with_model_content(_with_space(body))
 
 
@@ -121,29 +123,9 @@ def _plain(value: Any) -> Any:
         return NO_LIMIT
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return value
-
-
-def _is_default(option: Option, value: Any) -> bool:
-    try:
-        return bool(option.read(value) == option.read(option.default))
-    except InvalidInput:
-        return False
-
-
-def _preferences(preferences: Preferences) -> dict[str, Any]:
-    """Return the fields of a submission for what differs from the defaults."""
-    fields: dict[str, Any] = {}
-    for name in ("prefer", "max_perplexity_increase"):
-        value = getattr(preferences, name)
-        if value != getattr(DEFAULT_PREFERENCES, name):
-            fields[name] = value
-    if preferences.tolerance != DEFAULT_PREFERENCES.tolerance:
-        tolerance = preferences.tolerance
-        fields["tolerance"] = {"speed": tolerance.speed, "perplexity": tolerance.perplexity}
-    return fields
+    if isinstance(value, Tolerance):
+        return asdict(value)
+    return list(value) if isinstance(value, tuple) else value
 
 
 def preference_parameters(preferences: Preferences) -> dict[str, Any]:

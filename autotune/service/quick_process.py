@@ -16,8 +16,8 @@ from autotune import api
 from autotune.errors import AutotuneError, InvalidInput, PredictionImpossible, StorageUnreachable
 from autotune.reporting.figures import FigureOptions
 from autotune.result import draw
+from autotune.service.settings import SubmissionRules
 from autotune.service.submissions import (
-    SubmissionRules,
     check_space_name,
     check_submission,
     checked_workload,

@@ -37,7 +37,8 @@ from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.printable import printable
 from autotune.service.processes import this_process
-from autotune.service.submissions import TRIALS_BEFORE, SubmissionRules, request_of_submission
+from autotune.service.settings import SubmissionRules
+from autotune.service.submissions import TRIALS_BEFORE, request_of_submission
 from autotune.spec.queued_search import (
     SEARCH_RENEWAL_SECONDS,
     QueuedSearch,
@@ -364,7 +365,7 @@ def _search(
 ) -> _End:
     with TemporaryDirectory() as folder:
         used = _used_seconds(found)
-        request = request_of_submission(
+        request: SearchRequest = request_of_submission(
             found.request,
             SubmissionRules.from_dict(order["rules"]),
             study=found.study,
@@ -372,7 +373,7 @@ def _search(
             trials_before=found.request.get(TRIALS_BEFORE, 0),
         )
         budget = (found.progress or {}).get("time_budget_seconds")
-        budget = budget or request.time_budget_seconds
+        budget = budget or request.time_budget
         request = _with_time_left(request, budget, used_seconds=used)
         narrate = _Narrator(request, reporter, used_seconds=used, time_budget_seconds=budget)
         result = search(
@@ -432,7 +433,7 @@ def _with_time_left(
     if not used_seconds or budget_seconds is None or budget_seconds == math.inf:
         return request
     left = max(_LEAST_SECONDS_LEFT, budget_seconds - used_seconds)
-    return dataclasses.replace(request, time_budget_seconds=left)
+    return dataclasses.replace(request, time_budget=left)
 
 
 def end_process(code: int) -> NoReturn:

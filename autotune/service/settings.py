@@ -4,13 +4,33 @@ import dataclasses
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from autotune.service.submissions import SubmissionRules
-from autotune.spec.study import DEFAULT_STORAGE
-from autotune.storage.tokens import new_token
+from autotune.errors import InvalidInput
+from autotune.execution.cluster.address import check_address
+from autotune.spec.setting import (
+    EVERYDAY,
+    LIMITS,
+    RESULTS,
+    THE_DATA,
+    THE_DEVICE,
+    WHO_GETS_IN,
+    Duration,
+    FilePath,
+    Format,
+    Settings,
+    Size,
+    same_setting,
+    setting,
+    texts,
+    whole_number,
+)
 from autotune.study.devices import parse_devices
+from autotune.study.request import DeviceList, SearchRequest
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
@@ -24,37 +44,195 @@ LONGEST_WAIT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings:
-    """Where a server listens, what it serves and who gets in."""
+class SubmissionRules:
+    """What the server accepts, and what it decides for every search."""
 
-    storage: str = DEFAULT_STORAGE
-    host: str = DEFAULT_HOST
-    port: int = DEFAULT_PORT
+    storage: str
     devices: str | None = None
-    """What each search may use, as of `autotune search --devices`; None: one device."""
-    groups: Mapping[str, str] = field(default_factory=dict)
-    """{name: devices} of groups that run a search each at the same time; empty: one group, named
-    `default`, of `devices`."""
     ray: str | None = None
-    data_roots: tuple[Path, ...] = ()
-    """Folders that submissions may name data in."""
-    code_folders: tuple[Path, ...] = ()
-    """Folders that submissions may name Python code in; without any, none is run."""
-    token: str | None = field(default=None, repr=False)
-    """The token that the user has chosen; it is never printed. None: a random one."""
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
+    data_roots: tuple[str, ...] = ()
+    """Folders that datasets, tokenizers and models may be read from."""
+    code_folders: tuple[str, ...] = ()
+    """Folders that scripts and functions may come from; their code runs as the server's user."""
     most_trials: int | None = None
     most_seconds: float | None = None
     most_devices: int | None = None
-    """How many trials of one search may run at once; None: as many as there are devices."""
-    webhook: str | None = None
-    allowed_hosts: tuple[str, ...] = ()
-    """Further values of the Host header, such as a proxy's `tuning.example.org`."""
-    keep_days: int | None = None
-    """Logs and profiles are removed after so many days; None: they stay."""
-    quota_bytes: int | None = None
-    """The oldest logs and profiles are removed where all are together larger; None: no limit."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SubmissionRules":
+        """Return the rules of what `dataclasses.asdict` gave, also by way of JSON."""
+        folders = {name: tuple(values[name]) for name in ("data_roots", "code_folders")}
+        return cls(**{**values, **folders})
+
+
+def _read_groups(given: Any) -> Any:
+    """Return {name: devices} of texts such as `left=cuda:0,cuda:1`. Raises InvalidInput."""
+    if not isinstance(given, list | tuple):
+        return given
+    groups: dict[str, str] = {}
+    for text in given:
+        name, _, of_group = text.partition("=")
+        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
+            raise InvalidInput(
+                repr(text), hint="write --group left=cuda:0,cuda:1 --group right=cuda:2,cuda:3"
+            )
+        if name in groups:
+            raise InvalidInput(f"{name} is named twice", hint="give each group its own name")
+        parse_devices(of_group)
+        groups[name] = of_group
+    return groups
+
+
+def _read_folder(given: Any) -> Any:
+    """Return the folder with an absolute path, links followed. Raises InvalidInput."""
+    found = None
+    if given:  # an empty path would be the current folder
+        with suppress(OSError, RuntimeError, ValueError):
+            found = Path(given).resolve(strict=True)
+    if found is None or not found.is_dir():
+        raise InvalidInput(f"there is no folder {str(given)!r}", hint="name a folder that is there")
+    if found == Path(found.anchor):
+        raise InvalidInput(
+            f"{given} would allow every file of this machine", hint="name the folder that is meant"
+        )
+    return found
+
+
+def _read_host(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    try:
+        parts = urlsplit(f"//{name}")
+        is_name = parts.netloc == name and parts.hostname and parts.username is None
+        _ = parts.port
+    except ValueError:
+        is_name = False
+    if not is_name or not name.isascii() or not name.isprintable() or " " in name or "*" in name:
+        raise InvalidInput(
+            repr(name),
+            hint="give a name as it stands in the URL: tuning.example.org, or tuning.lan:8443",
+        )
+    return name
+
+
+def _read_webhook(url: Any) -> Any:
+    if not isinstance(url, str):
+        return url
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable()
+        _ = parts.port
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise InvalidInput(repr(url), hint="give a URL that begins with https://")
+    return url
+
+
+_GROUPS = Format(
+    wanted="devices by the name of a group",
+    metavar="NAME=DEVICES",
+    read=_read_groups,
+    is_repeatable=True,
+)
+_WEBHOOK = Format(wanted="a URL", read=_read_webhook)
+_FOLDER = Format(wanted="a folder", read=_read_folder)
+_HOST = Format(wanted="a name of a host", read=_read_host)
+Folders = Annotated[tuple[Annotated[Path, _FOLDER], ...], texts("folders")]
+HostNames = Annotated[tuple[Annotated[str, _HOST], ...], texts("names of hosts")]
+Count = Annotated[int, whole_number(1, 2**31 - 1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Settings):
+    """Where a server listens, what it serves and who gets in."""
+
+    storage: str = same_setting(SearchRequest, "storage")
+    host: str = setting(
+        DEFAULT_HOST,
+        "Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for every network of it.",
+        group=EVERYDAY,
+        metavar="ADDRESS",
+    )
+    port: Annotated[int, whole_number(0, 65535)] = setting(
+        DEFAULT_PORT, "Port to listen on; 0 for one that is free.", group=EVERYDAY, metavar="N"
+    )
+    devices: DeviceList | None = same_setting(SearchRequest, "devices")
+    """What each search may use; None: one device."""
+    ray: str | None = same_setting(SearchRequest, "ray")
+    groups: Annotated[Mapping[str, str], _GROUPS] = setting(
+        dict,
+        "Name a group of devices that runs a search of its own at the same time, such as "
+        "left=cuda:0,cuda:1. Can be repeated, instead of --devices. [default: one group]",
+        group=THE_DEVICE,
+        flag="--group",
+    )
+    """{name: devices}; empty: one group, named `default`, of `devices`."""
+    data_roots: Folders = setting(
+        (),
+        "Folder that searches may read datasets, tokenizers and models from. Can be repeated. "
+        "[default: none]",
+        group=THE_DATA,
+        flag="--data-root",
+        metavar="FOLDER",
+    )
+    code_folders: Folders = setting(
+        (),
+        "Folder that searches may run scripts and models in Python from, as the user of the "
+        "server. Can be repeated. [default: none]",
+        group=WHO_GETS_IN,
+        flag="--allow-code",
+        metavar="FOLDER",
+    )
+    """Without any, no code of a submission is run."""
+    allowed_hosts: HostNames = setting(
+        (),
+        "Name that a proxy serves it under, such as tuning.example.org. Can be repeated.",
+        group=WHO_GETS_IN,
+        flag="--allow-host",
+        metavar="NAME",
+    )
+    """Further values of the Host header."""
+    tls_certificate: FilePath | None = setting(
+        None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
+    )
+    tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
+    most_trials: Count | None = setting(
+        None,
+        "Largest number of trials of a search.",
+        group=LIMITS,
+        flag="--max-trials",
+        metavar="N",
+    )
+    most_seconds: Duration | None = setting(
+        None, "Largest time budget of a search: 2h.", group=LIMITS, flag="--max-time"
+    )
+    most_devices: Count | None = setting(
+        None,
+        "Largest number of trials of a search that run at once. [default: that of the devices]",
+        group=LIMITS,
+        flag="--max-devices",
+        metavar="N",
+    )
+    webhook: Annotated[str, _WEBHOOK] | None = setting(
+        None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
+    )
+    keep_days: Count | None = setting(
+        None,
+        "Delete logs and profiles of trials after this many days; results stay. [default: never]",
+        group=LIMITS,
+        flag="--keep",
+        metavar="DAYS",
+    )
+    quota_bytes: Size | None = setting(
+        None,
+        "Delete the oldest logs and profiles where all together are larger: 10GiB. "
+        "[default: never]",
+        group=LIMITS,
+        flag="--quota",
+    )
+    token: str | None = field(default=None, repr=False)
+    """The token that the user has chosen; it is never printed. None: a random one."""
     largest_body_bytes: int = LARGEST_BODY_BYTES
     longest_wait_seconds: float = LONGEST_WAIT_SECONDS
     """How long a client may take for its headers, for a body, and to take in what it is sent."""
@@ -62,7 +240,20 @@ class ServerSettings:
     """The token that lets its bearer do everything: `token`, or a random one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        # This imports SQLAlchemy, 0.3 s that the help of the command does without.
+        from autotune.storage.tokens import new_token  # noqa: PLC0415
+
         object.__setattr__(self, "owner_token", self.token or new_token())
+        if self.devices is not None:
+            parse_devices(self.devices)
+        if self.groups and self.devices is not None:
+            raise InvalidInput(
+                "--devices and --group both say which devices there are",
+                hint="leave --devices out",
+            )
+        if self.ray is not None:
+            check_address(self.ray)
 
     @property
     def device_groups(self) -> Mapping[str, str | None]:

@@ -20,28 +20,26 @@ from typing import Any
 
 import psutil
 
-from autotune.analysis.pick import Preferences
-from autotune.analysis.tolerance import Tolerance
 from autotune.data.hub import is_local_name
 from autotune.errors import DiskFull, InvalidInput, InvalidSpace, NotAllowed, suggestion
 from autotune.execution.compile_cache import CACHE
 from autotune.memory.nvml import all_devices
+from autotune.service.request_body import (
+    LARGEST_CONFIG_CHARACTERS,
+    SPACE_CONTENT,
+    check_names,
+    check_values,
+    open_settings,
+)
+from autotune.service.settings import SubmissionRules
 from autotune.shipped.dataset_files import READERS
+from autotune.spec.checked import checked_beside
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
 from autotune.spec.model_size import check_weights_fit, free_disk_bytes
-from autotune.spec.option import (
-    DURATION,
-    DURATION_OR_NONE,
-    NUMBER,
-    SIZE,
-    SWITCH,
-    TEXT,
-    Option,
-)
-from autotune.spec.queued_search import MOST_PRIORITY
 from autotune.spec.search_space import SearchSpace
+from autotune.spec.setting import options_of, specified
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.study import check_study_name
@@ -52,53 +50,22 @@ from autotune.spec.workload import (
     DEFAULT_BPE_VOCABULARY,
     DEFAULTS_BY_DEVICE,
     STANDARD_LIBRARY_TEXT,
+    Workload,
 )
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.spec.workload_settings import check_setting
 from autotune.study.devices import parse_devices
-from autotune.study.request import SEARCH_OPTIONS, SearchRequest, request_of
 from autotune.study.requested_space import DEFAULT_SPACE, space_of
+from autotune.study.submission import Submission
 from autotune.units import format_duration, format_size
 
-DECIDED_BY_SERVER: Mapping[str, str] = {
-    "storage": "the server has its own database",
-    "ray": "the server decides where trials run",
-    "device": "the server decides where trials run",
-    "workers": "give devices, a number",
-    "database_wait": "the server decides how long it waits",
-    "memory_snapshot": "a submission cannot have files written on the server; run the search there",
-}
-"""Settings of `autotune.search` that a submission cannot have, each with what to do instead."""
+ACCEPTED = open_settings(Submission)
+"""The fields of a submission."""
 
-OF_THE_QUEUE = ("priority", "group")
-PREFERENCES = ("prefer", "max_perplexity_increase", "tolerance")
-SPACE_CONTENT = "space_content"
-"""A search space as the text of its file, instead of the name of one."""
 TRIALS_BEFORE = "trials_before"
 """Of a stored request that continues a study: how many trials it had before. Nobody submits it."""
-WORKLOAD_FIELDS = (*WORKLOAD_OPTIONS, "model_config", "script_arguments")
-
-ACCEPTED = (
-    *(
-        option.keyword
-        for option in SEARCH_OPTIONS.values()
-        if option.keyword not in DECIDED_BY_SERVER
-    ),
-    *WORKLOAD_FIELDS,
-    *PREFERENCES,
-    *OF_THE_QUEUE,
-    SPACE_CONTENT,
-)
-"""The fields of a submission."""
 
 NOT_OF_STUDIES = ("logs", "predictions", CACHE)
 """Folders in the work folder that are of no study."""
 
-LARGEST_SPACE_CHARACTERS = 64 * 1024
-LARGEST_CONFIG_CHARACTERS = 256 * 1024
-LARGEST_TEXT_CHARACTERS = 4096
-_DEEPEST = 20
-_LARGEST_INTEGER = 2**53
 _LARGEST_OF_CONFIG = 2**24
 _LEAST_FREE_BYTES = 16 * 2**20
 _TOKEN_BYTES = 8
@@ -120,28 +87,6 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmissionRules:
-    """What the server accepts, and what it decides for every search."""
-
-    storage: str
-    devices: str | None = None
-    ray: str | None = None
-    data_roots: tuple[str, ...] = ()
-    """Folders that datasets, tokenizers and models may be read from."""
-    code_folders: tuple[str, ...] = ()
-    """Folders that scripts and functions may come from; their code runs as the server's user."""
-    most_trials: int | None = None
-    most_seconds: float | None = None
-    most_devices: int | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "SubmissionRules":
-        """Return the rules of what `dataclasses.asdict` gave, also by way of JSON."""
-        folders = {name: tuple(values[name]) for name in ("data_roots", "code_folders")}
-        return cls(**{**values, **folders})
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckedSubmission:
     """A submission that may be queued."""
 
@@ -152,7 +97,7 @@ class CheckedSubmission:
     base: str
     priority: int
     group: str
-    request: SearchRequest
+    request: Submission
     space: SearchSpace
 
     @property
@@ -178,16 +123,11 @@ def check_submission(
     not accepted here.
     """
     settings = {name: value for name, value in body.items() if value is not None}
-    _check_names(settings)
-    _check_values(settings)
-    priority = settings.get("priority", 0)
-    if type(priority) is not int or abs(priority) > MOST_PRIORITY:
-        raise InvalidInput(
-            f"Invalid priority: {priority!r:.60}",
-            hint=f"use a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
-        )
+    check_names(settings, Submission, accepted=ACCEPTED)
+    check_values(settings)
+    checked_beside(Submission, settings)
     group = settings.get("group", "")
-    if not isinstance(group, str) or group not in ("", *groups):
+    if group not in ("", *groups):
         raise InvalidInput(
             f"Invalid group: {group!r:.60}",
             hint=f"use one of {', '.join(groups)}, or leave it out",
@@ -208,7 +148,7 @@ def check_submission(
         settings=settings,
         name=name,
         base=base,
-        priority=priority,
+        priority=request.priority,
         group=group,
         request=request,
         space=space,
@@ -247,16 +187,12 @@ def request_of_submission(
     study: str | None,
     folder: Path,
     trials_before: int = 0,
-) -> SearchRequest:
+) -> Submission:
     """Return the request of a submission, whose paths are those of the server.
 
     `folder` is where the file of a search space is written to. Raises InvalidInput and NotAllowed.
     """
-    given = {
-        name: value
-        for name, value in settings.items()
-        if name not in (*OF_THE_QUEUE, *PREFERENCES, SPACE_CONTENT, *WORKLOAD_FIELDS)
-    }
+    given = {name: value for name, value in settings.items() if name in ACCEPTED}
     given |= {"storage": rules.storage, "ray": rules.ray, "name": study}
     if rules.ray is not None and settings.get("profile") is not None:
         raise NotAllowed(
@@ -265,6 +201,7 @@ def request_of_submission(
         )
     given["devices"] = _devices(settings.get("devices"), rules)
     given["space"] = _space(settings, folder)
+    given.pop(SPACE_CONTENT, None)
     try:
         space = load_space(given["space"] or DEFAULT_SPACE)
     except InvalidSpace as error:
@@ -273,159 +210,11 @@ def request_of_submission(
         raise InvalidSpace(message, hint=error.hint) from None
     for of_space in (space.workload, *space.scales.values()):
         _check_paths_of_space(of_space, rules)
-    workload = {name: settings[name] for name in WORKLOAD_FIELDS if name in settings}
-    if "model_config" in workload:
-        _check_config(workload["model_config"])
-        workload["model"] = name_of_config(workload["model_config"])
-    workload = with_model_config(_with_paths(workload, rules))
-    request = request_of(given, workload=workload, preferences=_preferences(settings))
+    if "model_config" in given:
+        _check_config(given["model_config"])
+        given["model"] = name_of_config(given["model_config"])
+    request = Submission.of(with_model_config(_with_paths(given, rules)))
     return _within_limits(request, rules, trials_before=trials_before)
-
-
-# -- names and values ------------------------------------------------------------------------------
-
-
-def _check_names(settings: Mapping[str, Any]) -> None:
-    for name in settings:
-        if name in DECIDED_BY_SERVER:
-            raise NotAllowed(
-                f"a submission cannot have the setting {name!r}",
-                hint=f"leave it out: {DECIDED_BY_SERVER[name]}",
-            )
-        if name not in ACCEPTED:
-            raise InvalidInput(
-                f"there is no setting {name[:60]!r}",
-                hint=suggestion(
-                    name[:60],
-                    ACCEPTED,
-                    otherwise="the settings are those of autotune.search, see /api/v1/openapi.json",
-                ),
-            )
-
-
-def _check_values(settings: Mapping[str, Any]) -> None:
-    """Raise InvalidInput for a value that is too large or of a type that no setting has."""
-    limits = {
-        SPACE_CONTENT: LARGEST_SPACE_CHARACTERS,
-        "model_config": LARGEST_CONFIG_CHARACTERS,
-    }
-    for name, value in settings.items():
-        longest = limits.get(name, LARGEST_TEXT_CHARACTERS)
-        _check_depth(name, value, depth=0)
-        if isinstance(value, dict | list):
-            size = len(json.dumps(value))
-        else:
-            size = len(str(value)) if isinstance(value, str) else 0
-        if size > longest:
-            raise InvalidInput(
-                f"{name} is too large: {size} characters", hint=f"give at most {longest}"
-            )
-        if name == "learning_rates" and not isinstance(value, dict):
-            raise InvalidInput(
-                f"Invalid learning_rates: {str(value)[:60]}",
-                hint='give for example {"adamw": 3e-4}',
-            )
-        if name == "model_config" and not _is_model_config(value):
-            raise InvalidInput(
-                f"Invalid model_config: {value!r:.60}",
-                hint="give the content of a config.json, which has a model_type",
-            )
-        if name == "script_arguments" and not _is_list_of_texts(value):
-            raise InvalidInput(
-                f"Invalid script_arguments: {value!r:.60}", hint="give a list of texts"
-            )
-        option = _option_of(name)
-        if option is not None and isinstance(value, dict | list) and name != "learning_rates":
-            is_list_of_texts = isinstance(value, list) and name in ("devices", "script_arguments")
-            if not is_list_of_texts:
-                raise InvalidInput(f"Invalid {name}: {str(value)[:60]}", hint="give a single value")
-        if option is not None:
-            _check_type(name, value, option)
-
-
-def _is_model_config(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("model_type"), str)
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-
-
-def _check_type(name: str, value: Any, option: Option) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if option.kind is SWITCH and not isinstance(value, bool):
-        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="use true or false")
-    if option.kind is NUMBER and not is_number:
-        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give a number")
-    if option.kind is TEXT and name != "devices" and not isinstance(value, str):
-        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give it as text")
-    if option.kind in (SIZE, DURATION, DURATION_OR_NONE) and isinstance(value, bool):
-        raise InvalidInput(f"Invalid {name}: {value!r}", hint="give a number with its unit")
-
-
-def _option_of(name: str) -> Option | None:
-    for option in SEARCH_OPTIONS.values():
-        if option.keyword == name:
-            return option
-    return WORKLOAD_OPTIONS.get(name)
-
-
-def _check_depth(name: str, value: Any, *, depth: int) -> None:
-    """Raise InvalidInput for values within values, numbers and characters that nothing can hold."""
-    if depth > _DEEPEST:
-        raise InvalidInput(f"{name} has values nested too deeply", hint="give plain values")
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_depth(name, key, depth=depth + 1)
-            _check_depth(name, inner, depth=depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _check_depth(name, inner, depth=depth + 1)
-    elif isinstance(value, str):
-        if "\0" in value or (not value.isascii() and not _is_encodable(value)):
-            raise InvalidInput(
-                f"{name} has a character that no name or text can hold: {value[:60]!r}",
-                hint="leave it out",
-            )
-    elif isinstance(value, float):
-        if value != value or abs(value) == float("inf"):
-            raise InvalidInput(f"Invalid {name}: {value}", hint="give a finite number")
-    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
-        raise InvalidInput(f"Invalid {name}: the number is too large", hint="give a smaller one")
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can name
-        return False
-    return True
-
-
-def _preferences(settings: Mapping[str, Any]) -> Preferences:
-    values: dict[str, Any] = {}
-    if "prefer" in settings:
-        values["prefer"] = settings["prefer"]
-        if not isinstance(values["prefer"], str):
-            raise InvalidInput(f"Invalid prefer: {values['prefer']!r:.60}", hint="give it as text")
-    if "max_perplexity_increase" in settings:
-        values["max_perplexity_increase"] = _number(settings, "max_perplexity_increase")
-    tolerance = settings.get("tolerance")
-    if tolerance is not None:
-        if not isinstance(tolerance, dict) or set(tolerance) - {"speed", "perplexity"}:
-            raise InvalidInput(
-                f"Invalid tolerance: {str(tolerance)[:60]}",
-                hint='give for example {"speed": 0.03, "perplexity": 0.005}',
-            )
-        values["tolerance"] = Tolerance(**{name: _number(tolerance, name) for name in tolerance})
-    return Preferences(**values)
-
-
-def _number(values: Mapping[str, Any], name: str) -> float:
-    value = values[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"Invalid {name}: {value!r:.60}", hint="give a number")
-    return float(value)
 
 
 # -- what the server decides -----------------------------------------------------------------------
@@ -461,8 +250,8 @@ def _devices(wanted: Any, rules: SubmissionRules) -> str | None:
 
 
 def _within_limits(
-    request: SearchRequest, rules: SubmissionRules, *, trials_before: int
-) -> SearchRequest:
+    request: Submission, rules: SubmissionRules, *, trials_before: int
+) -> Submission:
     """Return the request with the limits of the server where it has none of its own.
 
     Raises NotAllowed for one that asks for more.
@@ -478,7 +267,7 @@ def _within_limits(
             )
         if request.trials is None and request.new_trials("cuda") > most_trials:
             changes["trials"] = most_trials
-    seconds = request.time_budget_seconds
+    seconds = request.time_budget
     if rules.most_seconds is not None and seconds is not None and seconds > rules.most_seconds:
         raise NotAllowed(
             f"the time budget is longer than {format_duration(rules.most_seconds)}, the longest of "
@@ -490,7 +279,7 @@ def _within_limits(
         default_seconds = request.default_time_budget_seconds("cuda")
         limits = [one for one in (rules.most_seconds, default_seconds) if one is not None]
         if limits:
-            changes["time_budget_seconds"] = min(limits)
+            changes["time_budget"] = min(limits)
     if rules.most_devices is not None and request.trials_per_device > 1:
         devices = request.devices or "1"
         count = int(devices) if devices.isdigit() else len(devices.split(","))
@@ -509,8 +298,6 @@ def _space(settings: Mapping[str, Any], folder: Path) -> str | None:
     if content is None:
         check_space_name(space)
         return space
-    if not isinstance(content, str):
-        raise InvalidInput(f"Invalid {SPACE_CONTENT}: no text", hint="give the text of a TOML file")
     _check_toml(content)
     name = space if isinstance(space, str) and space else "submitted"
     stem = re.sub("[^A-Za-z0-9_-]", "-", Path(name).stem)[:40] or "submitted"
@@ -721,8 +508,9 @@ def _check_size(given: Mapping[str, Any], rules: SubmissionRules) -> None:
     check_weights_fit(workload, folder=Path.cwd(), kind=NotAllowed)
     if workload.get("script") is not None:
         return  # which reads its own text
-    for name in ("steps", "global_batch", "evaluation_sequences", "sequence_length"):
-        check_setting(name, workload[name])  # the product of anything else says nothing
+    sizes = ("steps", "global_batch", "evaluation_sequences", "sequence_length")
+    # The product of anything else says nothing.
+    workload |= specified(Workload, {name: workload[name] for name in sizes})
     sequences = workload["steps"] * workload["global_batch"] + workload["evaluation_sequences"]
     tokens = sequences * workload["sequence_length"]
     if tokens * _TOKEN_BYTES > min(free_bytes, psutil.virtual_memory().total):
@@ -784,15 +572,9 @@ def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dic
     Raises InvalidInput and NotAllowed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    for name in given:
-        if name not in WORKLOAD_FIELDS:
-            raise InvalidInput(
-                f"there is no setting {name[:60]!r}",
-                hint=suggestion(
-                    name[:60], WORKLOAD_FIELDS, otherwise="the settings are those of a workload"
-                ),
-            )
-    _check_values(given)
+    check_names(given, Workload, accepted=options_of(Workload))
+    check_values(given)
+    given = specified(Workload, given)
     workload = _with_paths(given, rules)
     _check_size(with_model_config(workload), rules)
     return workload

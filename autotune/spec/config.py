@@ -11,13 +11,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer, OptimizerFacts
 from autotune.spec.schema import Built
-from autotune.spec.technique import Numbers, Technique
+from autotune.spec.setting import number, option_of, whole_number
+from autotune.spec.technique import Technique
 
 Precision = Literal[
     "fp32",
@@ -54,6 +55,8 @@ class TrainingConfig(Built):
     Raises InvalidInput for a value that the technique does not have.
     """
 
+    is_partial: ClassVar = True
+
     precision: Annotated[
         Precision,
         Technique(
@@ -88,10 +91,10 @@ class TrainingConfig(Built):
 
     memory_budget: Annotated[
         float,
+        number("a number from 0.0 to 1.0", least=0.0, most=1.0),
         Technique(
             help="Activation memory budget of torch.compile.",
             metavar="SHARE",
-            numbers=Numbers(0.0, 1.0),
             refines="compile",
         ),
     ] = 1.0
@@ -122,11 +125,11 @@ class TrainingConfig(Built):
 
     micro_batch_size: Annotated[
         int,
+        whole_number(1, 2**20),
         Technique(
             help="Sequences per forward pass of a device.",
             flag="--micro-batch",
             shown_default="its part of the global batch",
-            numbers=Numbers(1),
             is_chosen_first=True,
         ),
     ] = 1
@@ -183,9 +186,9 @@ class TrainingConfig(Built):
 
     adapter_rank: Annotated[
         int,
+        whole_number(1, 2**16),
         Technique(
             help="Inner width of an adapter's matrices.",
-            numbers=Numbers(1, 2**16),  # larger than the width of any model's layers
             is_added_later=True,
             refines="adapter",
         ),
@@ -229,9 +232,9 @@ class TrainingConfig(Built):
 
     sharding_group: Annotated[
         int,
+        whole_number(1, 2**20),
         Technique(
             help="Devices that share out one copy of the model, with hsdp.",
-            numbers=Numbers(1),
             is_added_later=True,
             refines="sharding",
             needs_devices=True,
@@ -241,9 +244,9 @@ class TrainingConfig(Built):
 
     tensor_parallel: Annotated[
         int,
+        whole_number(1, 2**20),
         Technique(
             help="Devices among which each matrix of a block is split.",
-            numbers=Numbers(1),
             is_added_later=True,
             needs_devices=True,
         ),
@@ -290,7 +293,8 @@ class TrainingConfig(Built):
         values = vars(self)
         for name, value in values.items():
             # Fast path, as thousands are loaded at once: only other values get the full check.
-            if value.__class__ is not str or value not in _CHOICES.get(name, ()):
+            is_known = value.__class__ is str and value in _CHOICES.get(name, ())
+            if not is_known and value is not getattr(TrainingConfig, name):
                 check_value(name, value)
         # 1 and 1.0, and 0.0 and -0.0, are the same budget and must give the same fingerprint.
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
@@ -365,7 +369,9 @@ class TrainingConfig(Built):
 _SORTED_JSON = json.JSONEncoder(sort_keys=True)
 
 _TYPES = {field.name: get_args(field.type) for field in dataclasses.fields(TrainingConfig)}
-TECHNIQUES: Mapping[str, Technique] = {field: technique for field, (_, technique) in _TYPES.items()}
+TECHNIQUES: Mapping[str, Technique] = {
+    field: annotations[-1] for field, (_, *annotations) in _TYPES.items()
+}
 """{field: its declaration}, in the order of the fields."""
 
 FIELD_ORDER = tuple(sorted(TECHNIQUES, key=lambda field: not TECHNIQUES[field].is_chosen_first))
@@ -379,12 +385,9 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
 
-NUMBERS = {
-    field: numbers for field in FIELD_ORDER if (numbers := TECHNIQUES[field].numbers) is not None
-}
-"""The values of the other techniques."""
-
-WHOLE_NUMBERS = tuple(field for field, numbers in NUMBERS.items() if numbers.are_whole)
+WHOLE_NUMBERS = tuple(
+    field for field in FIELD_ORDER if option_of(TrainingConfig, field).is_whole_number
+)
 
 OF_SCRIPTS = {
     field: technique.of_scripts for field, technique in TECHNIQUES.items() if technique.of_scripts
@@ -429,20 +432,14 @@ QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
 
 def check_value(field: str, value: object) -> None:
     """Raise InvalidInput, with the allowed values, if `value` is not a value of `field`."""
+    from autotune.spec.checked import checked_setting  # noqa: PLC0415  # imports pydantic, 0.07 s
+
     if field not in TECHNIQUES:
         raise InvalidInput(
             f"there is no technique {field!r}",
             hint=suggestion(field, FIELD_ORDER, otherwise=f"use one of {', '.join(FIELD_ORDER)}"),
         )
-    possible = NUMBERS[field] if field in NUMBERS else CHOICES[field]
-    # The type is tested as well: with `in` alone, a value of another type could compare equal.
-    if value in possible and (field in NUMBERS or isinstance(value, str)):
-        return
-    hint = f"use {possible}"
-    if field in CHOICES:
-        otherwise = f"use one of {', '.join(CHOICES[field])}"
-        hint = suggestion(value, CHOICES[field], otherwise=otherwise)
-    raise InvalidInput(f"{field} = {value!r} is not possible", hint=hint)
+    checked_setting(TrainingConfig, field, value)
 
 
 _DEFAULT_CONFIG = TrainingConfig()

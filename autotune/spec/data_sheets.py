@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.errors import InvalidInput, suggestion
+from autotune.spec.prediction import parse_compute_capability
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import check_device
 
@@ -173,3 +174,28 @@ def check_described_device(name: str | None) -> None:
         otherwise = f"use cpu, cuda, or a GPU whose data sheet is known: {known}"
         hint = suggestion(name, DATA_SHEETS, otherwise=otherwise)
         raise InvalidInput(error.message, hint=hint) from None
+
+
+def requested_device(device: str | None, compute_capability: str | None) -> str | None:
+    """Return the name of the device, or cuda where a GPU is only described.
+
+    `device` may be the name of a data sheet. Raises InvalidInput for a text that is not a compute
+    capability, and for a compute capability together with another device.
+    """
+    check_described_device(device)
+    sheet = DATA_SHEETS.get(device or "")
+    if compute_capability is None:
+        return "cuda" if sheet else device
+    parse_compute_capability(compute_capability)
+    if device == "cpu":
+        raise InvalidInput(
+            f"compute capability {compute_capability} is a GPU's, and the device is cpu",
+            hint="leave one of them out",
+        )
+    if sheet and sheet.compute_capability != compute_capability:
+        raise InvalidInput(
+            f"compute capability {compute_capability} is not that of {device}, which has "
+            f"{sheet.compute_capability}",
+            hint="leave one of them out",
+        )
+    return "cuda" if sheet else device or "cuda"

@@ -36,6 +36,11 @@ class Built:
     """Base of dataclasses that check their values when they are built, with hints for users."""
 
     @classmethod
+    def made_of(cls, values: Mapping[str, Any]) -> Any:
+        """Returns the instance of the arguments of the class by their names."""
+        return cls(**values)
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """Returns the schema of an instance, or of an object with the arguments of the class."""
 
@@ -44,7 +49,7 @@ class Built:
                 return value
             if not isinstance(value, Mapping):
                 raise ValueError(f"{type(value).__name__} is given for a {cls.__name__}")
-            return cls(**value)
+            return cls.made_of(value)
 
         return {"type": "function-plain", "function": {"type": "no-info", "function": built}}
 

@@ -30,7 +30,7 @@ from autotune.spec.config import (
 )
 from autotune.spec.published_table import Reference
 from autotune.spec.schema import Schema
-from autotune.spec.workload_settings import overridden
+from autotune.spec.workload import overridden
 
 DIVISORS = "divisors"
 

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.errors import InvalidSpace, suggestion
 from autotune.spec.user_files import read_toml
 from autotune.spec.user_paths import is_plain_file, path_exists
-from autotune.spec.workload_settings import overridden
+from autotune.spec.workload import overridden
 
 
 def named_spaces() -> dict[str, Path]:

@@ -35,13 +35,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.errors import InvalidInput, InvalidSpace, suggestion
+from autotune.spec.checked import checked_setting
 from autotune.spec.config import CHOICES, FIELD_ORDER, WHOLE_NUMBERS, check_value
 from autotune.spec.published_table import Reference, read_reference
 from autotune.spec.search_space import DIVISORS, Condition, SearchSpace
 from autotune.spec.space_content import content_of
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
-from autotune.spec.workload_settings import check_setting
 
 Result = TypeVar("Result")
 
@@ -259,8 +259,10 @@ class _Reader:
 
     def _workload(self, workload: dict[str, Any], *, where: str) -> dict[str, Any]:
         self._check_keys(workload, WORKLOAD_KEYS, where=where)
-        for name, value in workload.items():
-            self._with_location(f"{where}.{name}", check_setting, name, value)
+        workload = {
+            name: self._with_location(f"{where}.{name}", checked_setting, Workload, name, value)
+            for name, value in workload.items()
+        }
         if is_function_reference(workload.get("model", "")):
             raise self._error(
                 f"{where}.model = {workload['model']!r} would run code, "

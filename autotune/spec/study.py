@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
@@ -13,6 +13,7 @@ from autotune.spec.limits import Seed, SizeBytes
 from autotune.spec.result import DeviceInfo
 from autotune.spec.schema import Schema
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
+from autotune.spec.setting import Format
 from autotune.spec.workload import Workload
 
 Sampler = Literal["ehvi", "tpe", "gp", "nsga2", "random", "grid"]
@@ -97,6 +98,14 @@ def check_device(name: str | None) -> None:
     """Raise InvalidInput unless `name` has the form of a device; a probe checks that it exists."""
     if name is not None and not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name):
         raise InvalidInput(f"{name!r} is not a device", hint="use cpu, cuda or for example cuda:1")
+
+
+def _read_study_name(name: Any) -> Any:
+    check_study_name(name)
+    return name
+
+
+StudyName = Annotated[str, Format(wanted="a name of a study", read=_read_study_name)]
 
 
 def check_study_name(name: str) -> None:

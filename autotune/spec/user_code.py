@@ -145,7 +145,7 @@ def check_script(settings: Mapping[str, Any]) -> None:
             f"script {script!r} is not a Python file",
             hint="name your training script, train.py, or its module, package.train",
         )
-    check_script_arguments(settings.get("script_arguments") or ())
+    read_arguments(settings.get("script_arguments") or ())
     for field, what in SET_BY_SCRIPT.items():
         value = settings.get(field)
         if value is None or (field == "model" and value == SCRIPT):
@@ -157,13 +157,17 @@ def check_script(settings: Mapping[str, Any]) -> None:
     read_python(script_file(script))
 
 
-def check_script_arguments(arguments: object) -> None:
-    """Raise InvalidInput unless `arguments` are texts that a program can be started with."""
+def read_arguments(arguments: object) -> tuple[str, ...]:
+    """Return the arguments of a script, texts that a program can be started with.
+
+    Raises InvalidInput.
+    """
     if not isinstance(arguments, list | tuple) or not all(map(_is_argument, arguments)):
         raise InvalidInput(
-            f"script_arguments = {arguments!r} is not possible",
+            f"Invalid script_arguments: {arguments!r:.60}",
             hint='use a list of strings, such as ["config/tiny.py", "--device=cpu"]',
         )
+    return tuple(arguments)
 
 
 def _is_argument(argument: object) -> bool:

@@ -9,12 +9,17 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import LegalityContext, OptimizerFusion, Precision
-from autotune.spec.learning_rates import FROM_SCRATCH, default_learning_rates, learning_rate_of
+from autotune.spec.config import CHOICES, LegalityContext, OptimizerFusion, Precision
+from autotune.spec.learning_rates import (
+    FROM_SCRATCH,
+    LEARNING_RATE_NAMES,
+    default_learning_rates,
+    learning_rate_of,
+)
 from autotune.spec.model_choice import (
     HOW_TO_NAME,
     MODEL_NAMES,
@@ -29,14 +34,32 @@ from autotune.spec.model_file import (
     model_name,
     sizes_of,
 )
-from autotune.spec.schema import Built
+from autotune.spec.setting import (
+    EVERYDAY,
+    THE_DATA,
+    THE_DEVICE,
+    THE_MODEL,
+    THE_SEARCH,
+    THE_STEPS,
+    Format,
+    InvalidSetting,
+    Seed,
+    Settings,
+    number,
+    option_of,
+    pairs,
+    setting,
+    specified,
+    whole_number,
+)
 from autotune.spec.user_code import (
     SCRIPT,
     is_function_reference,
     is_script_module,
+    read_arguments,
     read_reference,
 )
-from autotune.spec.workload_settings import Packing, Schedule, check_setting, overridden
+from autotune.units import is_positive_number
 
 STANDARD_LIBRARY_TEXT = "python-docs"
 """Name of the default text: the documentation of the Python standard library, which every machine
@@ -62,31 +85,101 @@ _USUAL_WIDENING = 4
 """Of the feed-forward layers of a transformer, relative to its width."""
 
 
+Schedule = Literal["constant", "cosine"]
+Packing = Literal["packed", "padded"]
+Steps = Annotated[int, whole_number(1, 2**31 - 1)]
+"""Fewer than in any number that cannot be multiplied and stored in a database."""
+
+
+_RATES = pairs(LEARNING_RATE_NAMES, example="adamw=3e-4", metavar="[ADAPTER/]OPTIMIZER=RATE")
+
+
+def _read_config(content: Any) -> Any:
+    if isinstance(content, Mapping) and not isinstance(content.get("model_type"), str):
+        raise InvalidInput(
+            "it has no model_type", hint="give the content of a config.json, which has one"
+        )
+    return content
+
+
+def _positive_rates(rates: Any) -> Any:
+    """Return the rates as they are. Raises InvalidInput for one that is not above zero."""
+    for name, rate in rates.items() if isinstance(rates, Mapping) else ():
+        if name not in LEARNING_RATE_NAMES:
+            raise InvalidInput(
+                f"there is no optimizer {name!r} to set a learning rate for",
+                hint=suggestion(
+                    name,
+                    LEARNING_RATE_NAMES,
+                    otherwise=f"use one of {', '.join(CHOICES['optimizer'])}, or one of them after "
+                    "an adapter: lora/adamw",
+                ),
+            )
+        if not is_positive_number(rate):
+            raise InvalidInput(
+                f"learning rate {rate!r} of {name} is not possible", hint="use a number above zero"
+            )
+    return rates
+
+
 @dataclass(frozen=True, kw_only=True)
-class Workload(Built):
+class Workload(Settings):
     """Everything that decides which numbers a training computes, apart from its `TrainingConfig`.
 
-    Raises InvalidInput for settings that are impossible or do not fit together.
+    The largest sizes are several times those of any model: building takes milliseconds per layer,
+    and the divisors of the global batch are tried one by one. Raises InvalidInput for settings that
+    are impossible or do not fit together.
     """
 
-    model: str = "gpt"
+    is_partial: ClassVar = True
+
+    model: str = setting(
+        "gpt",
+        "Model: gpt, deep-one, a Hugging Face config.json, a folder with one, a hub name, or "
+        "your own as file.py:function. [default: gpt]",
+        group=EVERYDAY,
+        choices=MODEL_NAMES,
+        metavar="NAME|PATH",
+        over_http=True,
+    )
     """A built-in model, the name that `model_file.py` gives to a config.json, or
     `file.py:function`."""
-    model_config: Mapping[str, Any] | None = None
+    model_config: (
+        Annotated[Mapping[str, Any], Format(wanted=HOW_TO_NAME, read=_read_config)] | None
+    ) = setting(
+        None,
+        "The content of a Hugging Face config.json; `model` is then its name.",
+        is_typed=False,
+        over_http=True,
+    )
     """The whole content of the config.json, so that a study can be resumed without the file; None
     for other models."""
     model_sha256: str = ""
     """SHA-256 of the model's Python file or of its trained weights, set when the study is created;
     empty if the model has neither."""
-    pretrained: bool = False
+    pretrained: bool = setting(
+        False,
+        "Start from the model's pretrained weights (fine-tuning).",
+        group=THE_MODEL,
+        over_http=True,
+    )
     """Whether training starts from the weights in `model_source`; otherwise they are drawn at
     random from the seed."""
     model_source: str | None = None
     """Folder or hub name of the pretrained weights; None without them."""
-    script: str | None = None
+    script: str | None = setting(
+        None,
+        "Your own training script, instead of --model: train.py, or a module: package.train. "
+        "Its arguments follow a separate --: --script train.py -- config/tiny.py --device=cpu.",
+        group=EVERYDAY,
+        metavar="FILE|MODULE",
+        over_http=True,
+    )
     """The user's training script, a file or a module as of `python -m`, which is run instead of a
     model; `model` is then "script"."""
-    script_arguments: tuple[str, ...] = ()
+    script_arguments: Annotated[
+        tuple[str, ...], Format(wanted="a list of texts", read=read_arguments)
+    ] = setting((), "Arguments of a script.", is_typed=False, over_http=True)
     """What follows the script on its command line."""
     script_files: Mapping[str, str] | None = None
     """{path: SHA-256} of the code that the script has read when it calls `autotune.apply`, or that
@@ -104,61 +197,147 @@ class Workload(Built):
     """The precision of the training without any technique, which a script's weights decide."""
     own_fusion: OptimizerFusion = "none"
     """How the optimizer of that training updates, which a script's optimizers decide."""
-    layers: int | None
-    width: int | None
-    heads: int | None
+    layers: Annotated[int, whole_number(1, 1_000)] | None = setting(
+        help="Number of transformer blocks.", group=THE_MODEL, over_http=True
+    )
+    width: Annotated[int, whole_number(1, 2**20)] | None = setting(
+        help="Width of the residual stream.", group=THE_MODEL, over_http=True
+    )
+    heads: Annotated[int, whole_number(1, 100_000)] | None = setting(
+        help="Number of attention heads.", group=THE_MODEL, over_http=True
+    )
     """Layers, width and heads. None where the config.json does not specify one: mamba has no
     heads."""
-    feed_forward_width: int | None = None
-    """Inner size of the feed-forward layers; None: the model's default for its width."""
-    vocab_size: int = BYTE_VOCABULARY
+    feed_forward_width: Annotated[int, whole_number(1, 2**22)] | None = setting(
+        None,
+        "Inner width of the feed-forward layers. [default: the model's]",
+        group=THE_MODEL,
+        over_http=True,
+    )
+    vocab_size: Annotated[int, whole_number(1, 2**24)] = setting(
+        BYTE_VOCABULARY, "Number of tokens in the vocabulary.", group=THE_MODEL, over_http=True
+    )
 
-    dataset: str = STANDARD_LIBRARY_TEXT
-    """`python-docs`, a local text, jsonl, csv or parquet file, a folder (also of `save_to_disk`),
-    or a hub name."""
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    held_out_split: str | None = None
-    """The split on which perplexity is measured; None: a tenth of the text, chosen by hash."""
-    streaming: bool = False
-    """Whether to read only as much text as the steps and the held-out set can use."""
-    text_column: str | None = None
+    dataset: str = setting(
+        STANDARD_LIBRARY_TEXT,
+        "Training data: a text, jsonl, csv or parquet file, a folder of such files, a folder "
+        "written by save_to_disk (text or tokens), or a Hugging Face hub name. [default: the "
+        "documentation of Python's standard library]",
+        group=EVERYDAY,
+        metavar="PATH|NAME",
+        over_http=True,
+    )
+    dataset_config: str | None = setting(
+        None, "Configuration name of a hub dataset.", group=THE_DATA, over_http=True
+    )
+    dataset_split: str = setting(
+        "train",
+        "Split to train on, of a hub dataset or a folder with the same layout. [default: train]",
+        group=THE_DATA,
+        over_http=True,
+    )
+    held_out_split: str | None = setting(
+        None,
+        "Split to compute the perplexity on. [default: a tenth of the text, selected by hash]",
+        group=THE_DATA,
+        over_http=True,
+    )
+    text_column: str | None = setting(
+        None, "Column of the dataset that holds the text.", group=THE_DATA, over_http=True
+    )
+    streaming: bool = setting(
+        False,
+        "Read only as much of the dataset as the trials can use. [default: read all of it]",
+        group=THE_DATA,
+        off_flag="--no-streaming",
+        over_http=True,
+    )
     chat_column: str | None = None
     """The column of conversations, whose answers alone are trained on and evaluated; None for other
     data, and until the data has been read."""
     text_sha256: str = ""
     """SHA-256 of the prepared training and held-out tokens; empty until the text has been read."""
-    tokenizer: str = "bytes"
-    """`bytes`, `bpe` (trained on the training part), a tokenizer.json, a folder with one, or a hub
-    name."""
-    packing: Packing = "packed"
-    """packed: sequences are cut from one stream of tokens. padded: each sequence is the beginning
-    of one document."""
+    tokenizer: str = setting(
+        "bytes",
+        "Tokenizer: bytes; bpe: one of --vocab-size tokens (8000), trained on the text; "
+        "model: the one in the folder of --model; or a tokenizer.json, a folder with one, or "
+        "a hub name. [default: bytes]",
+        group=THE_DATA,
+        choices=("bytes", "bpe", "model"),
+        metavar="bytes|bpe|model|PATH|NAME",
+        over_http=True,
+    )
+    packing: Packing = setting(
+        "packed",
+        "packed: cut sequences from one stream of tokens; padded: one document per sequence, "
+        "truncated or padded. [default: packed]",
+        group=THE_DATA,
+        over_http=True,
+    )
 
-    sequence_length: int
-    """Tokens in one sequence."""
-    global_batch: int
-    """Sequences per optimizer step, independent of the micro batch."""
-    devices_per_trial: int = 1
-    """Devices that train together, each of which has the memory cap for itself."""
-    steps: int
-    """Optimizer steps of one trial; perplexity is measured after the last one."""
-    warmup_steps: int = 4
-    """First steps, neither timed nor measured: compilation and the allocation of optimizer state
-    fall into them."""
-    evaluation_sequences: int
-    """Sequences of the fixed held-out set."""
+    sequence_length: Annotated[int, whole_number(1, 2**27)] = setting(
+        help="Tokens per sequence.", group=THE_STEPS, flag="--seq-len", over_http=True
+    )
+    global_batch: Annotated[int, whole_number(1, 2**20)] = setting(
+        help="Sequences per optimizer step.", group=THE_STEPS, over_http=True
+    )
+    devices_per_trial: Annotated[int, whole_number(1, 4096)] = setting(
+        1,
+        "Devices that train one model together; --max-mem is the cap of each. [default: 1]",
+        group=THE_DEVICE,
+        synonym="--world-size",
+        over_http=True,
+    )
+    steps: Steps = setting(help="Optimizer steps per trial.", group=THE_STEPS, over_http=True)
+    """Perplexity is measured after the last one."""
+    warmup_steps: Steps = setting(
+        4,
+        "First steps of a trial, whose time and memory are not measured.",
+        group=THE_STEPS,
+        over_http=True,
+    )
+    """Compilation and the allocation of optimizer state fall into them."""
+    evaluation_sequences: Steps = setting(
+        help="Number of held-out sequences to compute the perplexity on.",
+        group=THE_STEPS,
+        flag="--eval-sequences",
+        over_http=True,
+    )
 
-    seed: int = 0
-    """Seed of the initial weights and of the data order."""
-    learning_rates: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: dict(FROM_SCRATCH)
+    seed: Seed = setting(
+        0,
+        "Random seed for weights, data order and sampler. [default: 0]",
+        group=THE_SEARCH,
+        is_repeated=False,
+        over_http=True,
+    )
+    """That of a search is the seed of its workload and of its sampler."""
+    learning_rates: Annotated[Mapping[str, float], replace(_RATES, read=_positive_rates)] = setting(
+        lambda: dict(FROM_SCRATCH),
+        "Learning rate of an optimizer, adamw=3e-4, or of an adapter's training with it, "
+        "lora/adamw=3e-4. Repeatable.",
+        group=THE_STEPS,
+        flag="--learning-rate",
+        over_http=True,
     )
     """By optimizer, or adapter and optimizer (`learning_rates.py`)."""
-    schedule: Schedule = "constant"
-    learning_rate_warmup_steps: int = 10
-    """Steps over which the learning rate rises linearly to its full value."""
-    gradient_clipping: float | None = None
+    schedule: Schedule = setting(
+        "constant", "Learning rate after its warm-up.", group=THE_STEPS, over_http=True
+    )
+    learning_rate_warmup_steps: Steps = setting(
+        10,
+        "Steps in which the learning rate rises from zero.",
+        group=THE_STEPS,
+        flag="--lr-warmup-steps",
+        over_http=True,
+    )
+    gradient_clipping: Annotated[float, number("a norm above zero", least=5e-324)] | None = setting(
+        None,
+        "Clip the global norm of the gradients to this value. [default: no clipping]",
+        group=THE_STEPS,
+        metavar="NORM",
+        over_http=True,
+    )
     """Largest norm of all gradients of a global batch together; a larger norm is scaled down to
     it. None: no clipping."""
 
@@ -182,17 +361,11 @@ class Workload(Built):
         return self.warmup_steps + MEMORY_STEPS + MINIMUM_TIMED_STEPS
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None and field.name in _BLOCK_SIZES and self.model_config is not None:
-                continue
-            check_setting(field.name, value)
-        # 1 and 1.0 are the same learning rate and must give the same fingerprint.
-        rates = {optimizer: float(rate) for optimizer, rate in self.learning_rates.items()}
-        object.__setattr__(self, "learning_rates", rates)
-        if self.gradient_clipping is not None:
-            object.__setattr__(self, "gradient_clipping", float(self.gradient_clipping))
-        object.__setattr__(self, "script_arguments", tuple(self.script_arguments))
+        super().__post_init__()
+        for name in _BLOCK_SIZES:
+            if getattr(self, name) is None and self.model_config is None:
+                option = option_of(Workload, name)
+                raise InvalidSetting(option, "None", hint=option.hint(None))
         if self.script_arguments and self.script is None:
             raise arguments_without_script(self.script_arguments)
         self._check_steps()
@@ -469,28 +642,53 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     InvalidInput for unknown or impossible settings.
     """
     merged: dict[str, Any] = dict(DEFAULTS_BY_DEVICE[device_type])
-    known = {field.name for field in dataclasses.fields(Workload)}
-    for setting in map(with_model_config, settings):
-        if setting.get("model") is not None:
-            content = setting.get("model_config")
+    for given in map(with_model_config, settings):
+        if given.get("model") is not None:
+            content = given.get("model_config")
             merged["model_config"] = content
             if content is not None:
                 merged.update(sizes_of(content))
-        given = {}
-        for name, value in setting.items():
-            if name not in known:
-                raise InvalidInput(
-                    f"there is no workload setting {name!r}",
-                    hint=suggestion(
-                        name, known, otherwise=f"use one of {', '.join(sorted(known))}"
-                    ),
-                )
-            if value is not None:
-                check_setting(name, value)
-                given[name] = value
-        merged = overridden(merged, given)
+        merged = overridden(merged, specified(Workload, given))
     defaults = default_learning_rates(device_type, pretrained=merged.get("pretrained", False))
     merged["learning_rates"] = {**defaults, **merged.get("learning_rates", {})}
     if merged.get("tokenizer") == "bpe":
         merged.setdefault("vocab_size", DEFAULT_BPE_VOCABULARY)
     return Workload(**merged)
+
+
+OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+"""Settings that apply to one dataset and are dropped when another one is chosen."""
+
+SIZE_SETTINGS = (
+    "model",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward_width",
+    "vocab_size",
+    "sequence_length",
+    "global_batch",
+    "gradient_clipping",
+    "devices_per_trial",
+)
+"""The settings on which memory and legality depend; a prediction reads no text and runs no steps.
+"""
+
+
+def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings `before`, overridden by those in `by`.
+
+    `learning_rates` are merged per optimizer. If `by` has another dataset, the splits and columns
+    of the previous one are dropped.
+    """
+    merged = dict(before)
+    dataset = before.get("dataset")
+    if dataset is not None and by.get("dataset") not in (None, dataset):
+        for name in OF_ONE_DATASET:
+            merged.pop(name, None)
+    merged.update(by)
+    rates_before = before.get("learning_rates")
+    rates_by = by.get("learning_rates")
+    if isinstance(rates_before, Mapping) and isinstance(rates_by, Mapping):
+        merged["learning_rates"] = {**rates_before, **rates_by}
+    return merged

@@ -293,7 +293,7 @@ def _plan(
     most_trials = request.new_trials(definition.device.type)
     default_budget = request.default_time_budget_seconds(definition.device.type)
     if default_budget is not None:
-        request = replace(request, time_budget_seconds=default_budget)
+        request = replace(request, time_budget=default_budget)
     legal = definition.legal_space()
     configurations = {c.fingerprint: c for c in [*legal.configurations(), *legal.named.values()]}
     baseline = definition.baseline_config()

@@ -95,7 +95,7 @@ def new_definition(
         space=space,
         device=device,
         unavailable=unavailable,
-        cap_bytes=device.total_memory_bytes if request.cap_bytes is None else request.cap_bytes,
+        cap_bytes=device.total_memory_bytes if request.max_mem is None else request.max_mem,
         seed=workload.seed,
         sampler=request.sampler or DEFAULT_SAMPLER,
     )

@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
-from autotune.errors import AutotuneError, InvalidInput
+from autotune.errors import AutotuneError
 from autotune.execution.local import LocalExecutor
-from autotune.spec.data_sheets import DATA_SHEETS, check_described_device, sheet_of
-from autotune.spec.prediction import parse_compute_capability
+from autotune.spec.data_sheets import DATA_SHEETS, requested_device, sheet_of
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload
@@ -30,31 +29,6 @@ class PredictedDevice:
     """The device with its rates, by which speed is predicted; None where they are not known."""
     rates_from: str = ""
     """Where they were found, such as `study 'first'`."""
-
-
-def requested_device(device: str | None, compute_capability: str | None) -> str | None:
-    """Return the name of the device, or cuda where a GPU is only described.
-
-    `device` may be the name of a data sheet. Raises InvalidInput for a text that is not a compute
-    capability, and for a compute capability together with another device.
-    """
-    check_described_device(device)
-    sheet = DATA_SHEETS.get(device or "")
-    if compute_capability is None:
-        return "cuda" if sheet else device
-    parse_compute_capability(compute_capability)
-    if device == "cpu":
-        raise InvalidInput(
-            f"compute capability {compute_capability} is a GPU's, and the device is cpu",
-            hint="leave one of them out",
-        )
-    if sheet and sheet.compute_capability != compute_capability:
-        raise InvalidInput(
-            f"compute capability {compute_capability} is not that of {device}, which has "
-            f"{sheet.compute_capability}",
-            hint="leave one of them out",
-        )
-    return "cuda" if sheet else device or "cuda"
 
 
 def predicted_device_of(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
 from autotune.errors import AutotuneError, InvalidInput, Stopped, StorageUnavailable
@@ -29,6 +30,7 @@ from autotune.spec.device_group import check_one_model
 from autotune.spec.profile import MOST_STEPS, Profile
 from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.setting import FilePath, Settings, TrialNumber, whole_number
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
@@ -54,15 +56,18 @@ class StoredProfile:
     folder: Path
 
 
+ProfiledSteps = Annotated[int, whole_number(1, MOST_STEPS)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class ProfileRequest:
+class ProfileRequest(Settings):
     """What to profile. Raises InvalidInput for values that make no sense."""
 
     study: str
-    trial: int | None = None
+    trial: TrialNumber | None = None
     """None: the study's pick."""
-    steps: int = 3
-    out: Path | None = None
+    steps: ProfiledSteps = 3
+    out: FilePath | None = None
     """The folder to write to; None: that of the trial in the study's work folder."""
     fresh: bool = False
     """Whether to profile again where there is a profile of as many steps already."""
@@ -72,11 +77,7 @@ class ProfileRequest:
     """Names of the devices to use the first of, or as many as a trial has; empty: the study's."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= MOST_STEPS:
-            raise InvalidInput(
-                f"invalid number of steps to profile: {self.steps}",
-                hint=f"give a whole number from 1 to {MOST_STEPS}",
-            )
+        super().__post_init__()
         if self.out is not None and self.out.exists() and any(self.out.iterdir()):
             raise InvalidInput(
                 f"the folder {self.out} is not empty", hint="name another one with --out"

@@ -100,8 +100,8 @@ def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
     devices = devices_per_trial(request, space)
     trained = specified.get("script") or specified.get("model") or "gpt"
     cap = ""
-    if request.cap_bytes is not None:
-        cap = f"under {format_size(request.cap_bytes)}, "
+    if request.max_mem is not None:
+        cap = f"under {format_size(request.max_mem)}, "
     device = request.device or "a GPU or the CPU"
     if devices != 1:
         device = f"each of {devices} {request.device or 'GPUs or CPU'} devices"

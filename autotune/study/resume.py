@@ -16,9 +16,10 @@ from autotune.execution.server_tasks import PREPARED
 from autotune.spec.config import TECHNIQUES
 from autotune.spec.result import DeviceInfo, TrialRecord
 from autotune.spec.script_files import check_files_unchanged
+from autotune.spec.setting import option_of
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
-from autotune.spec.workload_options import option_of
+from autotune.spec.workload import Workload
 from autotune.study.request import SearchRequest
 from autotune.units import exact_size
 
@@ -29,7 +30,7 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     """Raise StudyMismatch if the request specifies an option that differs from the stored study."""
     options: dict[str, tuple[Any, Any]] = {
         "--max-mem": (
-            None if request.cap_bytes is None else exact_size(request.cap_bytes),
+            None if request.max_mem is None else exact_size(request.max_mem),
             exact_size(stored.cap_bytes),
         ),
         "--sampler": (request.sampler, stored.sampler),
@@ -38,12 +39,12 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
     workload = stored.workload.to_dict()
     for name, value in request.specified_workload().items():
         if name == "learning_rates":
-            options[option_of(name)] = ({**workload[name], **value}, workload[name])
+            options[option_of(Workload, name).flag] = ({**workload[name], **value}, workload[name])
         elif name == "script_arguments":
             requested = shlex.join(value) or "none"
             options["script arguments"] = (requested, shlex.join(workload[name]) or "none")
         else:
-            options[option_of(name)] = (value, workload[name])
+            options[option_of(Workload, name).flag] = (value, workload[name])
     for option, (requested, known) in options.items():
         if requested is not None and requested != known:
             raise StudyMismatch(

@@ -100,7 +100,7 @@ def search(
     reopen_closed_streams()
     listener = ThreadedListener(listener)
     retry = search_retry(
-        limit_seconds=request.database_wait_seconds, listener=listener, check_stop=check_stop
+        limit_seconds=request.database_wait, listener=listener, check_stop=check_stop
     )
     stored = stored_study(request, retry)
     if confirmation is not None:
@@ -151,7 +151,7 @@ def search(
                     device_type = opened.definition.device.type
                     default_budget = request.default_time_budget_seconds(device_type)
                 if default_budget is not None:
-                    request = dataclasses.replace(request, time_budget_seconds=default_budget)
+                    request = dataclasses.replace(request, time_budget=default_budget)
                 _run(
                     opened,
                     request,

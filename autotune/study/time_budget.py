@@ -28,7 +28,7 @@ class TimeBudget:
 
         The `seconds_waited` for a device that another process used do not count.
         """
-        whole, for_trials = request.time_budget_seconds, request.seconds_for_trials
+        whole, for_trials = request.time_budget, request.seconds_for_trials
         if whole is None or for_trials is None:
             return cls()
         setup = time.monotonic() - began - seconds_waited

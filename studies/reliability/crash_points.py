@@ -196,11 +196,11 @@ def begin(url: str, point: Point | None = None, *, confirms: bool = False) -> No
         name=STUDY,
         storage=url,
         space=str(SPACE),
-        cap_bytes=1024**3,
+        max_mem=1024**3,
         device="cpu",
         sampler="random",
         trials=TRIALS,
-        database_wait_seconds=10.0,
+        database_wait=10.0,
         fresh=True,
         confirm=confirms,
     )

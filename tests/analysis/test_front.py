@@ -251,7 +251,7 @@ def test_a_trial_without_numbers_does_not_disturb_the_front():
 @pytest.mark.parametrize("share", [-0.01, 1, 1.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["speed", "perplexity"])
 def test_an_invalid_tolerance_is_rejected_by_name(name, share):
-    with pytest.raises(InvalidInput, match=f"invalid {name} tolerance: {share}"):
+    with pytest.raises(InvalidInput, match=f"Invalid {name}: {share}"):
         Tolerance(**{name: share})
 
 

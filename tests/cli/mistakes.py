@@ -8,16 +8,16 @@ of a command is in none of these lines.
 import shlex
 from collections.abc import Iterator, Mapping
 
-from autotune.spec.option import SWITCH
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import SEARCH_OPTIONS
+from autotune.spec.setting import options_of
+from autotune.spec.workload import Workload
+from autotune.study.request import SearchRequest
 from tests.cli.mistaken_files import DATASETS, IN_REAL, dataset_options
 from tests.cli.mistaken_spaces import SPACES, space_file
 
 _OF_A_SEARCH = " | ".join(
-    f"--trials 1 {option.flag}" + ("" if option.kind is SWITCH else " 1")
-    for option in (*SEARCH_OPTIONS.values(), *WORKLOAD_OPTIONS.values())
-    if option.flag != "--storage"
+    f"--trials 1 {option.flag}" + ("" if option.is_switch else " 1")
+    for option in (*options_of(SearchRequest).values(), *options_of(Workload).values())
+    if option.is_typed and option.flag != "--storage"
 )
 """Every option of a search, for a command that needs a server in addition to it."""
 
@@ -27,6 +27,7 @@ COMMAND_LINES = {
         --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=x
     """,
     "search": r"""
+        --world-size 0
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
         --max-mem 8gib | --max-mem 8G | --tolerance speed=5%
         --max-perplexity-increase 5% | --max-perplexity-increase 1.2.3%
@@ -183,6 +184,7 @@ COMMAND_LINES = {
         --server http://host --trials 0 --prefer speed
     """,
     "fit": r"""
+        --max-mem 8GiB --world-size 0
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
         nope | nope --trial 1 | --trial 1 --max-mem 8GiB | real --layers 3 IN_REAL
         real --trial 99 IN_REAL | real --precision fp32 IN_REAL | real --storage nonsense
@@ -274,7 +276,7 @@ COMMAND_LINES = {
         real 99 --fresh IN_REAL
     """,
     "explain": r"""
-        nope | nope IN_REAL | nope 0
+        --world-size 0 | nope | nope IN_REAL | nope 0
         real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
         real 0 --layers 3 IN_REAL
         real 0 --space quick IN_REAL | real 0 --device cpu IN_REAL | real 0 --storage nonsense
@@ -449,6 +451,7 @@ COMMAND_LINES = {
         tokens remove a --storage nonsense
     """,
     "submit": r"""
+        --world-size 0
         --max-mem 8GiB | --server nonsense | --server '' --max-mem 8GiB | --bogus | surplus
         --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
         --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a

@@ -78,7 +78,7 @@ def test_the_trial_of_a_study_is_explained_for_the_gpu_of_the_study(storage, tmp
 def test_the_largest_model_is_found_for_a_gpu_that_is_named_and_not_trained_on_another():
     """No GPU has this compute capability; its major number has the workspace of an H100."""
     request = FitRequest(
-        cap_bytes=2**30,
+        max_mem=2**30,
         vary="micro-batch",
         workload=SIZES,
         configuration={"checkpointing": "block"},

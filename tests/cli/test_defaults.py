@@ -1,15 +1,15 @@
 """Defaults from autotune.toml, pyproject.toml and the environment: what applies, and what may."""
 
-from pathlib import Path
-
 import pytest
 import typer.main
 
-from autotune.cli import app, options
+from autotune.cli import app
 from autotune.cli.defaults import REJECTED_IN_FILES
+from autotune.cli.requests import settings_typed
 from autotune.cli.search_run import continue_command
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import SEARCH_OPTIONS, request_of
+from autotune.spec.setting import all_options_of, options_of
+from autotune.spec.workload import Workload
+from autotune.study.request import SearchRequest
 from tests.building.commands import run_here
 from tests.building.studies import measured, write_study
 
@@ -49,7 +49,7 @@ def test_the_command_line_comes_before_the_environment_before_the_file(project, 
     monkeypatch.setenv("AUTOTUNE_DEFAULT_LAYERS", "2")
     monkeypatch.setenv("AUTOTUNE_DEFAULT_WIDTH", "2")
     values = parsed("search --layers 3")
-    assert (values["layers"], values["width"], values["heads"]) == (3, 2, 1)
+    assert (values["layers"], values["width"], values["heads"]) == ("3", "2", "1")
     assert values["vocab_size"] is None
 
 
@@ -58,9 +58,9 @@ def test_the_command_line_comes_before_the_environment_before_the_file(project, 
     [
         ('max-mem = "8GiB"', "MAX_MEM", "8GiB", "max_mem", "8GiB"),
         ('max_mem = "8GiB"', "MAX_MEM", "8GiB", "max_mem", "8GiB"),
-        ("trials = 12", "TRIALS", "12", "trials", 12),
+        ("trials = 12", "TRIALS", "12", "trials", "12"),
         ("trial-time-limit = 90", "TRIAL_TIME_LIMIT", "90", "trial_time_limit", "90"),
-        ("gradient-clipping = 1", "GRADIENT_CLIPPING", "1", "gradient_clipping", 1.0),
+        ("gradient-clipping = 1", "GRADIENT_CLIPPING", "1", "gradient_clipping", "1"),
         ("no-predict = true", "NO_PREDICT", "yes", "no_predict", True),
         ("streaming = false", "STREAMING", "0", "streaming", False),
         (
@@ -88,8 +88,8 @@ def test_a_key_at_the_top_holds_where_an_option_means_the_same(project):
         'layers = 2\nmax-mem = "8GiB"\nspace = "quick"\ntrials = 5\nscale = "tiny"\n'
     )
     assert parsed("search")["space"] == "quick"
-    assert (parsed("fit")["layers"], parsed("fit")["max_mem"]) == (2, "8GiB")
-    assert (parsed("predict")["layers"], parsed("predict")["space"]) == (2, None)
+    assert (parsed("fit")["layers"], parsed("fit")["max_mem"]) == ("2", "8GiB")
+    assert (parsed("predict")["layers"], parsed("predict")["space"]) == ("2", None)
     drawn = parsed("plot mine")
     assert (drawn["trials"], drawn["scale"]) == (None, None)
 
@@ -98,8 +98,8 @@ def test_the_table_of_a_command_comes_before_the_top(project):
     (project / "pyproject.toml").write_text(
         "[tool.autotune]\nlayers = 1\n[tool.autotune.predict]\nlayers = 2\nprecision = 'fp8'\n"
     )
-    assert parsed("search")["layers"] == 1
-    assert (parsed("predict")["layers"], parsed("predict")["precision"]) == (2, "fp8")
+    assert parsed("search")["layers"] == "1"
+    assert (parsed("predict")["layers"], parsed("predict")["precision"]) == ("2", "fp8")
     assert parsed("explain")["precision"] is None
 
 
@@ -165,13 +165,13 @@ def test_the_nearest_file_counts_up_to_the_root_of_the_repository(project, monke
     monkeypatch.chdir(project / "deep" / "down")
     assert parsed("search")["layers"] is None
     (project / "autotune.toml").write_text("layers = 2\n")
-    assert parsed("search")["layers"] == 2
+    assert parsed("search")["layers"] == "2"
     (project / "deep" / "pyproject.toml").write_text("[project]\nname = 'none of ours'\n")
-    assert parsed("search")["layers"] == 2
+    assert parsed("search")["layers"] == "2"
     (project / "deep" / "pyproject.toml").write_text("[tool.autotune]\nlayers = 3\n")
-    assert parsed("search")["layers"] == 3
+    assert parsed("search")["layers"] == "3"
     (project / "deep" / "autotune.toml").write_text("layers = 4\n")
-    assert parsed("search")["layers"] == 4
+    assert parsed("search")["layers"] == "4"
 
 
 def test_outside_a_repository_and_home_only_the_current_folder_counts(tmp_path, monkeypatch):
@@ -181,7 +181,7 @@ def test_outside_a_repository_and_home_only_the_current_folder_counts(tmp_path, 
     monkeypatch.chdir(tmp_path / "shared" / "mine")
     assert parsed("search")["layers"] is None
     monkeypatch.chdir(tmp_path / "shared")
-    assert parsed("search")["layers"] == 1
+    assert parsed("search")["layers"] == "1"
 
 
 def test_a_path_in_a_file_is_relative_to_it(project, monkeypatch):
@@ -211,14 +211,11 @@ def test_what_comes_from_a_file_is_in_the_command_that_continues_the_study(proje
         'trial-time-limit = "90s"\ndevices = "2"\nprefer = "smallest"\ntolerance = ["speed=0.1"]\n'
     )
     values = parsed("search")
-    settings = {}
-    for option in SEARCH_OPTIONS.values():
-        value = values[option.parameter]
-        settings[option.keyword] = not value if option.turns_off else value
-    preferences = options.preferences_of(
-        values["tolerance"], values["prefer"], values["max_perplexity_increase"]
+    options = [option for option in all_options_of(SearchRequest).values() if option.is_typed]
+    typed = settings_typed(options, values)
+    request = SearchRequest.of(
+        {each.name: each.parse(typed[each.name]) for each in options if each.name in typed}
     )
-    request = request_of(settings, workload={}, preferences=preferences)
     command = continue_command("mine", request)
     for words in ("--trial-time-limit 90s", "--devices 2", "--prefer smallest", "speed=0.1"):
         assert words in command
@@ -259,26 +256,30 @@ HARMLESS_TEXTS = """
     dataset_split device devices engine gradient_reduction group held_out_split loss max_mem
     max_time model name offload optimizer optimizer_fusion packing pick precision prefer profile
     sampler scale schedule sharding space state step_time_limit study target_version text_column
-    time_budget to tokenizer torch_version trial_time_limit trials vary x y
+    time_budget to tokenizer torch trial_time_limit trials vary x
+    y
 """
 """Options that take any text, and that a file may set: none names code, a place to write to, or
 somebody who is sent something. `model` is looked at."""
 
 
-def options_of(command):
-    """Return the options of a command and of its subcommands."""
+def kinds_of(command):
+    """Return the requests of a command and of its subcommands."""
     command = command.load() if hasattr(command, "load") else command
-    found = [each for each in command.params if each.param_type_name == "option"]
+    found = [command.callback.kind] if hasattr(command.callback, "kind") else []
     for inner in getattr(command, "commands", {}).values():
-        found += options_of(inner)
+        found += kinds_of(inner)
     return found
 
 
 def test_every_option_that_takes_any_text_is_rejected_in_a_file_or_known_to_be_harmless():
     texts = {
-        option.name
-        for option in options_of(typer.main.get_command(app))
-        if not option.is_flag and option.type_descriptor.annotation in (str, Path)
+        option.parameter
+        for kind in kinds_of(typer.main.get_command(app))
+        for option in all_options_of(kind).values()
+        if option.is_typed and not option.is_argument
+        if not option.is_switch and not option.is_repeatable
+        if option.format.takes_text or option.format.range is None
     }
     assert texts - set(REJECTED_IN_FILES) == set(HARMLESS_TEXTS.split())
 
@@ -296,14 +297,14 @@ def test_a_file_may_not_say_which_files_are_written(command, project):
         ("[serch]\nlayers = 3", "there is no option serch\nhint: did you mean 'search'"),
         ("[search]\nlayerz = 3", "there is no option layerz\nhint: did you mean 'layers'"),
         ("search = 3", "autotune.toml: search = 3 is not a table"),
-        ('layers = "six"', "autotune.toml: Invalid value of --layers: 'six'"),
-        ("layers = true", "Invalid value of --layers: 'True'"),
-        ("layers = 2.5", "Invalid value of --layers: '2.5'"),
-        ('gradient-clipping = "x"', "autotune.toml: Invalid value of --gradient-clipping: 'x'"),
+        ('layers = "six"', "autotune.toml: Invalid --layers: 'six'"),
+        ("layers = true", "Invalid --layers: 'True'"),
+        ("layers = 2.5", "Invalid --layers: '2.5'"),
+        ('gradient-clipping = "x"', "autotune.toml: Invalid --gradient-clipping: 'x'"),
         ("fresh = 7", "autotune.toml: Invalid value for '--fresh'"),
         ('"--layers" = 3', "there is no option --layers"),
         ("layers = [", "autotune.toml is not valid TOML"),
-        ('layers = "\\u001b[31m"', "autotune.toml: Invalid value of --layers"),
+        ('layers = "\\u001b[31m"', "autotune.toml: Invalid --layers"),
     ],
 )
 def test_an_invalid_file_is_one_error_that_names_file_and_key(content, expected, project):
@@ -315,7 +316,7 @@ def test_an_invalid_file_is_one_error_that_names_file_and_key(content, expected,
     ("variable", "text", "expected"),
     [
         ("LAYERZ", "3", "the environment: there is no option layerz\nhint: did you mean 'layers'"),
-        ("LAYERS", "six", "the environment: Invalid value of --layers: 'six'"),
+        ("LAYERS", "six", "the environment: Invalid --layers: 'six'"),
         ("FRESH", "maybe", "the environment: Invalid value for '--fresh'"),
         ("VARY", "width", "the environment: there is no option vary"),
     ],
@@ -326,9 +327,18 @@ def test_an_invalid_variable_is_one_error_that_names_it(variable, text, expected
 
 
 def test_every_option_of_the_workload_can_have_a_default(project):
-    values = {str: '"x"', int: "1", float: "1", bool: "true", list[str]: '["x"]'}
-    harmless = [option for option in WORKLOAD_OPTIONS.values() if option.flag != "--script"]
-    lines = [f"{o.flag.removeprefix('--')} = {values[o.kind.typed]}" for o in harmless]
+    typed = [option for option in options_of(Workload).values() if option.is_typed]
+    harmless = [option for option in typed if option.flag != "--script"]
+    lines = []
+    for option in harmless:
+        value = '"x"' if not option.is_closed else f'"{option.choices[0]}"'
+        if option.is_switch:
+            value = "true"
+        elif option.is_repeatable:
+            value = '["adamw=1"]'
+        elif option.format.range is not None:
+            value = "1"
+        lines.append(f"{option.flag.removeprefix('--')} = {value}")
     (project / "autotune.toml").write_text("\n".join(lines))
     given = parsed("search")
     assert [option.flag for option in harmless if given[option.parameter] is None] == []

@@ -269,7 +269,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
         (("--study", "x", "--trial", "1", "--layers", "3"), "--study and --trial set workload"),
         (("--space", "quick", "--precision", "fp32"), "selects one"),
         (("--all",), "--all needs a search space"),
-        (("--precision", "fp7"), "precision = 'fp7' is not possible"),
+        (("--precision", "fp7"), "Invalid --precision: 'fp7'"),
         (("--memory-budget", "0.5"), "needs torch.compile"),
         (("--micro-batch", "3", "--global-batch", "4"), "does not divide"),
         (("--world-size", "3", "--global-batch", "4"), "cannot be divided among 3 devices"),
@@ -280,7 +280,7 @@ def test_the_step_is_drawn_on_a_page(folder, tmp_path):
             ("--compute-capability", "9.0"),
             "compute capability 9.0 is a GPU's, and the device is cpu",
         ),
-        (("--allocator", "pooled"), "allocator = 'pooled' is not possible"),
+        (("--allocator", "pooled"), "Invalid --allocator: 'pooled'"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(folder, arguments, sentence):

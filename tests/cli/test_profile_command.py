@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     [
         (("kept", "1"), "trial 1 of study 'kept' cannot be profiled, because it never came to"),
         (("kept", "7"), "no trial 7"),
-        (("kept", "0", "--steps", "0"), "invalid number of steps to profile: 0"),
+        (("kept", "0", "--steps", "0"), "Invalid --steps: 0"),
         (("kept", "0", "--compare"), "--compare needs two trials, and 1 are given"),
         (("kept", "0", "1", "--out", "x"), "--out is the folder of one trial"),
         (("nowhere",), "nowhere"),

@@ -4,6 +4,8 @@ import inspect
 import math
 import re
 import shlex
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 import pytest
 import typer.main
@@ -13,20 +15,31 @@ from hypothesis import strategies as st
 import autotune
 from autotune.cli import app
 from autotune.cli.lazy import LazyCommand
+from autotune.cli.requests import Given, request_of, settings_typed
 from autotune.cli.search_run import continue_command
 from autotune.errors import InvalidInput
-from autotune.spec.option import COUNT, DURATION, SIZE, SWITCH, TEXT, Option
+from autotune.spec.setting import (
+    Duration,
+    Settings,
+    Size,
+    all_options_of,
+    option_of,
+    options_of,
+    pairs,
+    setting,
+    whole_number,
+)
 from autotune.spec.workload import Workload
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import LARGEST_CONFIRM_SHARE, SEARCH_OPTIONS, SearchRequest, request_of
+from autotune.study.request import LARGEST_CONFIRM_SHARE, SearchRequest
 
 LAZY = typer.main.get_group(app).commands["search"]
 assert isinstance(LAZY, LazyCommand)
 COMMAND = LAZY.load()
 TYPED = {parameter.name: parameter for parameter in COMMAND.params}
 IN_PYTHON = inspect.signature(autotune.search).parameters
-OF_PREFERENCES = {"tolerance", "prefer", "max_perplexity_increase"}
-OF_THE_DISPLAY = {"as_json", "quiet", "verbose"}
+OF_SEARCH = options_of(SearchRequest)
+OPTIONS = {name: one for name, one in all_options_of(SearchRequest).items() if one.is_typed}
+OF_THE_DISPLAY = {"json", "quiet", "verbose"}
 ONLY_IN_PYTHON = {"preferences", "listener", "should_stop", "workload"}
 
 SECONDS = st.floats(min_value=1e-6, max_value=9e8)
@@ -43,7 +56,7 @@ REPEATED = {
     "devices": st.sampled_from(["all", "4"]),
     "ray": st.sampled_from(["auto", "local", "ray://head:10001"]),
     "trials_per_device": st.integers(1, 256),
-    "database_wait_seconds": SECONDS,
+    "database_wait": SECONDS,
     "storage": st.sampled_from(["sqlite:///my studies/autotune.db", "sqlite:///a.db"]),
 }
 
@@ -52,29 +65,24 @@ def parsed(command):
     """Return the request that `autotune search` makes of a command line."""
     words = shlex.split(command)
     assert words[:2] == ["autotune", "search"]
-    typed = COMMAND.make_context("search", words[2:]).params
-    settings = {}
-    for option in SEARCH_OPTIONS.values():
-        value = typed[option.parameter]
-        settings[option.keyword] = not value if option.turns_off else value
-    return request_of(settings, workload={})
+    context = COMMAND.make_context("search", words[2:])
+    given = Given(context)
+    given.update(settings_typed(OPTIONS.values(), context.params))
+    return request_of(SearchRequest, given)
 
 
 # -- the command and Python ------------------------------------------------------------------------
 
 
 def test_every_option_of_the_command_is_a_setting_in_python():
-    options = {option.parameter for option in SEARCH_OPTIONS.values()}
-    options |= {option.parameter for option in WORKLOAD_OPTIONS.values()}
+    options = {option.parameter for option in OPTIONS.values()}
     others = {"dry_run", "time_trials", "script_arguments", "server"}
-    assert set(TYPED) - {"help"} == options | OF_PREFERENCES | OF_THE_DISPLAY | others
+    assert set(TYPED) - {"help"} == options | OF_THE_DISPLAY | others
     assert callable(autotune.dry_run)
 
 
 def test_every_setting_in_python_is_an_option_of_the_command():
-    keywords = [option.keyword for option in SEARCH_OPTIONS.values()]
-    assert set(IN_PYTHON) - ONLY_IN_PYTHON == set(keywords)
-    assert len(keywords) == len(set(keywords))
+    assert set(IN_PYTHON) - ONLY_IN_PYTHON == set(OF_SEARCH)
 
 
 def test_a_submission_has_every_option_of_a_search_but_its_database():
@@ -86,21 +94,23 @@ def test_a_submission_has_every_option_of_a_search_but_its_database():
 
 
 def test_every_option_of_the_workload_is_a_field_of_it():
-    assert set(WORKLOAD_OPTIONS) <= set(Workload.__dataclass_fields__)
+    assert set(options_of(Workload)) <= set(Workload.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("name", SEARCH_OPTIONS)
+@pytest.mark.parametrize("name", OF_SEARCH)
 def test_an_option_has_the_same_default_everywhere(name):
-    option = SEARCH_OPTIONS[name]
+    option = OF_SEARCH[name]
     default = getattr(SearchRequest(), name)
-    typed = TYPED[option.parameter].default
-    assert IN_PYTHON[option.keyword].default == default
-    assert option.read(not typed if option.turns_off else typed) == default
+    assert IN_PYTHON[name].default == default == option.default
+    if default is not None and not option.is_switch:
+        written = option.format.write(default)
+        assert f"[default: {written}]" in TYPED[option.parameter].help
+        assert option.parse(written) == default
 
 
 def test_a_dry_run_takes_the_settings_of_a_search():
     parameters = dict(inspect.signature(autotune.dry_run).parameters)
-    assert parameters.pop("time_trials").default is TYPED["time_trials"].default is False
+    assert parameters.pop("time_trials").default is False
     assert parameters == IN_PYTHON
 
 
@@ -108,14 +118,14 @@ def test_a_dry_run_takes_the_settings_of_a_search():
     ("settings", "expected"),
     [
         ({"max_mem": "8 gigs"}, "'8 gigs' is not a memory size"),
-        ({"max_mem": 12}, "a memory cap of 12 B is too small"),
-        ({"trial_time_limit": None}, "'None' is not a duration"),
-        ({"time_budget": 0}, "'0' is not a possible duration"),
-        ({"perplexity_seeds": "two"}, "invalid number of seeds: 'two'"),
-        ({"sampler": "best"}, "there is no sampler 'best'"),
+        ({"max_mem": 12}, "Invalid max_mem: 12"),
+        ({"trial_time_limit": None}, "Invalid trial_time_limit: None"),
+        ({"time_budget": 0}, "Invalid time_budget: 0"),
+        ({"perplexity_seeds": "two"}, "Invalid perplexity_seeds: 'two'"),
+        ({"sampler": "best"}, "Invalid sampler: 'best'"),
         ({"memory_snapshot": True, "device": "cpu"}, "--memory-snapshot records the history"),
-        ({"layerz": 3}, "has no setting 'layerz'"),
-        ({"seed": "x"}, "invalid seed: 'x'"),
+        ({"layerz": 3}, "there is no setting 'layerz'"),
+        ({"seed": "x"}, "Invalid seed: 'x'"),
         ({"preferences": "smallest"}, "preferences = 'smallest' are no preferences"),
     ],
     ids=str,
@@ -127,9 +137,8 @@ def test_an_invalid_setting_is_rejected_from_python(function, settings, expected
 
 
 def test_a_misspelt_setting_of_a_dry_run_is_answered_with_its_own():
-    with pytest.raises(InvalidInput, match="has no setting 'time_trial'") as error:
+    with pytest.raises(InvalidInput, match="there is no setting 'time_trial'") as error:
         autotune.dry_run(time_trial=True)
-    assert "help(autotune.dry_run)" in error.value.hint
     assert "'time_trials'" in error.value.hint
 
 
@@ -146,9 +155,9 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
 ):
     trial, compile_limit, step = limits
     request = SearchRequest(
-        trial_time_limit_seconds=trial,
-        compile_time_limit_seconds=compile_limit,
-        step_time_limit_seconds=step,
+        trial_time_limit=trial,
+        compile_time_limit=compile_limit,
+        step_time_limit=step,
         device="cuda",
         **switched,
     )
@@ -160,12 +169,12 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
 
 
 def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
-    stored = {"cap_bytes", "space", "scale", "device", "sampler", "seed", "fresh"}
-    of_one_run = {"time_budget_seconds", "profile"}
+    stored = {"max_mem", "space", "scale", "device", "sampler", "seed", "fresh"}
+    of_one_run = {"time_budget", "profile"}
     other_names = {"workers"}
-    repeated = {name for name, option in SEARCH_OPTIONS.items() if option.is_repeated}
-    assert repeated == set(SEARCH_OPTIONS) - stored - of_one_run - other_names
-    limits = {name for name in repeated if name.endswith("time_limit_seconds")}
+    repeated = {name for name, option in OF_SEARCH.items() if option.is_repeated}
+    assert repeated == set(OF_SEARCH) - stored - of_one_run - other_names
+    limits = {name for name in repeated if name.endswith("time_limit")}
     assert repeated == {*REPEATED, *limits, "name", "trials"}
 
 
@@ -189,39 +198,64 @@ def test_a_password_is_not_repeated():
     ids=str,
 )
 def test_a_search_that_is_given_no_end_has_a_time_budget(settings, seconds):
-    request = request_of(settings, workload={})
+    request = SearchRequest(**settings)
     assert {kind: request.default_time_budget_seconds(kind) for kind in seconds} == seconds
 
 
 @pytest.mark.parametrize("given", ["none", math.inf])
 def test_a_time_budget_can_be_lifted(given):
-    request = request_of({"time_budget": given}, workload={})
-    assert request.time_budget_seconds == math.inf
-    assert SEARCH_OPTIONS["time_budget_seconds"].arguments(math.inf) == ["--time-budget", "none"]
+    request = SearchRequest(time_budget=given)
+    assert request.time_budget == math.inf
+    assert OF_SEARCH["time_budget"].arguments(math.inf) == ["--time-budget", "none"]
 
 
 # -- one option ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Example(Settings):
+    max_mem: Size | None = setting(None)
+    wait: Duration = setting(300.0)
+    longer: Duration | None = setting(None, flag="--wait")
+    seeds: Annotated[int, whole_number(1, 9)] = setting(1)
+    name: str | None = setting(None)
+    fresh: bool = setting(False)
+    predict: bool = setting(True)
+    streaming: bool | None = setting(None, off_flag="--no-streaming")
+    learning_rates: Annotated[
+        dict[str, float], pairs(("adamw", "sgd"), example="adamw=1", metavar="")
+    ] = setting(dict)
+
+
 @pytest.mark.parametrize(
-    ("option", "value", "arguments"),
+    ("name", "value", "arguments"),
     [
-        (Option(flag="--max-mem", help="", kind=SIZE), 3 * 2**29, ["--max-mem", "1536MiB"]),
-        (Option(flag="--wait", help="", kind=DURATION, default="5m"), 300.0, []),
-        (Option(flag="--wait", help="", kind=DURATION), 12345678.25, ["--wait", "12345678.25s"]),
-        (Option(flag="--seeds", help="", kind=COUNT, default=1), 3, ["--seeds", "3"]),
-        (Option(flag="--name", help="", kind=TEXT), None, []),
-        (Option(flag="--fresh", help="", kind=SWITCH, default=False), True, ["--fresh"]),
-        (Option(flag="--no-predict", help="", kind=SWITCH, default=True), False, ["--no-predict"]),
-        (Option(flag="--no-predict", help="", kind=SWITCH, default=True), True, []),
-        (WORKLOAD_OPTIONS["streaming"], True, ["--streaming"]),
-        (WORKLOAD_OPTIONS["streaming"], False, ["--no-streaming"]),
-        (WORKLOAD_OPTIONS["streaming"], None, []),
+        ("max_mem", 3 * 2**29, ["--max-mem", "1536MiB"]),
+        ("wait", 300.0, []),
+        ("wait", 90.5, ["--wait", "90.5s"]),
+        ("longer", 12345678.25, ["--wait", "12345678.25s"]),
+        ("seeds", 3, ["--seeds", "3"]),
+        ("name", None, []),
+        ("fresh", True, ["--fresh"]),
+        ("predict", False, ["--no-predict"]),
+        ("predict", True, []),
+        ("streaming", True, ["--streaming"]),
+        ("streaming", False, ["--no-streaming"]),
+        ("streaming", None, []),
+        (
+            "learning_rates",
+            {"adamw": 3e-4, "sgd": 0.1},
+            ["--learning-rate", "adamw=0.0003", "--learning-rate", "sgd=0.1"],
+        ),
     ],
-    ids=lambda given: given.flag if isinstance(given, Option) else str(given),
 )
-def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
-    assert option.arguments(value) == arguments
+def test_an_option_writes_its_value_as_it_is_typed(name, value, arguments):
+    option = option_of(Example, name)
+    flag = {"--learning-rates": "--learning-rate"}.get(option.flag, option.flag)
+    assert replace(option, flag=flag).arguments(value) == arguments
+    if value is not None and not option.is_switch:
+        written = arguments[1::2] if option.is_repeatable else option.format.write(value)
+        assert option.parse(written) == value
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -230,7 +264,7 @@ def test_an_option_writes_its_value_as_it_is_typed(option, value, arguments):
 def test_the_options_of_trials_have_the_names_of_the_request():
     request = SearchRequest(full_trainings=True, perplexity_seeds=3, memory_snapshot=True)
     for name, value in vars(request.trial_options).items():
-        assert getattr(request, name) == value
+        assert getattr(request, name.removesuffix("_seconds")) == value
 
 
 def test_the_names_of_several_devices_are_as_in_the_printed_command():

@@ -10,12 +10,12 @@ from autotune.study.request import SearchRequest
 
 def test_the_continue_command_has_the_given_limits():
     request = SearchRequest(
-        trial_time_limit_seconds=1800.0,
-        compile_time_limit_seconds=900.0,
-        step_time_limit_seconds=1.5,
+        trial_time_limit=1800.0,
+        compile_time_limit=900.0,
+        step_time_limit=1.5,
     )
     assert continue_command("mine", request) == (
-        "autotune search --name mine --trial-time-limit 1800s --compile-time-limit 900s "
+        "autotune search --name mine --trial-time-limit 30m --compile-time-limit 15m "
         "--step-time-limit 1.5s"
     )
 

@@ -16,8 +16,8 @@ from autotune.data.text_files import (
 )
 from autotune.data.validation import check_data, read_data
 from autotune.errors import InvalidDataset, InvalidInput
-from autotune.spec.workload import make_workload
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.spec.setting import options_of
+from autotune.spec.workload import Workload, make_workload
 from tests.building import chat
 from tests.cli.mistaken_files import DATASETS, dataset_options, write_files
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_dataset_that_cannot_be_used_has_a_sentence_and_a_hint(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    fields = {option.flag: field for field, option in WORKLOAD_OPTIONS.items()}
+    fields = {option.flag: field for field, option in options_of(Workload).items()}
     words = [*dataset_options(name), ""]
     settings = {}
     for word, following in itertools.pairwise(words):

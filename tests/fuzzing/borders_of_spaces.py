@@ -14,21 +14,20 @@ from typing import Any
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES
 from autotune.cli import app
 from autotune.cli.published import print_reference
+from autotune.cli.requests import Given, request_of, settings_typed
 from autotune.errors import InvalidInput, InvalidSpace
 from autotune.spec.config import LegalityContext
-from autotune.spec.model_choice import with_model_config
 from autotune.spec.published_table import Reference
 from autotune.spec.reading import parse
 from autotune.spec.search_space import SearchSpace, bind_space
+from autotune.spec.setting import all_options_of
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import TABLES, load_space
 from autotune.spec.space_text import space_text
 from autotune.spec.workload import make_workload
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.study.request import SEARCH_OPTIONS, request_of
+from autotune.study.request import SearchRequest
 from autotune.study.sampler.distributions import decide
 from tests.building import views
 from tests.building.results import record, study_result
@@ -145,7 +144,6 @@ SPACE_FILE = Border(
         "spec/space_content.py",
         "spec/space_text.py",
         "spec/search_space.py",
-        "spec/workload_settings.py",
     ),
 )
 
@@ -256,18 +254,16 @@ class _Defaults(Reader):
                 with group.make_context("autotune", list(arguments)) as parent:
                     command = group.commands[arguments[0]]
                     found = command.make_context(arguments[0], arguments[1:], parent=parent)
-                    self._use(found.params)
+                    self._use(found)
         yield told.getvalue()
 
-    def _use(self, params: dict[str, Any]) -> None:
+    def _use(self, context: Any) -> None:
         """Make the request of a search, as its command does."""
-        given = {name: params[name] for name in WORKLOAD_OPTIONS if params.get(name) is not None}
-        if "trials" in params:
-            known = {option.keyword: params.get(option.parameter) for option in _OPTIONS}
-            request_of(known, workload=with_model_config(given), preferences=DEFAULT_PREFERENCES)
-
-
-_OPTIONS = tuple(SEARCH_OPTIONS.values())
+        if "trials" in context.params:
+            options = [one for one in all_options_of(SearchRequest).values() if one.is_typed]
+            given = Given[SearchRequest](context)
+            given.update(settings_typed(options, context.params))
+            request_of(SearchRequest, given)
 
 
 @contextmanager

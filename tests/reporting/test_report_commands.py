@@ -10,14 +10,15 @@ from autotune.analysis.pick import Preferences
 from autotune.analysis.published_comparison import is_of_published_size
 from autotune.analysis.tolerance import Tolerance
 from autotune.cli import app
+from autotune.cli.requests import settings_typed
 from autotune.reporting.report import commands, contents
 from autotune.spec.config import LegalityContext, TrainingConfig
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.model_file import model_name
 from autotune.spec.search_space import bind_space
+from autotune.spec.setting import options_of
 from autotune.spec.space_file import load_space
-from autotune.spec.workload import make_workload
-from autotune.spec.workload_options import SEED, WORKLOAD_OPTIONS
+from autotune.spec.workload import Workload, make_workload
 from tests.building.reports import TARGETS, view_of
 from tests.building.studies import definition
 
@@ -60,11 +61,9 @@ def settings_of(words):
     """The workload settings in a command line, as `autotune search` reads them."""
     search = typer.main.get_group(app).commands["search"]
     parameters = search.make_context("search", list(words)).params
-    options = {**WORKLOAD_OPTIONS, "seed": SEED}
-    settings = {name: parameters[option.parameter] for name, option in options.items()}
-    rates = dict(pair.split("=") for pair in settings["learning_rates"] or ())
-    settings["learning_rates"] = {name: float(rate) for name, rate in rates.items()} or None
-    return with_model_config(settings)
+    options = {name: option for name, option in options_of(Workload).items() if option.is_typed}
+    settings = settings_typed(options.values(), parameters)
+    return with_model_config({name: options[name].parse(text) for name, text in settings.items()})
 
 
 # -- one trial -------------------------------------------------------------------------------------

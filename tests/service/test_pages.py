@@ -16,9 +16,9 @@ from autotune.service.pages.trial_list import PAGE_SIZE, TrialQuery, trial_list
 from autotune.service.submissions import ACCEPTED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, new_confirmation_id
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
+from autotune.spec.setting import all_options_of
 from autotune.storage.store import StudySummary
-from autotune.study.request import SEARCH_OPTIONS
+from autotune.study.submission import Submission
 from tests.building.page_server import RUNNING, TOKEN, page_server
 from tests.building.reports import hostile_view, large_view, plain_view
 from tests.building.results import MIB, record, study_result
@@ -29,19 +29,19 @@ from tests.building.views import failures_only, ladder_view, many_trials
 
 
 def test_every_setting_that_a_submission_may_have_and_that_is_an_option_has_a_field():
-    declared = {option.keyword for option in SEARCH_OPTIONS.values()} | set(WORKLOAD_OPTIONS)
-    assert declared & set(ACCEPTED) <= set(form.OPTIONS)
+    declared = {name for name, option in all_options_of(Submission).items() if option.is_typed}
+    assert declared & set(ACCEPTED) <= set(form.FIELDS)
 
 
 def test_the_form_has_no_field_that_a_submission_cannot_have():
-    assert set(form.OPTIONS) <= set(ACCEPTED)
+    assert set(form.FIELDS) <= set(ACCEPTED)
 
 
 def test_every_field_is_on_the_form_once():
     shown = form.filled({}).form
     fields = [field.keyword for field in shown.first]
     fields += [field.keyword for group in shown.groups for field in group.fields]
-    assert sorted(fields) == sorted(form.OPTIONS)
+    assert sorted(fields) == sorted(form.FIELDS)
 
 
 def test_a_filled_form_is_a_submission():

@@ -89,7 +89,7 @@ def test_preferences_limits_and_the_group_are_taken_over(folders):
     assert checked.request.preferences.prefer == "smallest"
     assert checked.request.preferences.tolerance.speed == 0.1
     assert (checked.priority, checked.group) == (3, "gpus")
-    assert checked.request.time_budget_seconds == 600
+    assert checked.request.time_budget == 600
 
 
 def test_equal_submissions_have_equal_digests_and_others_do_not(folders):
@@ -100,9 +100,9 @@ def test_equal_submissions_have_equal_digests_and_others_do_not(folders):
 
 def test_limits_of_the_server_hold_where_a_submission_has_none(folders):
     request = check(folders, {}, most_trials=4, most_seconds=60.0).request
-    assert (request.trials, request.time_budget_seconds) == (4, 60.0)
+    assert (request.trials, request.time_budget) == (4, 60.0)
     request = check(folders, {"trials": 3}, most_seconds=60.0).request
-    assert (request.trials, request.time_budget_seconds) == (3, 60.0)
+    assert (request.trials, request.time_budget) == (3, 60.0)
 
 
 def test_trials_of_earlier_searches_do_not_count_for_the_limit(folders):
@@ -179,8 +179,8 @@ HOSTILE = [
             {"num_hidden_layers": 96, "moe_intermediate_size": 2**20, "num_experts": 512},
         )
     ),
-    {"layers": 90_000, "width": 65_536, "heads": 64},
-    {"vocab_size": 2**31 - 1, "width": 8192},
+    {"layers": 1000, "width": 2**18, "heads": 64},
+    {"vocab_size": 2**24, "width": 2**17},
     {"steps": 2**31 - 1, "global_batch": 4096},
     {"steps": 1_000_000_000},
     {"space": "quick", "steps": 1_000_000_000},

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import pytest
 from sqlalchemy import insert, update
 
-from autotune.service.pages.form import OPTIONS
+from autotune.service.pages.form import FIELDS
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
 from autotune.storage.identity import find_work_folder
@@ -289,7 +289,7 @@ def test_a_report_shows_payloads_as_text(page, server, payload):
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=STUDY_OF.values())
 def test_fields_of_the_address_fill_the_form_as_text(page, server, payload):
-    page.goto(server.path(f"/new?{urlencode(dict.fromkeys(OPTIONS, payload))}"))
+    page.goto(server.path(f"/new?{urlencode(dict.fromkeys(FIELDS, payload))}"))
     page.wait_for_timeout(1000)
     assert_nothing_ran(page)
     assert shown_text(page).count(payload) >= 10

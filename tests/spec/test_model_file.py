@@ -224,7 +224,7 @@ def test_a_size_that_the_config_does_not_specify_cannot_be_given(field, content)
 
 @pytest.mark.parametrize("field", ["layers", "width", "heads"])
 def test_a_built_in_model_needs_every_size(field):
-    with pytest.raises(InvalidInput, match=f"{field} = None"):
+    with pytest.raises(InvalidInput, match=f"Invalid {field}: None"):
         dataclasses.replace(make_workload("cpu"), **{field: None})
 
 

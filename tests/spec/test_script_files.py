@@ -120,8 +120,8 @@ def test_arguments_are_part_of_the_workload_and_of_its_texts(workload):
             {"script_arguments": ["x"]},
             "only a script takes arguments such as 'x'",
         ),
-        ({"script": "train.py", "script_arguments": "x"}, "script_arguments = 'x'"),
-        ({"script": "train.py", "script_arguments": ["\0"]}, "script_arguments = "),
+        ({"script": "train.py", "script_arguments": "x"}, "Invalid script_arguments: 'x'"),
+        ({"script": "train.py", "script_arguments": ["\0"]}, "Invalid script_arguments: "),
     ],
 )
 def test_arguments_that_no_script_can_get_are_rejected(settings, message):

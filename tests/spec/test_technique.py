@@ -12,7 +12,6 @@ from autotune.spec.config import (
     CHOICES,
     DEPENDENT_FIELDS,
     FIELD_ORDER,
-    NUMBERS,
     OF_SCRIPTS,
     SEARCHED,
     TECHNIQUES,
@@ -20,7 +19,7 @@ from autotune.spec.config import (
     check_value,
 )
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer
-from autotune.spec.technique_options import CONFIGURATION_OPTIONS
+from autotune.spec.setting import options_of
 
 FINGERPRINTS = json.loads((Path(__file__).parent / "fingerprints.json").read_text())
 
@@ -28,7 +27,7 @@ FINGERPRINTS = json.loads((Path(__file__).parent / "fingerprints.json").read_tex
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(TrainingConfig)])
 def test_a_technique_says_what_it_is_and_which_values_it_has(field):
     assert TECHNIQUES[field].help.endswith(".")
-    assert (field in CHOICES) != (field in NUMBERS)
+    assert (field in CHOICES) != (options_of(TrainingConfig)[field].format.range is not None)
     check_value(field, getattr(TrainingConfig(), field))
 
 
@@ -41,7 +40,7 @@ def test_what_is_said_of_a_value_is_said_of_a_value_that_exists(field):
 
 
 def test_the_command_line_has_an_option_for_every_technique():
-    options = {option.keyword: option for option in CONFIGURATION_OPTIONS}
+    options = options_of(TrainingConfig)
     assert list(options) == list(TECHNIQUES)
     assert {name: option.choices for name, option in options.items() if option.choices} == SEARCHED
     assert options["micro_batch_size"].flag == "--micro-batch"
@@ -63,7 +62,7 @@ def test_a_field_that_refines_a_technique_is_decided_after_it():
     ("field", "value", "hint"),
     [
         ("memory_budget", 1.5, "use a number from 0.0 to 1.0"),
-        ("micro_batch_size", 0, "use a whole number from 1 up"),
+        ("micro_batch_size", 0, "use a whole number from 1 to 1048576"),
         ("adapter_rank", 2**16 + 1, "use a whole number from 1 to 65536"),
     ],
 )

@@ -115,7 +115,7 @@ def test_tokens_per_step_are_those_of_the_global_batch():
 def test_a_size_that_is_not_a_whole_number_above_zero_is_rejected_by_name(name, value):
     with pytest.raises(InvalidInput) as raised:
         make_workload("cpu", {name: value})
-    assert f"{name} = {value!r}" in raised.value.message
+    assert f"Invalid {name}: {value!r}" in raised.value.message
     assert raised.value.hint
 
 
@@ -136,7 +136,7 @@ def test_an_unknown_schedule_is_rejected_with_those_that_exist(schedule):
     ("name", "value"), [("packing", "loose"), ("packing", 1), ("streaming", 1), ("streaming", "")]
 )
 def test_an_unknown_way_to_read_the_text_is_rejected_by_name(name, value):
-    with pytest.raises(InvalidInput, match=f"{name} = {value!r}"):
+    with pytest.raises(InvalidInput, match=f"Invalid {name}: {value!r}"):
         make_workload("cpu", {name: value})
 
 

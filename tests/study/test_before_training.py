@@ -75,7 +75,7 @@ def searched(tmp_path, monkeypatch):
         request = SearchRequest(
             storage=f"sqlite:///{tmp_path}/quick.db",
             space=str(SPACE),
-            cap_bytes=1024**3,
+            max_mem=1024**3,
             device="cpu",
             sampler="random",
             workload={} if goes_on else workload,

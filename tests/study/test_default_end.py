@@ -62,10 +62,10 @@ def test_a_new_search_says_its_time_budget_and_that_its_cap_is_loose(searched):
 
 
 def test_a_search_that_confirms_its_finalists_keeps_a_part_of_its_time_for_them():
-    assert SearchRequest(time_budget_seconds=600.0).seconds_for_trials == pytest.approx(390.0)
-    shared = SearchRequest(time_budget_seconds=600.0, confirm_share=0.05)
+    assert SearchRequest(time_budget=600.0).seconds_for_trials == pytest.approx(390.0)
+    shared = SearchRequest(time_budget=600.0, confirm_share=0.05)
     assert shared.seconds_for_trials == pytest.approx(480.0)
-    alone = SearchRequest(time_budget_seconds=600.0, confirm=False)
+    alone = SearchRequest(time_budget=600.0, confirm=False)
     assert alone.seconds_for_trials == 600.0
     assert SearchRequest().seconds_for_trials is None
 
@@ -75,9 +75,9 @@ def test_a_search_that_confirms_its_finalists_keeps_a_part_of_its_time_for_them(
     [
         pytest.param({}, "cpu", 30, id="nothing, on a CPU"),
         pytest.param({}, "cuda", MOST_TRIALS_IN_TIME, id="nothing, on a GPU"),
-        pytest.param({"time_budget_seconds": 60.0}, "cpu", MOST_TRIALS_IN_TIME, id="a time"),
-        pytest.param({"time_budget_seconds": math.inf}, "cpu", 30, id="no limit of time"),
-        pytest.param({"time_budget_seconds": 60.0, "trials": 7}, "cuda", 7, id="a time and trials"),
+        pytest.param({"time_budget": 60.0}, "cpu", MOST_TRIALS_IN_TIME, id="a time"),
+        pytest.param({"time_budget": math.inf}, "cpu", 30, id="no limit of time"),
+        pytest.param({"time_budget": 60.0, "trials": 7}, "cuda", 7, id="a time and trials"),
         pytest.param({"until_converged": True}, "cuda", 200, id="until it converges"),
     ],
 )

@@ -193,5 +193,5 @@ def test_python_gives_a_number_or_a_list_of_devices(given, text):
 
 @pytest.mark.parametrize("given", [True, 1.5, {"cuda:0"}])
 def test_other_types_are_no_devices(given):
-    with pytest.raises(InvalidInput, match="invalid devices"):
+    with pytest.raises(InvalidInput, match="Invalid devices"):
         SearchRequest(devices=given)

@@ -19,7 +19,7 @@ class LosesPredictions(QuickExecutor):
 
 def test_what_cannot_be_predicted_is_trained(tmp_path, one_trial_server):
     request = SearchRequest(
-        storage=f"sqlite:///{tmp_path}/autotune.db", name="lost", cap_bytes=2**30, trials=2
+        storage=f"sqlite:///{tmp_path}/autotune.db", name="lost", max_mem=2**30, trials=2
     )
     result = search(request, make_executor=LosesPredictions)
     assert [record.outcome for record in result.trials] == ["ok", "ok"]

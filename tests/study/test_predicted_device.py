@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import InvalidInput
-from autotune.spec.data_sheets import DATA_SHEETS, sheet_of
+from autotune.spec.data_sheets import DATA_SHEETS, requested_device, sheet_of
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
-from autotune.study.predicted_device import device_there, predicted_device_of, requested_device
+from autotune.study.predicted_device import device_there, predicted_device_of
 from autotune.study.predictions import extrapolates_in
 from tests.building.studies import write_study
 

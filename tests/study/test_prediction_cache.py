@@ -129,9 +129,9 @@ def test_optuna_hears_of_a_prediction_over_the_cap(folder, result):
 
 def test_show_has_predicted_and_measured_peak_and_their_ratio(result, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
-    from autotune.cli.show import show
+    from autotune.cli.show import ShowCommand, show
 
-    show("foreseen")
+    show(ShowCommand(study="foreseen"))
     printed = capsys.readouterr().out
     assert ("predicted" in printed, "ratio" in printed, "1.0000" in printed) == (True, True, True)
 

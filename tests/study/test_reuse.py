@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.cli.show import show
+from autotune.cli.show import ShowCommand, show
 from autotune.errors import StudyMismatch
 from autotune.study.event_text import reused_line
 from autotune.study.events import StudyOpened, TrialBegan
@@ -113,7 +113,7 @@ def test_the_search_reports_in_a_line_what_it_reuses(second, events):
 
 def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    show("second")
+    show(ShowCommand(study="second"))
     printed = " ".join(capsys.readouterr().out.split())
     assert all(f"trial {number} of study 'first'" in printed for number in (0, 1))
 

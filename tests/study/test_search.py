@@ -20,7 +20,7 @@ from autotune.errors import InvalidDataset, InvalidInput, Stopped, StudyMismatch
 from autotune.spec.config import TrainingConfig
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
-from autotune.study.request import request_of
+from autotune.study.request import SearchRequest
 from autotune.study.requested_space import beginning_line, space_of
 from tests.building.commands import run_here
 
@@ -313,7 +313,7 @@ def test_a_dry_run_announces_the_confirmation_and_its_share_of_the_time(given, s
 
 
 def test_a_search_names_what_it_prepares_before_it_knows_the_device():
-    request = request_of({"max_mem": "8GiB", "space": "quick"}, workload={"model": "deep-one"})
+    request = SearchRequest(max_mem="8GiB", space="quick", workload={"model": "deep-one"})
     assert beginning_line(request, space_of(request)) == (
         "Preparing a search: deep-one, space quick, under 8.00 GiB, on a GPU or the CPU ..."
     )

@@ -26,7 +26,7 @@ def test_two_trials_of_two_processes_at_a_time_give_a_front(where, tmp_path, mon
         name="on-groups",
         storage=f"sqlite:///{tmp_path}/studies.db",
         space="space.toml",
-        cap_bytes=64 * 2**20,
+        max_mem=64 * 2**20,
         device="cpu",
         devices="4",
         ray=where,

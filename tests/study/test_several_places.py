@@ -270,7 +270,7 @@ def test_results_of_all_places_wait_on_disk_while_the_database_is_away(gate, fol
     run(Opened(gate, at=1), name="away", devices="2", trials=1)
     gate.unlink()
     holder = sqlite3.connect(folder / "studies" / "autotune.db", isolation_level=None)
-    again = {"name": "away", "space": None, "fresh": False, "database_wait_seconds": 0.5}
+    again = {"name": "away", "space": None, "fresh": False, "database_wait": 0.5}
     locks = LocksTheDatabase(gate, holder, at=2)
     with closing(holder), pytest.raises(StorageUnreachable):
         run(locks, devices="2", trials=3, **again)

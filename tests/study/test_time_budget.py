@@ -10,7 +10,7 @@ from autotune.study.time_budget import TimeBudget
 
 
 def budget(seconds, *, set_up_for=0.0, seconds_waited=0.0, **options):
-    request = SearchRequest(time_budget_seconds=seconds, **options)
+    request = SearchRequest(time_budget=seconds, **options)
     return TimeBudget.of(
         request, began=time.monotonic() - set_up_for, seconds_waited=seconds_waited
     )

@@ -9,8 +9,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.errors import InvalidInput, suggestion
+from autotune.reporting.figures.axes import AxisName
 from autotune.reporting.study_view import StudyView
 from autotune.spec.prediction import Prediction
+from autotune.spec.setting import (
+    THE_FIGURE,
+    Settings,
+    TrialList,
+    TrialNumber,
+    options_of,
+    setting,
+)
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,18 +28,37 @@ DEFAULT_KIND = "pareto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FigureOptions:
+class FigureOptions(Settings):
     """Options of all figures. Each kind takes some of them, see `FigureKind.takes`."""
 
-    x: str | None = None
-    """Name of an axis: memory, device-memory, speed or perplexity."""
-    y: str | None = None
-    three_d: bool = False
-    """Draw all three objectives in 3D."""
-    feasible: bool = False
-    """Draw feasible trials only."""
-    trials: tuple[int, ...] | None = None
-    trial: int | None = None
+    x: AxisName | None = setting(
+        None, "pareto: quantity of the x axis.", group=THE_FIGURE, over_http=True
+    )
+    y: AxisName | None = setting(
+        None, "pareto: quantity of the y axis.", group=THE_FIGURE, over_http=True
+    )
+    three_d: bool = setting(
+        False,
+        "pareto: draw all three objectives in 3D.",
+        group=THE_FIGURE,
+        flag="--3d",
+        over_http=True,
+    )
+    feasible: bool = setting(
+        False, "parallel: draw feasible trials only.", group=THE_FIGURE, over_http=True
+    )
+    trials: TrialList | None = setting(
+        None,
+        "memory: numbers of the trials. [default: baseline, pick and front]",
+        group=THE_FIGURE,
+        over_http=True,
+    )
+    trial: TrialNumber | None = setting(
+        None,
+        "timeline: number of the trial. [default: the pick]",
+        group=THE_FIGURE,
+        over_http=True,
+    )
     prediction: Prediction | None = field(default=None, repr=False)
     """The prediction of `trial`, made with its timeline."""
     predictions: Mapping[str, Prediction] | None = field(default=None, repr=False)
@@ -127,27 +155,17 @@ def figure_kind(name: str) -> FigureKind:
     return FIGURES[name]
 
 
-_OPTION_OF = {
-    "x": "--x",
-    "y": "--y",
-    "three_d": "--3d",
-    "feasible": "--feasible",
-    "trials": "--trials",
-    "trial": "--trial",
-}
-
-
 def check_options(name: str, given: FigureOptions) -> None:
     """Raise InvalidInput if an option is given that this kind of figure does not take."""
     kind = figure_kind(name)
-    defaults = FigureOptions()
-    for keyword, option in _OPTION_OF.items():
-        if keyword in kind.takes or getattr(given, keyword) == getattr(defaults, keyword):
+    options = options_of(FigureOptions)
+    for keyword, option in options.items():
+        if keyword in kind.takes or getattr(given, keyword) == option.default:
             continue
         kinds = [other for other, figure in FIGURES.items() if keyword in figure.takes]
-        taken = [_OPTION_OF[known] for known in kind.takes if known in _OPTION_OF]
+        taken = [options[known].flag for known in kind.takes if known in options]
         raise InvalidInput(
-            f"figure {name!r} takes no {option}",
-            hint=f"{option} is for {' and '.join(kinds)}; "
+            f"figure {name!r} takes no {option.flag}",
+            hint=f"{option.flag} is for {' and '.join(kinds)}; "
             f"{name} takes {', '.join(taken) or 'no options'}",
         )

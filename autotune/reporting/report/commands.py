@@ -12,21 +12,20 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from autotune.analysis.pick import DEFAULT_PREFERENCES, PREFERENCE_OPTIONS, Preferences
+from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.errors import InvalidInput
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.learning_rates import default_learning_rates
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.model_file import sizes_of
 from autotune.spec.search_space import SearchSpace
+from autotune.spec.setting import option_of, options_of
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text, workload_table
 from autotune.spec.study import DEFAULT_SAMPLER, DEFAULT_STORAGE, StudyDefinition, check_study_name
 from autotune.spec.user_code import is_function_reference
-from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload
-from autotune.spec.workload_options import SEED, WORKLOAD_OPTIONS
-from autotune.spec.workload_settings import OF_ONE_DATASET
+from autotune.spec.workload import DEFAULTS_BY_DEVICE, OF_ONE_DATASET, Workload
 from autotune.units import exact_size
 
 NUMBER, CONFIGURATION, TARGET = "\0number\0", "\0configuration\0", "\0target\0"
@@ -137,12 +136,8 @@ def reading_command(
 def preference_arguments(preferences: Preferences) -> list[str]:
     """Return the arguments that set the preferences, without those that are defaults."""
     arguments = []
-    for name in ("speed", "perplexity"):
-        share = getattr(preferences.tolerance, name)
-        if share != getattr(DEFAULT_PREFERENCES.tolerance, name):
-            arguments += ["--tolerance", f"{name}={share:g}"]
-    for field, option in PREFERENCE_OPTIONS.items():
-        arguments += option.arguments(getattr(preferences, field))
+    for name, option in options_of(Preferences).items():
+        arguments += option.arguments(getattr(preferences, name))
     return arguments
 
 
@@ -202,13 +197,9 @@ def _workload_options(definition: StudyDefinition) -> list[str]:
     for name, value in workload_table(workload).items():
         if name == "pretrained" or value == expected.get(name):
             continue
-        option = SEED if name == "seed" else WORKLOAD_OPTIONS[name]
         if name == "learning_rates":
-            for optimizer, rate in value.items():
-                if rate != expected[name].get(optimizer):
-                    arguments += [option.flag, f"{optimizer}={rate!r}"]
-        else:
-            arguments += option.arguments(value)
+            value = {one: rate for one, rate in value.items() if rate != expected[name].get(one)}
+        arguments += option_of(Workload, name).arguments(value)
     return arguments
 
 

@@ -10,27 +10,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.analysis.pick import PREFERENCE_OPTIONS, Preferences
 from autotune.errors import InvalidInput
 from autotune.service.pages.contexts import sentence
-from autotune.service.submissions import DECIDED_BY_SERVER, SPACE_CONTENT
+from autotune.service.request_body import SPACE_CONTENT
+from autotune.service.submissions import ACCEPTED
+from autotune.spec.checked import checked_beside
 from autotune.spec.model_choice import MODEL_NAMES
-from autotune.spec.option import (
-    COUNT,
-    EVERYDAY,
-    GROUPS,
-    NUMBER,
-    RESULTS,
-    SWITCH,
-    TEXTS,
-    THE_SEARCH,
-    Option,
-)
-from autotune.spec.queued_search import MOST_PRIORITY
+from autotune.spec.setting import EVERYDAY, GROUPS, RESULTS, Option, all_options_of
 from autotune.spec.space_content import named_spaces
-from autotune.spec.workload_options import WORKLOAD_OPTIONS
-from autotune.spec.workload_settings import check_setting
-from autotune.study.request import SEARCH_OPTIONS, SearchRequest
+from autotune.study.submission import Submission
 
 MOST_USED = (
     "max_mem",
@@ -68,18 +56,6 @@ _EXAMPLES: Mapping[str, str] = {
     "learning_rates": "adamw=3e-4",
     "name": "my-study",
 }
-OWN_SPACE = Option(
-    flag="--space-content",
-    group=THE_SEARCH,
-    help="A search space of your own, as TOML, instead of a named one.",
-)
-PRIORITY = Option(
-    flag="--priority",
-    group=EVERYDAY,
-    kind=COUNT,
-    default=0,
-    help=f"From -{MOST_PRIORITY} to {MOST_PRIORITY}. The search with the highest begins first.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,30 +115,27 @@ class Filled:
         return not self.form.wrong
 
 
-def _options() -> dict[str, Option]:
-    """Return every option of the form by its keyword, in the order of the command's help."""
-    declared = {option.keyword: option for option in SEARCH_OPTIONS.values()}
-    declared |= WORKLOAD_OPTIONS
-    declared |= {option.keyword: option for option in PREFERENCE_OPTIONS.values()}
-    declared |= {SPACE_CONTENT: OWN_SPACE, "priority": PRIORITY}
-    return {name: option for name, option in declared.items() if name not in DECIDED_BY_SERVER}
-
-
-OPTIONS: Mapping[str, Option] = _options()
+FIELDS: Mapping[str, Option] = {
+    name: option
+    for name, option in all_options_of(Submission).items()
+    if name in ACCEPTED and (option.is_typed or name == SPACE_CONTENT)
+}
 
 
 def filled(given: Mapping[str, str]) -> Filled:
     """Read the texts of a form by keyword; without any, the form is empty."""
     body: dict[str, Any] = {}
     errors: dict[str, InvalidInput] = {}
-    for keyword, option in OPTIONS.items():
+    for keyword, option in FIELDS.items():
         text = given.get(keyword, "").replace("\r\n", "\n").strip()
         if not text:
             continue
         try:
-            value = _read(option, text)
-            _check(keyword, value)
-            body[keyword] = value
+            if option.turns_off:
+                text = "false" if text == "true" else "true"
+            checked = checked_beside(Submission, {keyword: option.parse(text)})
+            # A size or a duration stays as it was typed.
+            body[keyword] = text if option.format.takes_text else checked[keyword]
         except InvalidInput as error:
             errors[keyword] = error
     return Filled(form=_form(given, errors), body=body)
@@ -178,7 +151,7 @@ def with_error(given: Mapping[str, str], error: InvalidInput) -> Form:
 
 
 def _named_in(message: str, given: Mapping[str, str]) -> str | None:
-    for keyword, option in OPTIONS.items():
+    for keyword, option in FIELDS.items():
         if not given.get(keyword):
             continue
         words = message.split()
@@ -187,77 +160,13 @@ def _named_in(message: str, given: Mapping[str, str]) -> str | None:
     return None
 
 
-# -- reading ---------------------------------------------------------------------------------------
-
-
-def _read(option: Option, text: str) -> Any:
-    """Return the value for the body of a submission. Raises InvalidInput."""
-    if option.kind is SWITCH:
-        return (text == "true") != option.turns_off
-    if option.kind is COUNT:
-        return _whole_number(text)
-    if option.kind is NUMBER:
-        return _number(text)
-    if option.kind is TEXTS:
-        return _rates(text)
-    option.read(text)  # a size or a duration stays as it is typed, if it can be read
-    return text
-
-
-def _whole_number(text: str) -> int:
-    digits = text.replace(",", "").removeprefix("-")
-    if not digits.isascii() or not digits.isdigit() or len(digits) > 15:
-        raise InvalidInput(f"{text!r} is not a whole number", hint="write for example 12")
-    return int(text.replace(",", ""))
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"{text!r} is not a number", hint="write for example 0.01") from None
-
-
-def _rates(text: str) -> dict[str, float]:
-    """Return the learning rate by optimizer of `adamw=3e-4`, one on each line."""
-    rates = {}
-    for entry in text.split():
-        optimizer, equals, rate = entry.partition("=")
-        if not equals:
-            raise InvalidInput(f"{entry!r} is not a learning rate", hint="write adamw=3e-4")
-        rates[optimizer] = _number(rate)
-    return rates
-
-
-def _check(keyword: str, value: Any) -> None:
-    """Raise InvalidInput for a value that is invalid whatever the other fields are."""
-    if keyword in WORKLOAD_OPTIONS:
-        check_setting(keyword, value)
-        return
-    if keyword == "priority":
-        if abs(value) > MOST_PRIORITY:
-            raise InvalidInput(
-                f"invalid priority: {value}",
-                hint=f"use a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}",
-            )
-        return
-    if keyword == SPACE_CONTENT:
-        return
-    for name, option in SEARCH_OPTIONS.items():
-        if option.keyword == keyword:
-            SearchRequest(**{name: option.read(value)})
-    for name, option in PREFERENCE_OPTIONS.items():
-        if option.keyword == keyword:
-            Preferences(**{name: value})
-
-
 # -- showing ---------------------------------------------------------------------------------------
 
 
 def _form(given: Mapping[str, str], errors: Mapping[str, InvalidInput]) -> Form:
     fields = {
         keyword: _field(keyword, option, given.get(keyword, ""), errors.get(keyword))
-        for keyword, option in OPTIONS.items()
+        for keyword, option in FIELDS.items()
     }
     return Form(
         first=tuple(fields[keyword] for keyword in MOST_USED),
@@ -269,7 +178,7 @@ def _groups(fields: Mapping[str, Field]) -> Iterator[Group]:
     for title in GROUPS:
         members = tuple(
             fields[keyword]
-            for keyword, option in OPTIONS.items()
+            for keyword, option in FIELDS.items()
             if option.group == title and keyword not in MOST_USED
         )
         if members:
@@ -303,27 +212,27 @@ def _label(keyword: str, option: Option) -> str:
 
 def _without_flags(text: str) -> str:
     """Return help with the names of fields in place of those on the command line."""
-    for keyword, option in OPTIONS.items():
+    for keyword, option in FIELDS.items():
         text = re.sub(rf"{option.flag}(?![\w-])", f"“{_label(keyword, option)}”", text)
     return text
 
 
 def _control(keyword: str, option: Option) -> str:
-    if option.kind is SWITCH:
+    if option.is_switch:
         return "choice" if option.default is None else "check"
-    if keyword == SPACE_CONTENT or option.kind is TEXTS:
+    if keyword == SPACE_CONTENT or option.is_repeatable:
         return "lines"
-    if keyword == "space" or (option.choices and option.metavar == "|".join(option.choices)):
+    if keyword == "space" or option.is_closed:
         return "choice"
-    return "number" if option.kind is COUNT else "text"
+    return "number" if option.is_whole_number else "text"
 
 
 def _help_and_default(option: Option) -> tuple[str, str]:
     """Return the help without the default that it ends in, and that default."""
     text, _, rest = option.help.partition(" [default: ")
     default = rest.removesuffix("]")
-    if not default and option.default is not None and option.kind is not SWITCH:
-        default = str(option.default)
+    if not default and option.default is not None and not option.is_switch:
+        default = option.format.write(option.default)
     return text, default
 
 
@@ -335,7 +244,7 @@ def _placeholder(keyword: str, default: str) -> str:
 
 
 def _choices(keyword: str, option: Option) -> Iterable[tuple[str, str]]:
-    if option.kind is SWITCH:
+    if option.is_switch:
         return [("", "not set"), ("true", "yes"), ("false", "no")]
     if keyword == "space":
         return [("", "default"), *((name, name) for name in named_spaces() if name != "default")]

@@ -1,57 +1,62 @@
 """Questions that need no search: what it would do, what a configuration needs, what fits."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Body
-from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.service.problems import documented
+from autotune.service.request_body import (
+    body_of,
+    check_names,
+    check_values,
+    open_beside_parts,
+)
+from autotune.service.routes.searches import SUBMISSION_BODY
 from autotune.service.state import Service, ServiceState
-from autotune.service.submission_schema import SUBMISSION_BODY
+from autotune.spec.checked import checked
+from autotune.spec.setting import Settings
+from autotune.study.fit.request import FitRequest
+from autotune.study.predicted_training import PredictedTraining
 
 router = APIRouter(tags=["predictions"])
 
-Sizes = int | str | None
-_LONGEST = 100
-
-
-class PredictQuestion(BaseModel):
-    """A trial of a study, or a configuration of a workload."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    study: str | None = Field(None, max_length=_LONGEST, description="Name of a study.")
-    trial: int | None = Field(None, ge=0, le=2**31, description="Of the study; else its pick.")
-    device: str | None = Field(
-        None,
-        pattern=r"^[a-z0-9-]{1,20}$",
-        description="cpu, cuda, or a GPU by its data sheet, such as h100.",
-    )
-    configuration: dict[str, Any] | None = Field(
-        None, description="Fields of a configuration, such as precision."
-    )
-    compute_capability: str | None = Field(None, max_length=10)
-    torch_version: str | None = Field(None, max_length=40)
-    workload: dict[str, Any] = Field(
-        default_factory=dict, description="Fields of a workload, such as layers and width."
-    )
-
-
-class FitQuestion(PredictQuestion):
-    """What fits under a cap: the largest model, sequence length or micro batch."""
-
-    max_mem: Annotated[Sizes, Field(description="Such as 8GiB, or bytes.")] = None
-    vary: Literal["layers", "width", "seq-len", "micro-batch"] = "layers"
-    space: str | None = Field(None, max_length=_LONGEST, description="Name of a search space.")
-    scale: str | None = Field(None, max_length=_LONGEST)
-    context: Annotated[Sizes, Field(description="Memory of a CUDA context.")] = None
+_PREDICT_BODY = body_of(
+    PredictedTraining,
+    open_beside_parts(PredictedTraining),
+    description="A trial of a study, or a configuration of a workload.",
+    examples={
+        "a workload": {
+            "value": {
+                "device": "cpu",
+                "configuration": {"checkpointing": "block"},
+                "workload": {"layers": 2, "width": 64, "heads": 2},
+            }
+        }
+    },
+)
+_FIT_BODY = body_of(
+    FitRequest,
+    open_beside_parts(FitRequest),
+    description="What fits under a cap: the largest model, sequence length or micro batch.",
+    examples={
+        "layers": {
+            "value": {
+                "max_mem": "64MiB",
+                "vary": "layers",
+                "device": "cpu",
+                "workload": {"width": 64, "heads": 2},
+            }
+        }
+    },
+)
 
 
 @router.post(
     "/dry-run",
     summary="What a search would do",
-    openapi_extra=dict(SUBMISSION_BODY),
+    openapi_extra=SUBMISSION_BODY,
     responses=documented(422, 429, 503),
 )
 async def dry_run(service: Service, settings: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
@@ -72,27 +77,12 @@ async def dry_run(service: Service, settings: Annotated[dict[str, Any], Body()])
 @router.post(
     "/predict",
     summary="Predict the peak memory of a configuration",
+    openapi_extra=_PREDICT_BODY,
     responses=documented(422, 429, 503),
 )
-async def predict(
-    service: Service,
-    question: Annotated[
-        PredictQuestion,
-        Body(
-            openapi_examples={
-                "a workload": {
-                    "value": {
-                        "device": "cpu",
-                        "configuration": {"checkpointing": "block"},
-                        "workload": {"layers": 2, "width": 64, "heads": 2},
-                    }
-                }
-            }
-        ),
-    ],
-) -> dict[str, Any]:
+async def predict(service: Service, question: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
     """Needs no device: a training step is carried out on tensors without data."""
-    order = await _order(service, question)
+    order = await _order(service, PredictedTraining, question)
     answer: dict[str, Any] = await service.quick.ask("predict", order)
     return answer
 
@@ -100,39 +90,29 @@ async def predict(
 @router.post(
     "/fit",
     summary="Find what fits under a cap",
+    openapi_extra=_FIT_BODY,
     responses=documented(422, 429, 503),
 )
-async def fit(
-    service: Service,
-    question: Annotated[
-        FitQuestion,
-        Body(
-            openapi_examples={
-                "layers": {
-                    "value": {
-                        "max_mem": "64MiB",
-                        "vary": "layers",
-                        "device": "cpu",
-                        "workload": {"width": 64, "heads": 2},
-                    }
-                }
-            }
-        ),
-    ],
-) -> dict[str, Any]:
+async def fit(service: Service, question: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
     """Finds the largest model, sequence length or micro batch by prediction."""
-    order = await _order(service, question)
+    order = await _order(service, FitRequest, question)
     answer: dict[str, Any] = await service.quick.ask("fit", order)
     return answer
 
 
-async def _order(service: ServiceState, question: PredictQuestion) -> dict[str, Any]:
+async def _order(
+    service: ServiceState, kind: type[Settings], question: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a question with all that its answer depends on."""
+    settings = {name: value for name, value in question.items() if value is not None}
+    check_names(settings, kind, accepted=open_beside_parts(kind))
+    check_values(settings)
+    checked(kind, settings)  # whether they fit together is the question
     version = None
-    if question.study is not None:
-        version = str(await service.reader.version(question.study))
+    if "study" in settings:
+        version = str(await service.reader.version(settings["study"]))
     return {
-        "settings": question.model_dump(exclude_none=True),
+        "settings": settings,
         "rules": asdict(service.settings.rules()),
         "version": version,
     }

@@ -14,18 +14,44 @@ from starlette.responses import PlainTextResponse
 
 from autotune.errors import InvalidInput
 from autotune.service.problems import documented
+from autotune.service.request_body import body_of
 from autotune.service.search_json import search_object
 from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
-from autotune.service.submission_schema import SUBMISSION_BODY
-from autotune.service.submissions import TRIALS_BEFORE, CheckedSubmission, check_submission
+from autotune.service.submissions import (
+    ACCEPTED,
+    TRIALS_BEFORE,
+    CheckedSubmission,
+    check_submission,
+)
 from autotune.service.trial_logs import end_of_file
 from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, SearchState
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.searches import NewSearch
 from autotune.study.resume import check_same_study
+from autotune.study.submission import Submission
 
 router = APIRouter(prefix="/searches", tags=["searches"])
 
+SUBMISSION_BODY = body_of(
+    Submission,
+    ACCEPTED,
+    description="The settings of `autotune.search`, and those of the queue.",
+    examples={
+        "a quick search": {
+            "value": {"space": "quick", "max_mem": "48MiB", "trials": 16, "name": "first"}
+        },
+        "a larger model": {
+            "value": {
+                "max_mem": "8GiB",
+                "layers": 24,
+                "width": 1024,
+                "heads": 16,
+                "time_budget": "1h",
+                "priority": 5,
+            }
+        },
+    },
+)
 LARGEST_ID = 2**31 - 1
 _LONGEST_KEY = 200
 LARGEST_LOG_BYTES = 256 * 1024
@@ -117,7 +143,7 @@ class Continuation(BaseModel):
     status_code=202,
     response_model=Search,
     summary="Submit a search",
-    openapi_extra=dict(SUBMISSION_BODY),
+    openapi_extra=SUBMISSION_BODY,
     responses={
         200: {"model": Search, "description": "The key was used before, for this search."},
         **documented(409, 422, 503),

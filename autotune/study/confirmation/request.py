@@ -5,15 +5,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.errors import InvalidInput
 from autotune.spec.confirmation import (
     Confirmation,
     InitialPerplexity,
     RepeatedSpeed,
     VariantMeasurement,
 )
-from autotune.spec.option import DURATION_OR_NONE
-from autotune.study.request import VARIANTS_SHARE, SearchRequest
+from autotune.spec.setting import (
+    EVERYDAY,
+    DurationOrNone,
+    Settings,
+    TrialNumber,
+    part,
+    same_setting,
+    setting,
+)
+from autotune.study.request import VARIANTS_SHARE, ConfirmShare, SearchRequest
 
 _OVERLAP_OF_DATES = 1.0
 """Seconds by which trials that ran one after the other may seem to overlap: SQLite stores the date
@@ -34,33 +41,50 @@ class ConfirmationRequest:
     """Measure once more however short the time is, also where that was done before."""
 
 
-def confirmation_request(
-    study: str,
-    *,
-    trial: int | None,
-    time_budget: str | float | None,
-    share: float,
-    storage: str,
-    ray: str | None = None,
-    preferences: Preferences = DEFAULT_PREFERENCES,
-) -> tuple[SearchRequest, ConfirmationRequest]:
-    """Return the requests that confirm a study that exists. Raises InvalidInput.
+@dataclass(frozen=True, kw_only=True)
+class ConfirmRequest(Settings):
+    """A request to measure the finalists of a study again, or one of its trials."""
 
-    Without a time budget, one trial takes as long as it takes, and the finalists their share.
-    """
-    seconds = None
-    if time_budget is not None:
-        seconds = DURATION_OR_NONE.read(time_budget)
-    if seconds is None and (time_budget is not None or trial is not None):
-        seconds = math.inf
-    if trial is not None and trial < 0:
-        raise InvalidInput(f"there is no trial {trial}", hint=f"see autotune show {study}")
-    request = SearchRequest(
-        name=study, storage=storage, ray=ray, preferences=preferences, confirm_share=share
+    study: str = setting(
+        help="Name of a study; see autotune studies.", metavar="STUDY", is_argument=True
     )
-    return request, ConfirmationRequest(
-        share=share, seconds=seconds, trial=trial, at_least_once=True
+    trial: TrialNumber | None = setting(
+        None,
+        "Measure only this trial. [default: the pick, the front, and what may be as good]",
+        group=EVERYDAY,
+        metavar="N",
     )
+    time_budget: DurationOrNone | None = setting(
+        None,
+        "Begin no measurement after this time: 5m, or none for no limit. "
+        "[default: what --confirm-share leaves]",
+        group=EVERYDAY,
+    )
+    confirm_share: ConfirmShare = same_setting(SearchRequest, "confirm_share")
+    ray: str | None = same_setting(SearchRequest, "ray")
+    storage: str = same_setting(SearchRequest, "storage")
+    preferences: Preferences = part(Preferences, default=DEFAULT_PREFERENCES)
+
+    @property
+    def search(self) -> SearchRequest:
+        """The search of the study, which tries nothing."""
+        return SearchRequest(
+            name=self.study,
+            storage=self.storage,
+            ray=self.ray,
+            preferences=self.preferences,
+            confirm_share=self.confirm_share,
+        )
+
+    @property
+    def confirmation(self) -> ConfirmationRequest:
+        """What to measure: without a time budget, one trial takes as long as it takes."""
+        seconds = self.time_budget
+        if seconds is None and self.trial is not None:
+            seconds = math.inf
+        return ConfirmationRequest(
+            share=self.confirm_share, seconds=seconds, trial=self.trial, at_least_once=True
+        )
 
 
 def allowed_seconds(

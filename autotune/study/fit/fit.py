@@ -73,7 +73,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
         rows = search.ablation() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
-            cap_bytes=request.cap_bytes,
+            cap_bytes=search.cap_bytes,
             context_bytes=search.context_bytes,
             device_type=predicted.type,
             compute_capability=predicted.compute_capability,
@@ -93,12 +93,15 @@ class _Search:
     listener: Listener
     varying: Varying = field(init=False)
     context_bytes: int = field(init=False)
+    cap_bytes: int = field(init=False)
     _forecasters: dict[str, Forecaster] = field(default_factory=dict)
     _predicted: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.varying = self.request.varying(self.predicted.type)
         self.context_bytes = self.request.context_bytes_on(self.predicted.type)
+        assert self.request.max_mem is not None  # without a study there is one
+        self.cap_bytes = self.request.max_mem
 
     # -- which configurations ----------------------------------------------------------------------
 
@@ -118,14 +121,15 @@ class _Search:
         one of least memory is bisected downwards. Configurations that cannot be predicted are
         excluded, and counted.
         """
-        assert self.request.space is not None
+        space = self.request.search_space
+        assert space is not None
         candidates = self._configurations(device)
-        technique = f"best of {len(candidates)} in space {self.request.space.name}"
-        which = "legal" if self.request.tries_all else "named"
+        technique = f"best of {len(candidates)} in space {space.name}"
+        which = "legal" if self.request.try_all else "named"
         self.listener(
             FitProgress(
                 what=f"predicting the {len(candidates)} {which} configurations of space "
-                f"{self.request.space.name}, one after the other",
+                f"{space.name}, one after the other",
                 is_lasting=True,
             )
         )
@@ -138,9 +142,7 @@ class _Search:
             predicted.sort(key=self._needed)
             excluded += len(forecasts) - len(predicted)
             fitting = [
-                forecast
-                for forecast in predicted
-                if self._needed(forecast) <= self.request.cap_bytes
+                forecast for forecast in predicted if self._needed(forecast) <= self.cap_bytes
             ]
             if not predicted or (best is not None and best.value is not None and not fitting):
                 break
@@ -151,7 +153,7 @@ class _Search:
             candidates = [forecast.config for forecast in others]
         if best is None:
             raise PredictionImpossible(
-                f"none of the configurations of space {self.request.space.name!r} can be predicted",
+                f"none of the configurations of space {space.name!r} can be predicted",
                 hint="predict one of them by its options to see why",
             )
         message = f"{best.message}; {excluded} could not be predicted" if excluded else best.message
@@ -163,15 +165,15 @@ class _Search:
         All also where it names none that is legal. With a varying micro batch or rank, the space's
         choices of it do not apply.
         """
-        assert self.request.space is not None
-        space = self.request.space
+        space = self.request.search_space
+        assert space is not None
         workload = self.varying.workload
         unavailable: dict[str, dict[str, str]] = {}
         if device is not None:
             _, unavailable = self.executor.probe(device.device, space.choices())
         legal = bind_space(space, workload.legality_context, unavailable=unavailable)
         configs = list(legal.named.values())
-        if self.request.tries_all or not configs:
+        if self.request.try_all or not configs:
             configs = [*legal.configurations(), *configs]
         if self.varying.vary == "micro-batch":
             configs = [
@@ -212,7 +214,7 @@ class _Search:
         self._say(f"{technique}: predicting {config.describe()}")
         try:
             find = find_smallest if self.varying.wants_fewest else find_largest
-            found = find(need, cap=self.request.cap_bytes, values=values, start=start)
+            found = find(need, cap=self.cap_bytes, values=values, start=start)
         except PredictionImpossible as error:
             found = Largest(value=None, successor=None, needs={})
             message = error.message
@@ -237,7 +239,7 @@ class _Search:
         return need_text(
             self.varying.describe(value),
             needed_bytes,
-            cap_bytes=self.request.cap_bytes,
+            cap_bytes=self.cap_bytes,
             context_bytes=self.context_bytes,
         )
 
@@ -294,7 +296,7 @@ class _Search:
         best = found.best
         if best is None or best.value is None or best.prediction is None:
             return replace(found, not_confirmed="nothing fits")
-        if not self.request.confirms:
+        if not self.request.confirm:
             return replace(found, not_confirmed="not asked for")
         if device is None:
             name = self.request.device or self.predicted.type
@@ -323,7 +325,7 @@ class _Search:
                 config,
                 executor=self.executor,
                 device=device,
-                cap_bytes=self.request.cap_bytes,
+                cap_bytes=self.cap_bytes,
                 folder=folder / "confirm",
             )
         except InvalidInput as error:  # the text is too short for such sequences, or not available

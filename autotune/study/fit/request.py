@@ -1,21 +1,19 @@
 """The request of `fit`: a cap, a size that varies, and an ablation, a configuration or a space."""
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from autotune.errors import InvalidInput, suggestion
+from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
-from autotune.spec.prediction import check_release, context_bytes_on
-from autotune.spec.search_space import SearchSpace
+from autotune.spec.data_sheets import requested_device
+from autotune.spec.prediction import context_bytes_on
+from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, setting
 from autotune.spec.workload import Workload
 from autotune.study.fit.ablation import AblationStep, ablation_steps, sharding_steps
-from autotune.study.fit.varying import VARY, Vary, Varying
-from autotune.study.predicted_device import requested_device
-from autotune.study.predictions import workload_of
-from autotune.study.request import check_cap
-from autotune.study.requested_space import on_some_device
+from autotune.study.fit.varying import Vary, Varying
+from autotune.study.predicted_training import PredictedSpace
+from autotune.study.request import Cap
 from autotune.units import format_size
 
 _BASE = ("optimizer", "micro_batch_size")
@@ -23,55 +21,115 @@ _BASE = ("optimizer", "micro_batch_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitRequest:
-    """All options of `fit`. Raises InvalidInput for what is invalid on any device."""
+class FitRequest(PredictedSpace):
+    """What is to fit, and under which cap."""
 
-    cap_bytes: int
-    vary: Vary = "layers"
-    device: str | None = None
-    workload: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Workload`; a value of None is not specified."""
-    configuration: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `TrainingConfig` that are specified."""
-    space: SearchSpace | None = None
-    tries_all: bool = False
-    """Whether to try every legal configuration of the space, and not only those that it names."""
-    compute_capability: str | None = None
-    """Compute capability of the GPU to predict for; None: that of this machine's GPU, or an assumed
-    one if it has none."""
-    torch_version: str | None = None
-    context_bytes: int | None = None
-    """Memory of the device's context; None: an assumed size on a CUDA device."""
-    storage: str | None = None
-    """Database whose studies may have probed the device; None: none."""
-    confirms: bool = True
+    study: str | None = setting(
+        None,
+        "Vary a size of this study's workload, with the configuration of its pick.",
+        metavar="STUDY",
+        is_argument=True,
+        over_http=True,
+    )
+    max_mem: Cap | None = setting(
+        None,
+        "Memory cap: 8GiB, 8GB, 8192MiB. [default: that of the study]",
+        group=EVERYDAY,
+        over_http=True,
+    )
+    """In bytes."""
+    vary: Vary = setting(
+        "layers",
+        "What to increase until it no longer fits; devices: how few of them are enough.",
+        group=EVERYDAY,
+        over_http=True,
+    )
+    space: str | None = setting(
+        None,
+        "Try the configurations that this search space names instead of adding techniques.",
+        group=EVERYDAY,
+        metavar="NAME|FILE",
+        over_http=True,
+    )
+    try_all: bool = setting(
+        False,
+        "Try every legal configuration of the space, which for a large model takes hours.",
+        group=EVERYDAY,
+        flag="--all",
+    )
+    context: Size | None = setting(
+        None,
+        "Device memory that the CUDA context takes (CUDA only). [default: 0.6GiB]",
+        group=THE_DEVICE,
+        over_http=True,
+    )
+    """In bytes."""
+    confirm: bool = setting(
+        True,
+        "Only predict; run no real trial at the end.",
+        group=EVERYDAY,
+        flag="--no-trial",
+    )
     """Whether one real trial is run, if this machine has the device."""
 
     def __post_init__(self) -> None:
-        check_cap(self.cap_bytes)
-        check_release(self.torch_version)
+        super().__post_init__()
+        if self.study is not None:
+            if given := self.described("space"):
+                raise InvalidInput(
+                    f"{', '.join(given)}: the study sets workload, device and configuration",
+                    hint="leave these out, or the study",
+                )
+            return
+        if self.trial is not None:
+            raise InvalidInput(
+                f"trial {self.trial} is of no study", hint="give the study's name, too"
+            )
+        if self.max_mem is None:
+            raise InvalidInput(
+                "there is no memory cap", hint="give --max-mem 8GiB, or the name of a study"
+            )
         if self.device == "cpu":
             self.context_bytes_on(self.device)
-        meant = requested_device(self.device, self.compute_capability)
-        if self.vary not in VARY:
-            raise InvalidInput(
-                f"{self.vary!r} cannot vary",
-                hint=suggestion(self.vary, VARY, otherwise=f"use one of {', '.join(VARY)}"),
-            )
         if self.space is not None and self.configuration:
             raise InvalidInput(
                 "a search space and a single configuration cannot be given together",
                 hint="leave --space or the configuration's options out",
             )
-        if self.tries_all and self.space is None:
+        if self.try_all and self.space is None:
             raise InvalidInput(
                 "--all tries every configuration of a search space, and there is none",
                 hint="name one with --space, or leave --all out",
             )
         if self.vary == "devices":
             self._check_varying_devices()
-        # The device, and with it the defaults of the workload, is not known yet.
+        # The device, and with it the defaults of the workload, is not known yet. This imports
+        # numpy, 0.2 s that the help of the command does without.
+        from autotune.study.requested_space import on_some_device  # noqa: PLC0415
+
+        meant = requested_device(self.device, self.compute_capability)
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
+
+    def of_study(self, result: StudyResult, *, trial: TrialRecord | None) -> "FitRequest":
+        """Return the request with what a study says: workload, device, cap and configuration.
+
+        The configuration is that of `trial`. Raises InvalidInput.
+        """
+        if result.workload.script is not None:
+            raise InvalidInput(
+                f"study {result.study!r} runs a script, whose steps cannot be predicted",
+                hint="describe a model by its settings instead of the study",
+            )
+        return dataclasses.replace(
+            self,
+            study=None,
+            trial=None,
+            device=result.device.type,
+            compute_capability=self.compute_capability or result.device.compute_capability,
+            workload=result.workload.to_dict(),
+            max_mem=self.max_mem or result.cap_bytes,
+            configuration={} if trial is None else trial.config.to_dict(),
+        )
 
     def _check_varying_devices(self) -> None:
         if self.workload.get("devices_per_trial") is not None:
@@ -88,12 +146,10 @@ class FitRequest:
     def context_bytes_on(self, device_type: str) -> int:
         """Return the memory of the context. Raises InvalidInput where it is given for a CPU."""
         if device_type == "cuda":
-            return (
-                context_bytes_on(device_type) if self.context_bytes is None else self.context_bytes
-            )
-        if self.context_bytes is not None:
+            return context_bytes_on(device_type) if self.context is None else self.context
+        if self.context is not None:
             raise InvalidInput(
-                f"a context of {format_size(self.context_bytes)} is for a CUDA device, but the "
+                f"a context of {format_size(self.context)} is for a CUDA device, but the "
                 f"device is {device_type}",
                 hint="leave --context out",
             )
@@ -101,9 +157,12 @@ class FitRequest:
 
     def varying(self, device_type: str) -> Varying:
         """Return the size that varies, with the workload on a kind of device."""
-        workload = workload_of(device_type, self.workload, space=self.space)
+        from autotune.study.predictions import workload_of  # noqa: PLC0415  # as above
+
+        workload = workload_of(device_type, self.workload, space=self.search_space)
         keeps = self.workload.get("global_batch") is not None
-        if self.space is not None and self.space.workload.get("global_batch") is not None:
+        space = self.search_space
+        if space is not None and space.workload.get("global_batch") is not None:
             keeps = True
         if self.vary == "micro-batch" and not keeps:
             micro_batch_size = self.configuration.get("micro_batch_size", workload.global_batch)

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from autotune.errors import InvalidInput
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
@@ -11,8 +11,7 @@ from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 
-Vary = Literal["micro-batch", "seq-len", "layers", "width", "rank", "devices"]
-VARY: tuple[Vary, ...] = get_args(Vary)
+Vary = Literal["layers", "width", "seq-len", "micro-batch", "rank", "devices"]
 
 _MOST = 2**16
 """Largest number of layers, heads or sequences, so that a search for tiny needs ends."""

@@ -41,7 +41,7 @@ def stored(tmp_path, monkeypatch):
             name="quick",
             storage=url,
             space=str(SPACE),
-            cap_bytes=1024**3,
+            max_mem=1024**3,
             device="cpu",
             sampler="random",
             fresh=True,

@@ -12,8 +12,8 @@ from autotune.spec.confirmation import (
     VariantMeasurement,
 )
 from autotune.study.confirmation.request import (
+    ConfirmRequest,
     allowed_seconds,
-    confirmation_request,
     seconds_of_trials,
 )
 from autotune.study.request import VARIANTS_SHARE
@@ -24,8 +24,7 @@ CRASHED = {"outcome": "crashed", "message": "it ended", "perplexity": None}
 
 
 def requested(**options):
-    settings = {"trial": None, "time_budget": None, "share": 0.2, "storage": "sqlite:///a.db"}
-    return confirmation_request("study", **{**settings, **options})[1]
+    return ConfirmRequest(study="study", storage="sqlite:///a.db", **options).confirmation
 
 
 # -- time ------------------------------------------------------------------------------------------

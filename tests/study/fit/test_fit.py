@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 
@@ -13,7 +14,7 @@ from autotune.spec.workload import make_workload
 from autotune.study.fit.ablation import ablation_steps
 from autotune.study.fit.fit import FitRequest, need_text
 from autotune.study.fit.result import FitResult, FitRow
-from autotune.study.fit.varying import VARY, Varying
+from autotune.study.fit.varying import Vary, Varying
 
 CONFIG = TrainingConfig(micro_batch_size=8)
 WITH_ADAPTER = TrainingConfig(micro_batch_size=8, adapter="lora")
@@ -40,7 +41,7 @@ def varying(vary, workload=None, **options):
 # -- values ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("vary", VARY)
+@pytest.mark.parametrize("vary", get_args(Vary))
 def test_the_values_are_ascending_and_hold_the_one_given(vary):
     config = WITH_ADAPTER if vary == "rank" else CONFIG
     values, _ = varying(vary).legal_values(config)
@@ -48,7 +49,7 @@ def test_the_values_are_ascending_and_hold_the_one_given(vary):
     assert varying(vary).start(config) in values
 
 
-@pytest.mark.parametrize("vary", VARY)
+@pytest.mark.parametrize("vary", get_args(Vary))
 def test_the_value_given_stands_for_the_workload_given(vary):
     one = varying(vary)
     assert one.at(one.start(CONFIG), CONFIG) == (one.workload, CONFIG)
@@ -162,7 +163,7 @@ def test_accumulation_leaves_the_step_in_backward_out():
 
 
 def steps_of(**configuration):
-    request = FitRequest(cap_bytes=2**30, device="cpu", configuration=configuration)
+    request = FitRequest(max_mem=2**30, device="cpu", configuration=configuration)
     return request.steps(request.varying("cpu"))
 
 

@@ -1,0 +1,126 @@
+"""Contracts over the requests of all commands: what is declared once holds everywhere."""
+
+import dataclasses
+
+import pytest
+import typer.main
+
+from autotune.cli import app
+from autotune.errors import InvalidInput
+from autotune.service.request_body import open_beside_parts, open_settings
+from autotune.spec.checked import checked_beside
+from autotune.spec.config import TrainingConfig
+from autotune.spec.setting import all_options_of
+from autotune.spec.workload import Workload
+from autotune.study.fit.request import FitRequest
+from autotune.study.predicted_training import PredictedTraining
+from autotune.study.request import SearchRequest
+from autotune.study.submission import Submission
+
+
+def commands_of(command, name=""):
+    """Return every command and subcommand that can be run, by its name."""
+    command = command.load() if hasattr(command, "load") else command
+    inner = getattr(command, "commands", {})
+    found = {name: command} if name else {}
+    for word, each in inner.items():
+        found |= commands_of(each, f"{name} {word}".strip())
+    return found
+
+
+COMMANDS = commands_of(typer.main.get_command(app))
+KINDS = {name: command.callback.kind for name, command in COMMANDS.items()}
+SETTINGS = [
+    pytest.param(kind, option, id=f"{name} {option.flag}")
+    for name, kind in KINDS.items()
+    for option in all_options_of(kind).values()
+]
+MADE_BY_HAND = {"of_command", "script_arguments", "help"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_has_an_option_for_each_setting_and_no_other(name):
+    parameters = {parameter.name for parameter in COMMANDS[name].params} - MADE_BY_HAND
+    settings = {each.parameter for each in all_options_of(KINDS[name]).values() if each.is_typed}
+    assert parameters == settings
+
+
+@pytest.mark.parametrize(("kind", "option"), SETTINGS)
+@pytest.mark.parametrize("value", [object(), [[]], {"a": {}}], ids=["object", "lists", "mapping"])
+def test_a_value_of_another_type_is_rejected_by_the_name_of_its_setting(kind, option, value):
+    if option.name in ("model_config", "groups", "learning_rates", "tolerance", "devices"):
+        return  # they are mappings or lists
+    with pytest.raises(InvalidInput, match=f"Invalid {option.name}") as rejected:
+        checked_beside(kind, {option.name: value})
+    assert rejected.value.hint
+    assert len(rejected.value.message) < 300
+
+
+@pytest.mark.parametrize(("kind", "option"), SETTINGS)
+@pytest.mark.parametrize("value", [True, 1, "1"], ids=repr)
+def test_true_is_no_number_and_a_number_no_switch_and_text_neither(kind, option, value):
+    is_number = option.format.range is not None
+    wrong = (is_number and value is True) or (option.is_switch and value is not True)
+    wrong = wrong or (is_number and value == "1" and not option.format.takes_text)
+    if not wrong:
+        return
+    with pytest.raises(InvalidInput, match=f"Invalid {option.name}"):
+        checked_beside(kind, {option.name: value})
+
+
+@pytest.mark.parametrize(("kind", "option"), SETTINGS)
+def test_a_default_is_a_value_of_its_setting_and_is_read_as_it_is_written(kind, option):
+    if option.default is None:
+        return
+    assert checked_beside(kind, {option.name: option.default}) == {option.name: option.default}
+    assert option.arguments(option.default) == []
+    if not option.is_switch and not option.is_repeatable:
+        assert option.parse(option.format.write(option.default)) == option.default
+
+
+def test_a_request_is_frozen_and_is_checked_again_when_it_is_changed():
+    request = SearchRequest(trials=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        request.trials = 4
+    with pytest.raises(InvalidInput, match="Invalid trials: True"):
+        dataclasses.replace(request, trials=True)
+    with pytest.raises(InvalidInput, match="Invalid layers: 0"):
+        dataclasses.replace(request, workload={"layers": 0})
+    with pytest.raises(InvalidInput, match="there is no setting 'layerz'"):
+        SearchRequest(workload={"layerz": 3})
+
+
+OPEN = """
+    compile_time_limit confirm confirm_share devices fresh full_trainings group max_mem
+    max_perplexity_increase name perplexity_seeds predict prefer priority profile sampler scale seed
+    space space_content step_time_limit time_budget tolerance trial_time_limit trials
+    trials_per_device until_converged
+"""
+
+
+def test_over_http_a_submission_names_the_open_settings_and_those_of_the_workload():
+    """To open another one is a decision about security: add it here, too."""
+    of_workload = set(open_settings(Workload))
+    assert set(open_settings(Submission)) - of_workload == set(OPEN.split()) - of_workload
+    assert of_workload == set(all_options_of(Workload))
+    closed = {"storage", "ray", "device", "workers", "database_wait", "memory_snapshot"}
+    assert closed.isdisjoint(open_settings(Submission))
+    assert all(isinstance(all_options_of(Submission)[name].over_http, str) for name in closed)
+
+
+def test_over_http_a_question_names_neither_files_of_the_server_nor_trials():
+    asked = {"study", "trial", "device", "workload", "configuration"}
+    asked |= {"compute_capability", "torch_version"}
+    assert set(open_beside_parts(PredictedTraining)) == asked
+    assert set(open_beside_parts(FitRequest)) == asked | {
+        "max_mem",
+        "vary",
+        "space",
+        "scale",
+        "context",
+    }
+
+
+def test_every_technique_is_a_setting_of_what_is_predicted():
+    names = {field.name for field in dataclasses.fields(TrainingConfig)}
+    assert names <= set(all_options_of(PredictedTraining))
