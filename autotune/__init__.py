@@ -103,6 +103,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return what is public, without the modules that Python binds here when they are imported."""
+    """Returns what is public, without the modules that Python binds here when they are imported."""
     attributes = ("__version__", "__doc__", "__name__", "__file__", "__path__")
     return sorted([*__all__, *_LATE, *attributes])

@@ -232,7 +232,7 @@ def confirm(
 
 
 def _progress_of(request: SearchRequest) -> "AbstractContextManager[Listener]":
-    """Return the listener of a search that has none: a notebook's cell shows the progress."""
+    """Returns the listener of a search that has none: a notebook's cell shows the progress."""
     if not is_notebook():
         return nullcontext(_ignore)
     return live_progress(
@@ -250,7 +250,7 @@ def dry_run(
     should_stop: Callable[[], bool] | None = None,
     **settings: Any,
 ) -> "Plan":
-    """Return what a search with these settings would do, with predicted peaks of its first trials.
+    """Returns what a search with these settings would do, with predicted peaks of its first trials.
 
     Takes the parameters of `search`. Creates no study and runs no trial: it checks the request and
     prepares the files of the workload, and runs a script for the two steps that show what it can
@@ -394,7 +394,7 @@ def fit(
 
 
 def resolved(request: "FitRequest") -> "FitRequest":
-    """Return a request of `fit` with what its study says. Raises InvalidInput and UnknownStudy."""
+    """Returns a request of `fit` with what its study says. Raises InvalidInput and UnknownStudy."""
     from autotune.study.trusted_code import check_trusted
 
     if request.study is None:
@@ -417,7 +417,7 @@ def _check_configuration(configuration: object) -> None:
 
 
 def _result_of(request: "PredictedTraining") -> Result | None:
-    """Return the result of a study that is named. Raises InvalidInput for what contradicts it."""
+    """Returns the result of a study that is named. Raises InvalidInput for what contradicts it."""
     if request.study is None:
         if request.trial is not None:
             raise InvalidInput(
@@ -438,7 +438,7 @@ def show(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> Result:
-    """Return the records of a study with its front and pick. Raises UnknownStudy."""
+    """Returns the records of a study with its front and pick. Raises UnknownStudy."""
     from autotune.storage.store import StudyStore
     from autotune.study.search import result_of
 
@@ -449,7 +449,7 @@ def show(
 
 
 def studies(*, storage: str = DEFAULT_STORAGE) -> "list[StudySummary]":
-    """Return the studies of a database, oldest first: name, when it was begun, and its trials.
+    """Returns the studies of a database, oldest first: name, when it was begun, and its trials.
 
     Raises UnknownStudy if there is no such database.
     """
@@ -464,7 +464,7 @@ def compare(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> "go.Figure":
-    """Return a figure with the fronts of several studies, as `autotune compare` draws it.
+    """Returns a figure with the fronts of several studies, as `autotune compare` draws it.
 
     Raises InvalidInput for fewer than two studies, and UnknownStudy.
     """
@@ -487,7 +487,7 @@ def plot(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> "go.Figure":
-    """Return a figure of a study, as `Result.plot` does. Raises UnknownStudy."""
+    """Returns a figure of a study, as `Result.plot` does. Raises UnknownStudy."""
     return show(study, storage=storage, preferences=preferences).plot(
         kind, x=x, y=y, three_d=three_d, feasible=feasible, trials=trials, trial=trial
     )
@@ -579,7 +579,7 @@ def profile(
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":
-    """Return the results as an in-memory Optuna study, as a sampler is told them.
+    """Returns the results as an in-memory Optuna study, as a sampler is told them.
 
     Each trial has the constraints `device_memory` and `training`, feasible at or below zero, and
     the user attributes `autotune_number` and `outcome`. An objective that was not measured has the
@@ -620,7 +620,7 @@ def view(
     storage: str = DEFAULT_STORAGE,
     preferences: Preferences = DEFAULT_PREFERENCES,
 ) -> "StudyView":
-    """Return the result with the definition and the predictions, as figures and reports need them.
+    """Returns the result with the definition and the predictions, as figures and reports need them.
 
     Raises UnknownStudy.
     """

@@ -25,7 +25,7 @@ class BuildTool:
 
 
 def c_compiler() -> BuildTool:
-    """Return the compiler that Triton uses: the one in CC, else gcc, else clang."""
+    """Returns the compiler that Triton uses: the one in CC, else gcc, else clang."""
     hint = "install gcc or clang, or set CC to a C compiler"
     name = os.environ.get("CC")
     if name is None:
@@ -37,14 +37,14 @@ def c_compiler() -> BuildTool:
 
 
 def cpp_compiler() -> BuildTool:
-    """Return the compiler that inductor uses: the one in CXX, else g++."""
+    """Returns the compiler that inductor uses: the one in CXX, else g++."""
     name = os.environ.get("CXX", "g++")
     hint = f"install {name}, or set CXX to a C++ compiler"
     return BuildTool(name="C++ compiler", found=shutil.which(name), hint=hint)
 
 
 def python_headers() -> BuildTool:
-    """Return the header Python.h of this Python."""
+    """Returns the header Python.h of this Python."""
     file = Path(sysconfig.get_paths()["include"]) / "Python.h"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     return BuildTool(
@@ -56,7 +56,7 @@ def python_headers() -> BuildTool:
 
 
 def why_no_compilation(device_type: str) -> str | None:
-    """Return in a sentence why torch.compile cannot work on this type of device; None if it can."""
+    """Returns in a sentence why torch.compile cannot work on this type of device, or None."""
     compiler = c_compiler() if device_type == "cuda" else cpp_compiler()
     for tool in (compiler, python_headers()):
         if tool.found is None:
@@ -65,7 +65,7 @@ def why_no_compilation(device_type: str) -> str | None:
 
 
 def first_compile_error(text: str) -> str:
-    """Return the first error that a C++ compiler printed, from a message of torch that quotes it.
+    """Returns the first error that a C++ compiler printed, from a message of torch that quotes it.
 
     It begins with a colon, to follow the first line of the message, and is empty where `text` has
     none.

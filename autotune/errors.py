@@ -54,7 +54,7 @@ class AutotuneError(Exception):
             self.add_note(printable(f"hint: {hint}", keep_lines=True))
 
     def __str__(self) -> str:
-        """Return the message as a terminal may show it; `message` has the very text."""
+        """Returns the message as a terminal may show it; `message` has the very text."""
         return printable(self.message, keep_lines=True)
 
 
@@ -152,7 +152,7 @@ class OutputLost(AutotuneError):
 
 
 def error_class(name: str) -> type[AutotuneError] | None:
-    """Return the class of errors of that name; None for any other name of this module."""
+    """Returns the class of errors of that name; None for any other name of this module."""
     found = globals().get(name)
     if isinstance(found, type) and issubclass(found, AutotuneError):
         return found
@@ -160,18 +160,18 @@ def error_class(name: str) -> type[AutotuneError] | None:
 
 
 def problem_name(error: type[AutotuneError]) -> str:
-    """Return how a server names a class of errors in its problem details: `unknown-study`."""
+    """Returns how a server names a class of errors in its problem details: `unknown-study`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", error.__name__).lower()
 
 
 def first_line_of(error: BaseException) -> str:
-    """Return the first line of what an error says, or its class where it says nothing."""
+    """Returns the first line of what an error says, or its class where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def class_and_first_line_of(error: BaseException) -> str:
-    """Return the class of an error, and the first line of what it says: `ValueError: too large`."""
+    """Returns the class of an error and its first line: `ValueError: too large`."""
     lines = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *lines[:1]])
 
@@ -188,7 +188,7 @@ MOST_SUGGESTIONS = 3
 
 
 def near_misses(given: object, known: Iterable[object]) -> list[str]:
-    """Return up to three known names that begin with `given` or, if none does, resemble it."""
+    """Returns up to three known names that begin with `given` or, if none does, resemble it."""
     names = {str(name).lower(): str(name) for name in known}
     typed = str(given).lower()
     near = [name for name in names if len(typed) > 1 and name.startswith(typed)]
@@ -203,7 +203,7 @@ _OTHER_PARALLELISM = re.compile(
 
 
 def missing_parallelism(given: object) -> str | None:
-    """Return a hint for a kind of parallelism that autotune does not have; None for other names."""
+    """Returns a hint for a kind of parallelism that autotune lacks; None for other names."""
     found = _OTHER_PARALLELISM.search(str(given))
     if found is None:
         return None
@@ -212,7 +212,7 @@ def missing_parallelism(given: object) -> str | None:
 
 
 def suggestion(given: object, known: Iterable[object], *, otherwise: str) -> str:
-    """Return a hint: `did you mean 'quick'? otherwise ...`, or `otherwise` if no name is near."""
+    """Returns a hint: `did you mean 'quick'? otherwise ...`, or `otherwise` if no name is near."""
     if missing := missing_parallelism(given):
         return missing
     near = [repr(name) for name in near_misses(given, known)]

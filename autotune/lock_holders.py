@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def describe_process(pid: int, user: int) -> str:
-    """Return `process 17 of user ada, which runs since 2026-01-31 14:05`.
+    """Returns `process 17 of user ada, which runs since 2026-01-31 14:05`.
 
     `pid` is 0 for a process of another pid namespace, and the time is left out where it is not
     known.
@@ -46,7 +46,7 @@ def holder_of(files: Sequence[Path]) -> str:
 
 
 def _since(pid: int) -> str:
-    """Return when a process began, in local time; empty where it is not known."""
+    """Returns when a process began, in local time; empty where it is not known."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         kernel = Path("/proc/stat").read_text(encoding="utf-8")

@@ -42,7 +42,7 @@ def is_notebook() -> bool:
 
 
 def cell_output() -> Show:
-    """Return a function that shows HTML in one output of the current cell."""
+    """Returns a function that shows HTML in one output of the current cell."""
     from IPython.display import DisplayHandle  # noqa: PLC0415  # only in a notebook
 
     handle = DisplayHandle()
@@ -194,5 +194,5 @@ class LiveOutput:
 
 
 def _lines_of_places(progress: "Progress") -> list[str]:
-    """Return a line for each of several places."""
+    """Returns a line for each of several places."""
     return [f"{place.name}: {'; '.join(place.lines()) or 'idle'}" for place in progress.places()]

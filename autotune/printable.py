@@ -16,7 +16,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str, *, keep_lines: bool = False) -> str:
-    r"""Return `text` with an escape, such as `\x1b`, for each character that cannot be seen.
+    r"""Returns `text` with an escape, such as `\x1b`, for each character that cannot be seen.
 
     These are control, format and private characters, surrogates, the separators of lines and
     paragraphs, and what Unicode does not define. Letters, signs and spaces of any script stay.
@@ -38,7 +38,7 @@ def printable(text: str, *, keep_lines: bool = False) -> str:
 
 
 def _is_visible(text: str, place: int) -> bool:
-    """Return whether an unprintable character is a space, or a joiner where it joins."""
+    """Returns whether an unprintable character is a space, or a joiner where it joins."""
     character = text[place]
     if unicodedata.category(character) == "Zs":
         return True
@@ -49,7 +49,7 @@ def _is_visible(text: str, place: int) -> bool:
 
 
 def printable_values(value: Any) -> Any:
-    """Return a value made of dictionaries, lists and tuples with all of its texts printable."""
+    """Returns a value made of dictionaries, lists and tuples with all of its texts printable."""
     if isinstance(value, str):
         return printable(value, keep_lines=True)
     if isinstance(value, Mapping):

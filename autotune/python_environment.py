@@ -7,7 +7,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def python_environment() -> dict[str, str]:
-    """Return the variables of this process, with this package on the path of Python.
+    """Returns the variables of this process, with this package on the path of Python.
 
     A checkout that is not installed is found, too: `python -m autotune` has it on its path only
     because it is the current folder.

@@ -45,7 +45,7 @@ class Result(StudyResult):
 
     @classmethod
     def of(cls, result: StudyResult, *, url: str, preferences: Preferences) -> "Result":
-        """Return the result with the URL of its database and the preferences of its pick."""
+        """Returns the result with the URL of its database and the preferences of its pick."""
         fields = {each.name: getattr(result, each.name) for each in dataclasses.fields(StudyResult)}
         return cls(**fields, preferences=preferences, _url=url)
 
@@ -56,13 +56,13 @@ class Result(StudyResult):
         return printable(f"<study {self.study}, {outcome_counts(self.trials)}. {answer_of(self)}>")
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the pick with its reason, the front and the trials."""
+        """Returns what a notebook shows: the pick with its reason, the front and the trials."""
         from autotune.reporting.result_html import result_html
 
         return result_html(self)
 
     def view(self) -> "StudyView":
-        """Return this result with the study's definition and predictions. Raises UnknownStudy."""
+        """Returns this result with the study's definition and predictions. Raises UnknownStudy."""
         from autotune.storage.store import StudyStore
         from autotune.study.search import view_of
 
@@ -80,7 +80,7 @@ class Result(StudyResult):
         trials: Sequence[int] | None = None,
         trial: int | None = None,
     ) -> "go.Figure":
-        """Return a figure of the study, as a plotly figure, which a notebook shows.
+        """Returns a figure of the study, as a plotly figure, which a notebook shows.
 
         The kinds are those of `autotune plot`: pareto, parallel, importance, ladder, memory,
         timeline, roofline, history and predicted. `x`, `y` and `three_d` are for pareto, `feasible`
@@ -179,7 +179,7 @@ class Result(StudyResult):
             )
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row per trial, indexed by its number, with the columns of `show --csv`.
+        """Returns one row per trial, indexed by its number, with the columns of `show --csv`.
 
         What was not measured is missing (NaN or None).
         """
@@ -192,7 +192,7 @@ class Result(StudyResult):
 
 
 def report_file(study: str, path: str | Path | None) -> Path:
-    """Return the file of a report. Raises InvalidInput and StorageUnavailable."""
+    """Returns the file of a report. Raises InvalidInput and StorageUnavailable."""
     from autotune.reporting.output_file import check_writable
 
     file = RESULTS_FOLDER / f"{study}-report.html" if path is None else Path(path)

@@ -67,7 +67,7 @@ def answer(*, hint: str = _DONE) -> Iterator[None]:
 
 
 def _text_stream(raw: "_Descriptor", before: TextIO | None, *, errors: str) -> TextIO:
-    """Return a text stream on `raw`, buffered as the stream before it."""
+    """Returns a text stream on `raw`, buffered as the stream before it."""
     is_unbuffered = False
     is_by_line = isinstance(raw, _Display)
     if isinstance(before, io.TextIOWrapper):

@@ -23,7 +23,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?(?:[eE]\+?[0-9]+)?"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of `8GiB`, `8GB`, `8192MiB` or `8e9`. Raises InvalidSize for other text."""
+    """Returns the bytes of `8GiB`, `8GB`, `8192MiB` or `8e9`. Raises InvalidSize for other text."""
     match = re.fullmatch(rf"({_NUMBER}) *([A-Za-z]*)", text.strip(" "))
     if match is None or match[2] not in _BYTES_PER_UNIT:
         hint = (
@@ -42,13 +42,13 @@ def parse_size(text: str) -> int:
 
 
 def _units_like(given: str) -> list[str]:
-    """Return the units that differ from `given` in case, or by the letters after the first."""
+    """Returns the units that differ from `given` in case, or by the letters after the first."""
     typed = given.lower()
     return [unit for unit in reversed(_BYTES_PER_UNIT) if typed in (unit.lower(), unit[:1].lower())]
 
 
 def parse_percent(text: str) -> float | None:
-    """Return the share that `5%` or `0.5 %` is; None for other text."""
+    """Returns the share that `5%` or `0.5 %` is; None for other text."""
     match = re.fullmatch(rf"({_NUMBER}) *%", text)
     return None if match is None else float(match[1]) / 100
 
@@ -68,7 +68,7 @@ def format_size(size_bytes: float) -> str:
 
 
 def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
-    """Return both sizes in words that differ if they do: in bytes where rounding hides it."""
+    """Returns both sizes in words that differ if they do: in bytes where rounding hides it."""
     words = format_size(size_bytes), format_size(other_bytes)
     if words[0] == words[1] and size_bytes != other_bytes:
         return f"{size_bytes:,} B", f"{other_bytes:,} B"
@@ -76,12 +76,12 @@ def different_sizes(size_bytes: int, other_bytes: int) -> tuple[str, str]:
 
 
 def format_decimal(number: float, *, digits: int = 2) -> str:
-    """Return a number with decimals; three significant digits and an exponent from a million on."""
+    """Returns a number with decimals; from a million on three digits and an exponent."""
     return f"{number:,.{digits}f}" if abs(number) < 1e6 else f"{number:.3g}"
 
 
 def exact_size(size_bytes: int) -> str:
-    """Return a size in the largest unit that represents it exactly: `48MiB`."""
+    """Returns a size in the largest unit that represents it exactly: `48MiB`."""
     for unit, size in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size_bytes % size == 0:
             return f"{size_bytes // size}{unit}"
@@ -89,7 +89,7 @@ def exact_size(size_bytes: int) -> str:
 
 
 def format_percent(share: float, *, digits: int = 0, sign: bool = False) -> str:
-    """Return a share as percent, without the unit: `12`, `0.034`, and with `sign` `+12`.
+    """Returns a share as percent, without the unit: `12`, `0.034`, and with `sign` `+12`.
 
     Rounds to `digits` decimals, or to two significant digits where those would turn a share into 0.
     Less than 0.001 % is 0: such differences are rounding errors of floats.
@@ -125,7 +125,7 @@ def format_rate(per_second: float, unit: str) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of `90s`, `30m`, `1h30m` or a plain number of seconds.
+    """Returns the seconds of `90s`, `30m`, `1h30m` or a plain number of seconds.
 
     Raises InvalidSize for other text.
     """
@@ -146,7 +146,7 @@ def parse_duration(text: str) -> float:
 
 
 def exact_duration(seconds: float) -> str:
-    """Return a duration that `parse_duration` reads as exactly this many seconds: `1.5s`, `10m`."""
+    """Returns a duration that `parse_duration` reads as exactly these seconds: `1.5s`, `10m`."""
     if seconds % 60 == 0:
         return f"{seconds / 60:.0f}m"
     # A decimal number prints every digit and no exponent, if asked to.

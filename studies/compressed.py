@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_json(file: Path) -> Any:
-    """Return the JSON document of a file."""
+    """Returns the JSON document of a file."""
     return json.loads(lzma.decompress(file.read_bytes()))
 
 
@@ -18,7 +18,7 @@ def write_json(file: Path, content: object) -> None:
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file; none where there is no file."""
+    """Returns the rows of a file; none where there is no file."""
     if not file.exists():
         return []
     with lzma.open(file, "rt", encoding="utf-8") as lines:

@@ -53,7 +53,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @cache
 def definitions(path: Path) -> set[str]:
-    """Return the names that a module binds at its top level."""
+    """Returns the names that a module binds at its top level."""
     if path.is_dir():
         return set()
     found: set[str] = set()
@@ -85,7 +85,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def module_file(parts: list[str]) -> Path | None:
-    """Return the file of a module, or the folder of a namespace package, or None."""
+    """Returns the file of a module, or the folder of a namespace package, or None."""
     base = PACKAGE.joinpath(*parts)
     return next(
         (path for path in (base.with_suffix(".py"), base / "__init__.py", base) if path.exists()),

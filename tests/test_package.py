@@ -32,7 +32,7 @@ def installed(tmp_path_factory) -> Path:
 
 
 def run(code: str, *, site: Path, cwd: Path) -> str:
-    """Return the output of `code` in a new process that imports the package of the wheel."""
+    """Returns the output of `code` in a new process that imports the package of the wheel."""
     prelude = f"import sys; sys.path.insert(0, {str(site)!r})\n"
     ran = subprocess.run(
         [sys.executable, "-P", "-c", prelude + code],

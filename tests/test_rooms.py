@@ -23,7 +23,7 @@ for module in sys.stdin.read().split():
 
 
 def modules_of(room: str) -> list[str]:
-    """Return the dotted names of a room's modules that the process of a search may import."""
+    """Returns the dotted names of a room's modules that the process of a search may import."""
     base = PACKAGE.parent.joinpath(*room.split("."))
     files = sorted(base.rglob("*.py")) if base.is_dir() else [base.with_suffix(".py")]
     dotted = [".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in files]

@@ -95,7 +95,7 @@ def ablation_steps(
     predicted_peak: PredictedPeak,
     at: LegalityContext,
 ) -> tuple[AblationStep, ...]:
-    """Return a step for every value that was tried, except those of `plain`, the baseline."""
+    """Returns a step for every value that was tried, except those of `plain`, the baseline."""
     known = _Known(records, predicted_peak)
     measured = _Measured(records)
 
@@ -132,7 +132,7 @@ class _Known:
         self._predicted_peak = predicted_peak
 
     def effect(self, *, with_it: TrainingConfig, without: TrainingConfig) -> Effect | None:
-        """Return the effect; None if neither memory nor speed can be compared."""
+        """Returns the effect; None if neither memory nor speed can be compared."""
         new = self._by_config.get(with_it)
         old = self._by_config.get(without)
         peaks, is_predicted = self._peaks(with_it, without)
@@ -166,7 +166,7 @@ class _Known:
         return record is not None and bool(record.peak_memory_bytes or record.tokens_per_second)
 
     def _peaks(self, *configs: TrainingConfig) -> tuple[list[int] | None, bool]:
-        """Return the peaks, and whether they are predicted; None if any is not known.
+        """Returns the peaks, and whether they are predicted; None if any is not known.
 
         All are measured or all are predicted: the difference of a measured and a predicted peak
         would be neither.
@@ -236,14 +236,14 @@ def _on_top(
 
 
 def _number(record: TrialRecord | None) -> int | None:
-    """Return the number of a trial; None for a variant of the pick, which is no trial."""
+    """Returns the number of a trial; None for a variant of the pick, which is no trial."""
     if record is None or record.number == VARIANT_NUMBER:
         return None
     return record.number
 
 
 def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:
-    """Return new / old - 1 of a number of two records; None if one has not the number."""
+    """Returns new / old - 1 of a number of two records; None if one has not the number."""
     if new is None or old is None:
         return None
     new, old = on_one_scale(new, old)
@@ -259,7 +259,7 @@ def _change(new: TrialRecord | None, old: TrialRecord | None, number: str) -> fl
 
 
 def _spread(new: TrialRecord | None, old: TrialRecord | None, number: str) -> float | None:
-    """Return the spread of `_change` from the spreads of both; None if one has no spread.
+    """Returns the spread of `_change` from the spreads of both; None if one has no spread.
 
     The relative spreads of a quotient add as squares: new / old * hypot(spread of new / new, spread
     of old / old).

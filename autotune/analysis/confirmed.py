@@ -15,7 +15,7 @@ _MEASURED = tuple(field.name for field in dataclasses.fields(Measurement))
 def confirmed_records(
     records: Sequence[TrialRecord], confirmations: Sequence[Confirmation]
 ) -> list[TrialRecord]:
-    """Return the records with confirmed speeds, and with perplexities that compare.
+    """Returns the records with confirmed speeds, and with perplexities that compare.
 
     Those are of one number of seeds, and then over all seeds that were trained later.
     """
@@ -24,7 +24,7 @@ def confirmed_records(
 
 
 def variant_records(confirmations: Sequence[Confirmation]) -> list[TrialRecord]:
-    """Return the pick without single techniques, for the ablation: they are not on the front."""
+    """Returns the pick without single techniques, for the ablation: they are not on the front."""
     return [
         TrialRecord(
             number=VARIANT_NUMBER,

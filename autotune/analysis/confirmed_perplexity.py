@@ -35,7 +35,7 @@ from autotune.spec.result import VARIANT_NUMBER, TrialRecord, bits_per_byte_at
 def with_seed_perplexities(
     records: Sequence[TrialRecord], confirmations: Sequence[Confirmation]
 ) -> list[TrialRecord]:
-    """Return the records with the perplexity of their class over several seeds, and its spread.
+    """Returns the records with the perplexity of their class over several seeds, and its spread.
 
     It applies to the trial that was trained with further seeds and to all that share its
     perplexity. Only seeds count with which the class of full precision was trained, too.
@@ -96,7 +96,7 @@ def _over_seeds(
     trained: Sequence[TrialRecord],
     by_config: Mapping[TrainingConfig, Mapping[int, float]],
 ) -> _OverSeeds:
-    """Return the perplexity of a class that was trained with further seeds."""
+    """Returns the perplexity of a class that was trained with further seeds."""
     assert record.perplexity is not None
     own_spread = record.perplexity_spread or 0.0
     of_record = by_config[record.config]
@@ -123,7 +123,7 @@ def _over_seeds(
 def classes_to_repeat(
     records: Sequence[TrialRecord], *, contenders: Sequence[int]
 ) -> list[TrialRecord]:
-    """Return the representatives that should be trained with further seeds, the reference first.
+    """Returns the representatives that should be trained with further seeds, the reference first.
 
     The reference is that of the fastest feasible trial of full precision. A class in 16 bit is
     compared with it where one of its trials is among the `contenders`: the numbers of the trials
@@ -151,7 +151,7 @@ def classes_to_repeat(
 
 
 def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int]) -> str:
-    """Return that rounding may have decided between classes; empty if it cannot have, or did not.
+    """Returns that rounding may have decided between classes; empty if it cannot have, or did not.
 
     It did not where each class of the `contenders` was trained with several seeds.
     """
@@ -177,7 +177,7 @@ def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int
 
 
 def _reference(trained: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return what the others are compared with: full precision, else the best perplexity."""
+    """Returns what the others are compared with: full precision, else the best perplexity."""
     full = next((record for record in trained if _is_full(record)), None)
     if full is not None:
         return full
@@ -185,7 +185,7 @@ def _reference(trained: Sequence[TrialRecord]) -> TrialRecord | None:
 
 
 def _has_own(record: TrialRecord) -> bool:
-    """Return whether the trial measured a perplexity itself; a variant of the pick is no trial."""
+    """Returns whether the trial measured a perplexity itself; a variant of the pick is no trial."""
     source = record.perplexity_source
     counts = record.number != VARIANT_NUMBER and not (source is not None and source.of_other_seeds)
     return counts and record.perplexity is not None and not record.shares_perplexity
@@ -196,7 +196,7 @@ def _is_full(record: TrialRecord) -> bool:
 
 
 def _number_of_representative(record: TrialRecord) -> int | None:
-    """Return in which trial of this study the perplexity was measured; None: in another study."""
+    """Returns in which trial of this study the perplexity was measured; None: in another study."""
     source = record.perplexity_source
     if source is None or not source.is_shared:
         return record.number
@@ -206,6 +206,6 @@ def _number_of_representative(record: TrialRecord) -> int | None:
 
 
 def _representative(record: TrialRecord, records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial in which the perplexity of `record` was measured; None if elsewhere."""
+    """Returns the trial in which the perplexity of `record` was measured; None if elsewhere."""
     number = _number_of_representative(record)
     return next((one for one in records if one.number == number), None)

@@ -89,7 +89,7 @@ class ConfirmedSpeed:
 def speed_noise(
     records: Iterable[TrialRecord], confirmations: Sequence[Confirmation]
 ) -> SpeedNoise:
-    """Return the noise of a study's speeds."""
+    """Returns the noise of a study's speeds."""
     levels = _levels(records, confirmations).values()
     # Apart from each other, as being in turn may slow a training down by itself.
     groups = [group for level in levels for group in (level.alone, level.in_turn)]
@@ -116,7 +116,7 @@ def speed_noise(
 def confirmed_speeds(
     records: Sequence[TrialRecord], confirmations: Sequence[Confirmation]
 ) -> dict[TrainingConfig, ConfirmedSpeed]:
-    """Return the speed of every configuration that was measured again, in turn or alone."""
+    """Returns the speed of every configuration that was measured again, in turn or alone."""
     noise = speed_noise(records, confirmations)
     level_of = {}
     level_error_of = {}
@@ -155,7 +155,7 @@ def confirmed_speeds(
 def with_confirmed_speeds(
     records: Sequence[TrialRecord], confirmations: Sequence[Confirmation]
 ) -> list[TrialRecord]:
-    """Return the records with confirmed speeds in place of those that were measured once.
+    """Returns the records with confirmed speeds in place of those that were measured once.
 
     What was measured once has the noise of one measurement as its error, where that is known.
     """
@@ -191,7 +191,7 @@ def with_confirmed_speeds(
 
 
 def on_one_scale(*records: TrialRecord) -> tuple[TrialRecord, ...]:
-    """Return the records with speeds that compare with each other.
+    """Returns the records with speeds that compare with each other.
 
     That is as they are if all or none of them were confirmed in turn; otherwise a confirmed one
     gets the speed of its trial, which trained alone as the others did.
@@ -202,7 +202,7 @@ def on_one_scale(*records: TrialRecord) -> tuple[TrialRecord, ...]:
 
 
 def measured_alone(record: TrialRecord) -> TrialRecord:
-    """Return the record with the speed of its trial, also if it was confirmed in turn."""
+    """Returns the record with the speed of its trial, also if it was confirmed in turn."""
     alone = record.alone
     if alone is None:
         return record
@@ -220,7 +220,7 @@ def measured_alone(record: TrialRecord) -> TrialRecord:
 def _ratios_by_config(
     confirmations: Iterable[Confirmation],
 ) -> dict[TrainingConfig, list[tuple[TrainingConfig, float]]]:
-    """Return (partner, log ratio) of every measurement in turn, by configuration."""
+    """Returns (partner, log ratio) of every measurement in turn, by configuration."""
     found = defaultdict(list)
     for one in confirmations:
         if isinstance(one, PairedSpeed) and one.speed_ratio is not None:
@@ -231,7 +231,7 @@ def _ratios_by_config(
 def _interval(
     log_speed: float, noise: SpeedNoise, *, error: float, level_error: float
 ) -> tuple[float, float]:
-    """Return the interval of a speed in tokens per second, given the two parts of its error."""
+    """Returns the interval of a speed in tokens per second, given the two parts of its error."""
     error_squared = error**2
     level_squared = level_error**2
     degrees_of_freedom = (error_squared + level_squared) ** 2 / (
@@ -243,7 +243,7 @@ def _interval(
 
 
 def _partner_speeds(confirmations: Iterable[Confirmation]) -> dict[TrainingConfig, list[float]]:
-    """Return the speeds of every partner in tokens per second, one for each run in turn.
+    """Returns the speeds of every partner in tokens per second, one for each run in turn.
 
     The configurations of one run are compared with one and the same measurement of the partner: a
     speed that is stored once for each of three configurations was measured once.
@@ -268,7 +268,7 @@ class _Level:
     """Of the runs in turn of which it was the partner."""
 
     def believed(self, noise: float) -> list[float]:
-        """Return all of them, or only those alone where being in turn slows the training down.
+        """Returns all of them, or only those alone where being in turn slows the training down.
 
         That is so where steps are short: each turn begins with caches that another training filled.
         It shows in a difference of more than SLOWER_DEVIATIONS of its standard deviations.
@@ -285,7 +285,7 @@ class _Level:
 def _levels(
     records: Iterable[TrialRecord], confirmations: Iterable[Confirmation]
 ) -> dict[TrainingConfig, _Level]:
-    """Return the log speeds of every configuration that was repeated or was a partner."""
+    """Returns the log speeds of every configuration that was repeated or was a partner."""
     found: dict[TrainingConfig, _Level] = defaultdict(_Level)
     for one in confirmations:
         if isinstance(one, RepeatedSpeed) and one.tokens_per_second is not None:
@@ -300,7 +300,7 @@ def _levels(
 
 
 def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
-    """Return the sum of squares around the groups' means, and its degrees of freedom."""
+    """Returns the sum of squares around the groups' means, and its degrees of freedom."""
     squares = 0.0
     degrees = 0
     for values in groups:
@@ -311,7 +311,7 @@ def _pooled(groups: Iterable[Sequence[float]]) -> tuple[float, int]:
 
 
 def student_t(degrees_of_freedom: float, *, confidence: float = CONFIDENCE) -> float:
-    """Return the two-sided quantile of Student's t distribution.
+    """Returns the two-sided quantile of Student's t distribution.
 
     By the first terms of its expansion in the normal quantile z (Abramowitz and Stegun, 26.7.5),
 

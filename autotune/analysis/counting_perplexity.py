@@ -13,12 +13,12 @@ from autotune.spec.result import TrialRecord
 
 
 def counts(record: TrialRecord, objective: str) -> bool:
-    """Return whether an objective of a trial counts: all do but perplexities that say nothing."""
+    """Returns whether an objective of a trial counts: all do but perplexities that say nothing."""
     return objective != "perplexity" or not record.perplexity_says_nothing
 
 
 def best_perplexity(records: Iterable[TrialRecord]) -> float | None:
-    """Return the lowest perplexity that counts; None where there is none."""
+    """Returns the lowest perplexity that counts; None where there is none."""
     counting = (
         record.perplexity
         for record in records
@@ -28,7 +28,7 @@ def best_perplexity(records: Iterable[TrialRecord]) -> float | None:
 
 
 def has_good_perplexity(record: TrialRecord, *, best: float | None, allowed: float) -> bool:
-    """Return whether a perplexity is at most the share `allowed` above the best, if it counts."""
+    """Returns whether a perplexity is at most the share `allowed` above the best, if it counts."""
     if best is None or record.perplexity_says_nothing:
         return True
     assert record.perplexity is not None
@@ -36,7 +36,7 @@ def has_good_perplexity(record: TrialRecord, *, best: float | None, allowed: flo
 
 
 def with_neutral_perplexities(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the records for a sampler or a hypervolume, which know numbers alone.
+    """Returns the records for a sampler or a hypervolume, which know numbers alone.
 
     The best perplexity that counts stands for each that says nothing, and 1 where none counts.
     """

@@ -131,13 +131,13 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds per token."""
+        """Returns the seconds per token."""
         on_device = self.products + self.memory + self.offloading
         return math.hypot(on_device, self.host) if self.launches_ahead else on_device + self.host
 
     @property
     def bound_by(self) -> Resource:
-        """Return what most of the time is spent on."""
+        """Returns what most of the time is spent on."""
         parts: dict[Resource, float] = {
             "matrix products": self.products,
             "memory bandwidth": self.memory,
@@ -162,7 +162,7 @@ class ExpectedStep:
 
     @classmethod
     def of(cls, definition: StudyDefinition, plain: Prediction | None) -> "ExpectedStep | None":
-        """Return it for a study, given its baseline's prediction.
+        """Returns it for a study, given its baseline's prediction.
 
         None without one, or where the device's rates or the FLOPs are not known.
         """
@@ -184,7 +184,7 @@ class ExpectedStep:
         workload: Workload,
         device: DeviceInfo,
     ) -> "ExpectedStep | None":
-        """Return it, given the prediction of any configuration; None as above."""
+        """Returns it, given the prediction of any configuration; None as above."""
         expected = cls(
             device=device,
             plain=prediction,
@@ -197,18 +197,18 @@ class ExpectedStep:
         return None if expected.time(config) is None else expected
 
     def logarithm_of_speed(self, config: TrainingConfig) -> float:
-        """Return log(tokens per second)."""
+        """Returns log(tokens per second)."""
         speed = self.tokens_per_second(config)
         assert speed is not None, "`of` makes none without rates"
         return math.log(speed)
 
     def tokens_per_second(self, config: TrainingConfig) -> float | None:
-        """Return the speed of all devices; None where no rate is known."""
+        """Returns the speed of all devices; None where no rate is known."""
         time = self.time(config)
         return None if time is None else 1 / time.seconds
 
     def time(self, config: TrainingConfig) -> StepTime | None:
-        """Return where the time goes; None where no rate is known."""
+        """Returns where the time goes; None where no rate is known."""
         rate, bandwidth = self._matrix_rate(config), self.device.bandwidth_bytes_per_second
         flops, accessed_bytes = self.plain.flops_per_token, self.plain.bytes_accessed_per_token
         if not rate or not bandwidth or not flops or not accessed_bytes:
@@ -224,7 +224,7 @@ class ExpectedStep:
         )
 
     def utilization(self, config: TrainingConfig) -> float | None:
-        """Return the model FLOPs utilization (`roofline.py`); None where a rate is not known."""
+        """Returns the model FLOPs utilization (`roofline.py`); None where a rate is not known."""
         speed, flops = self.tokens_per_second(config), self.plain.flops_per_token
         rate = (self.device.matrix_flops_per_second or {}).get(
             matrix_format(config.precision) or ""
@@ -234,11 +234,11 @@ class ExpectedStep:
         return speed * flops / _flops_factor(self.plain_config) / (rate * self.devices)
 
     def logarithm_of_peak(self, config: TrainingConfig) -> float:
-        """Return the logarithm of the peak in bytes."""
+        """Returns the logarithm of the peak in bytes."""
         return math.log(self._static_bytes(config) + self._activation_bytes(config))
 
     def _matrix_rate(self, config: TrainingConfig) -> float | None:
-        """Return the FLOPs per second of the format, or those of the next wider one.
+        """Returns the FLOPs per second of the format, or those of the next wider one.
 
         They are those of layers of the workload's size where these were probed.
         """
@@ -252,7 +252,7 @@ class ExpectedStep:
         return None
 
     def _host_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long the host runs or launches operators, for each token."""
+        """Returns for how long the host runs or launches operators, for each token."""
         seconds = self.device.operator_seconds or USUAL_OPERATOR_SECONDS[self.device.type]
         operators = self._operators_of_a_pass * _operators_factor(config)
         operators /= _operators_factor(self.plain_config)
@@ -275,7 +275,7 @@ class ExpectedStep:
         return OPERATORS_OF_AN_UPDATE.get(config.optimizer_fusion, 0.0) * self.blocks
 
     def _offloading_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long the device waits for the host's memory, for each token."""
+        """Returns for how long the device waits for the host's memory, for each token."""
         if self.device.type == "cpu":
             return 0.0
         micro_batches = self.global_batch / config.micro_batch_size
@@ -294,7 +294,7 @@ class ExpectedStep:
         return seconds / self.tokens_of_a_step / self.devices
 
     def _static_bytes(self, config: TrainingConfig) -> float:
-        """Return the bytes of weights, gradients and optimizer state."""
+        """Returns the bytes of weights, gradients and optimizer state."""
         weights = float(self.plain.bytes_by_category.get("parameters", 0))
         if config.precision in ("bf16-true", "fp16-true", "bf16-stochastic"):
             weights *= 0.5
@@ -320,7 +320,7 @@ class ExpectedStep:
 def with_speed(
     prediction: Prediction, config: TrainingConfig, *, workload: Workload, device: DeviceInfo
 ) -> Prediction:
-    """Return the prediction with the speed on a device; without, where its rates are not known."""
+    """Returns the prediction with the speed on a device; without, where its rates are not known."""
     expected = ExpectedStep.from_prediction(prediction, config, workload=workload, device=device)
     time = None if expected is None else expected.time(config)
     if expected is None or time is None:
@@ -339,7 +339,7 @@ def with_speed(
 
 
 def _activations_factor(config: TrainingConfig) -> float:
-    """Return what a micro batch keeps, relative to the plain training."""
+    """Returns what a micro batch keeps, relative to the plain training."""
     factor = KEPT_ACTIVATIONS.get(config.checkpointing, 1.0)
     if config.memory_budget < 1:
         factor *= max(LEAST_BUDGET, config.memory_budget)
@@ -353,7 +353,7 @@ def _activations_factor(config: TrainingConfig) -> float:
 
 
 def _operators_factor(config: TrainingConfig) -> float:
-    """Return the operators of a forward and backward pass, relative to the plain training."""
+    """Returns the operators of a forward and backward pass, relative to the plain training."""
     factor = RECOMPUTED_OPERATORS.get(config.checkpointing, 1.0)
     if config.compile == "none":
         return factor * OPERATORS_BY_PRECISION.get(config.precision, 1.0)
@@ -363,13 +363,13 @@ def _operators_factor(config: TrainingConfig) -> float:
 
 
 def _flops_factor(config: TrainingConfig) -> float:
-    """Return the FLOPs of a configuration, relative to the plain training."""
+    """Returns the FLOPs of a configuration, relative to the plain training."""
     recomputed = FLOPS_WITHOUT_BUDGET * (1 - config.memory_budget)
     return RECOMPUTED_FLOPS.get(config.checkpointing, 1.0) + recomputed
 
 
 def _bytes_factor(config: TrainingConfig) -> float:
-    """Return the bytes that a step reads and writes, relative to the plain training."""
+    """Returns the bytes that a step reads and writes, relative to the plain training."""
     factor = BYTES_BY_PRECISION.get(config.precision, 1.0) * COMPILED_BYTES.get(config.compile, 1.0)
     if config.precision == "fp8" and config.compile != "none":
         factor = COMPILED_FP8_BYTES

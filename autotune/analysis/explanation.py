@@ -105,7 +105,7 @@ class Explanation:
                 yield title, lines
 
     def __str__(self) -> str:
-        """Return the explanation as the text that `autotune explain` prints."""
+        """Returns the explanation as the text that `autotune explain` prints."""
         lines = [self.config.describe()]
         for title, of_section in self.sections():
             lines += ["", title, *(f"  {line}" for line in of_section)]
@@ -113,7 +113,7 @@ class Explanation:
         return printable("\n".join(lines), keep_lines=True)
 
     def __repr__(self) -> str:
-        """Return the text, which Python and notebooks show, instead of the fields."""
+        """Returns the text, which Python and notebooks show, instead of the fields."""
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def explain(
     *,
     impossible: Mapping[str, str],
 ) -> Explanation:
-    """Return the explanation.
+    """Returns the explanation.
 
     `impossible` is {technique: why none of its values is possible}.
     """
@@ -193,7 +193,7 @@ def _alternative(explained: Explained, variant: Variant) -> Alternative:
 
 
 def _speed_ratio(explained: Explained, variant: Variant) -> float | None:
-    """Return the predicted speed of a variant, relative to that of the configuration.
+    """Returns the predicted speed of a variant, relative to that of the configuration.
 
     None on a CPU where one is in 16 bit: predictions there are too high (`expected_step.py`).
     """
@@ -234,14 +234,14 @@ def _in_use(explained: Explained, without: Variant, pairs: Sequence[Pair]) -> In
 
 
 def _trial_of(explained: Explained, config: TrainingConfig) -> TrialRecord | None:
-    """Return the study's trial of `config`, a measured one if there are several."""
+    """Returns the study's trial of `config`, a measured one if there are several."""
     found = [record for record in explained.records if record.config == config]
     found = [record for record in found if record.is_finished]
     return max(found, key=lambda record: record.tokens_per_second is not None, default=None)
 
 
 def _cost(explained: Explained, config: TrainingConfig) -> str:
-    """Return `measured in #7: 12.53 GiB, 760 tokens/s (24 % slower), the same perplexity`.
+    """Returns `measured in #7: 12.53 GiB, 760 tokens/s (24 % slower), the same perplexity`.
 
     Empty if `config` was not measured.
     """
@@ -266,7 +266,7 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
 
 
 def _difference_of_perplexity(perplexity: float, trial: TrialRecord | None) -> str:
-    """Return the difference to that of `trial`, or the perplexity itself where it has none."""
+    """Returns the difference to that of `trial`, or the perplexity itself where it has none."""
     if trial is None or not trial.perplexity or trial.perplexity_says_nothing:
         return f"perplexity {format_decimal(perplexity)}"
     change = perplexity / trial.perplexity - 1
@@ -283,7 +283,7 @@ def _difference_of_speed(speed: float, other_speed: float) -> str:
 
 
 def _not_measured(explained: Explained, config: TrainingConfig) -> str:
-    """Return why the study has no speed of `config`; empty without a study."""
+    """Returns why the study has no speed of `config`; empty without a study."""
     if not explained.records:
         return ""
     trial = _trial_of(explained, config)
@@ -352,7 +352,7 @@ def _saves_nothing(explained: Explained, variants: Sequence[Variant], pairs: Seq
 
 
 def _how_little(saved_bytes: int) -> str:
-    """Return the verdict on a technique whose saving is not notable."""
+    """Returns the verdict on a technique whose saving is not notable."""
     if saved_bytes <= 0:
         return "saves nothing here"
     return f"saves only {format_size(saved_bytes)} here"
@@ -368,7 +368,7 @@ def _no_better(explained: Explained, variants: Sequence[Variant]) -> str:
 
 
 def _what_they_need(explained: Explained, variants: Sequence[Variant]) -> str:
-    """Return `1.21 GiB more with block and as much with every-2`."""
+    """Returns `1.21 GiB more with block and as much with every-2`."""
     parts = []
     for variant in variants:
         more = -explained.saved_by(variant)
@@ -378,7 +378,7 @@ def _what_they_need(explained: Explained, variants: Sequence[Variant]) -> str:
 
 
 def _reason(explained: Explained, variant: Variant) -> str:
-    """Return why a technique saves nothing, from what holds the bytes at the peak without it."""
+    """Returns why a technique saves nothing, from what holds the bytes at the peak without it."""
     assert variant.prediction is not None
     with_it = (variant.config, variant.prediction)
     without_it = (explained.config, explained.prediction)
@@ -402,7 +402,7 @@ def _reason(explained: Explained, variant: Variant) -> str:
 def _together(
     explained: Explained, technique: str, pairs: Sequence[Pair], *, subject: str = "it"
 ) -> str:
-    """Return `; with checkpointing block it would save 5.15 GiB more (7.39 GiB for 12.53 GiB)`."""
+    """Returns `; with checkpointing block it would save 5.15 GiB more (7.39 GiB for 12.53 GiB)`."""
     text = ""
     for pair in pairs:
         saving = _pair_saving(pair)

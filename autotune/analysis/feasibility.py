@@ -17,7 +17,7 @@ much: in replays in which every training over the cap ran out of memory (the tab
 
 
 def is_feasible(measurement: Measurement, *, cap_bytes: int) -> bool:
-    """Return whether a trial is a solution: trained, with all objectives, on a device of the cap.
+    """Returns whether a trial is a solution: trained, with all objectives, on a device of the cap.
 
     What the device must have is compared, not the peak of the tensors.
     """
@@ -30,7 +30,7 @@ def is_feasible(measurement: Measurement, *, cap_bytes: int) -> bool:
 
 
 def least_needed_bytes(record: TrialRecord) -> int:
-    """Return what the device must at least have, as far as it is known; 0 if nothing is known.
+    """Returns what the device must at least have, as far as it is known; 0 if nothing is known.
 
     That is the measured size; without it the larger of the predicted peak and, for a trial that ran
     out of memory, of what it held and requested when an allocation failed.
@@ -44,7 +44,7 @@ def least_needed_bytes(record: TrialRecord) -> int:
 
 
 def needed_bytes(record: TrialRecord, *, limit_bytes: float) -> float:
-    """Return what a sampler is told that a configuration needs, in bytes.
+    """Returns what a sampler is told that a configuration needs, in bytes.
 
     A measured size is told as it is. For a trial that was rejected before there was one it is
 

@@ -61,7 +61,7 @@ class _Points:
 
     @classmethod
     def of(cls, records: Sequence[TrialRecord]) -> "_Points":
-        """Return the objectives of `records`, in which all must have been measured."""
+        """Returns the objectives of `records`, in which all must have been measured."""
         alone = [measured_alone(record) for record in records]
         return cls(
             peak_memory_bytes=numpy.array(
@@ -86,7 +86,7 @@ class _Points:
 
 
 def pareto_front(records: Iterable[TrialRecord], *, tolerance: Tolerance) -> tuple[int, ...]:
-    """Return the numbers of the feasible trials that no other dominates, in the order of memory.
+    """Returns the numbers of the feasible trials that no other dominates, in the order of memory.
 
     Of equal trials it has one: the confirmed one, otherwise that with the best perplexity.
     """
@@ -154,7 +154,7 @@ class TrialIndex:
 
 
 def _above(points: _Points, index: int, tolerance: Tolerance) -> set[int]:
-    """Return the trials that dominate the trial at `index`, directly or through others.
+    """Returns the trials that dominate the trial at `index`, directly or through others.
 
     It ends with those that need less memory, which none of equal memory dominates in turn.
     """
@@ -171,7 +171,7 @@ def _above(points: _Points, index: int, tolerance: Tolerance) -> set[int]:
 
 
 def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
-    """Return whether `one` is no worse than `other`, and better on one objective.
+    """Returns whether `one` is no worse than `other`, and better on one objective.
 
     Differences within the tolerance count as equal.
     """
@@ -187,7 +187,7 @@ def _dominates(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
 
 
 def _represents(one: _Points, other: _Points, tolerance: Tolerance) -> Truth:
-    """Return whether `one` equals `other`, which it does not dominate.
+    """Returns whether `one` equals `other`, which it does not dominate.
 
     Where it is no worse either, the two differ by noise alone. Perplexities of both count, or of
     neither.
@@ -219,7 +219,7 @@ def _speed_errors(records: Sequence[TrialRecord]) -> Column:
 
 
 def _speeds_on_one_scale(one: _Points, other: _Points) -> tuple[Column, Column]:
-    """Return the confirmed speeds of pairs of which both were confirmed, else those alone."""
+    """Returns the confirmed speeds of pairs of which both were confirmed, else those alone."""
     both = one.is_confirmed & other.is_confirmed
     return (
         numpy.where(both, one.tokens_per_second, one.alone_tokens_per_second),
@@ -228,12 +228,12 @@ def _speeds_on_one_scale(one: _Points, other: _Points) -> tuple[Column, Column]:
 
 
 def _have_perplexities(one: _Points, other: _Points) -> Truth:
-    """Return whether both perplexities count; otherwise neither is better nor worse."""
+    """Returns whether both perplexities count; otherwise neither is better nor worse."""
     return ~(one.perplexity_says_nothing | other.perplexity_says_nothing)
 
 
 def _speed_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:
-    """Return the relative difference in speed that is tolerated.
+    """Returns the relative difference in speed that is tolerated.
 
     It is at least NOISE_DEVIATIONS standard deviations of a difference between the two.
     """
@@ -248,6 +248,6 @@ def _speed_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:
 
 
 def _perplexity_noise(one: _Points, other: _Points, tolerance: Tolerance) -> Column:
-    """Return the tolerated difference in perplexity, at least the spread over seeds."""
+    """Returns the tolerated difference in perplexity, at least the spread over seeds."""
     spreads = numpy.maximum(one.perplexity_spread, other.perplexity_spread)
     return numpy.maximum(tolerance.perplexity * other.perplexity, spreads)

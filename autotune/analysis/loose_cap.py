@@ -14,7 +14,7 @@ can be over it, so that what techniques save in memory cannot make one of them t
 def loose_cap_sentence(
     baseline: TrialRecord | None, *, cap_bytes: int, records: Iterable[TrialRecord] = ()
 ) -> str:
-    """Return what a loose cap means and a cap that binds; empty for a cap that is not loose.
+    """Returns what a loose cap means and a cap that binds; empty for a cap that is not loose.
 
     `baseline` is the trial of plain training, None while there is none. One of `records`, the
     trials so far, fits the suggested cap.
@@ -32,7 +32,7 @@ def loose_cap_sentence(
 
 
 def _binding_cap(baseline: TrialRecord, records: Iterable[TrialRecord]) -> str:
-    """Return a cap of about half the peak of plain training, with few binary digits.
+    """Returns a cap of about half the peak of plain training, with few binary digits.
 
     What the device needs beyond the peak, such as a CUDA context, is added: no technique saves it.
     The cap is larger where no trial fits it.

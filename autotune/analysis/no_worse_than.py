@@ -49,7 +49,7 @@ class Match:
 def find_matches(
     first: StudyResult, other: StudyResult, *, tolerance: Tolerance
 ) -> tuple[Match, ...]:
-    """Return one match for each measured trial of `first`, in its order.
+    """Returns one match for each measured trial of `first`, in its order.
 
     Raises InvalidInput if the studies trained different workloads or have no measured configuration
     in common.
@@ -66,7 +66,7 @@ def find_matches(
 
 
 def speed_factor(first: StudyResult, other: StudyResult) -> float:
-    """Return how many times faster the run of `other` was.
+    """Returns how many times faster the run of `other` was.
 
     It is the median ratio of speeds over the configurations that both have measured. Raises
     InvalidInput if there is none.

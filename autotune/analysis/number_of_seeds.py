@@ -17,13 +17,13 @@ from autotune.spec.result import VARIANT_NUMBER, TrialRecord
 
 
 def number_of_seeds(records: Sequence[TrialRecord]) -> int | None:
-    """Return with how many seeds the first trial with an own perplexity was trained, if any."""
+    """Returns with how many seeds the first trial with an own perplexity was trained, if any."""
     measured = sorted(filter(_has_own, records), key=lambda record: record.number)
     return _trained_seeds(measured[0]) if measured else None
 
 
 def with_one_number_of_seeds(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the records with perplexities of one number of seeds only, in their order."""
+    """Returns the records with perplexities of one number of seeds only, in their order."""
     by_number = {record.number: record for record in records}
     trained = number_of_seeds(records)
     alike = [one for one in records if _has_own(one) and _trained_seeds(one) == trained]
@@ -50,7 +50,7 @@ def with_one_number_of_seeds(records: Sequence[TrialRecord]) -> list[TrialRecord
 
 
 def _has_own(record: TrialRecord) -> bool:
-    """Return whether the trial measured a perplexity itself; a variant of the pick is no trial."""
+    """Returns whether the trial measured a perplexity itself; a variant of the pick is no trial."""
     is_trial = record.number != VARIANT_NUMBER
     return is_trial and record.perplexity is not None and not record.shares_perplexity
 
@@ -61,7 +61,7 @@ def _trained_seeds(record: TrialRecord) -> int:
 
 
 def _seeds(record: TrialRecord, by_number: dict[int, TrialRecord]) -> int | None:
-    """Return of how many seeds the perplexity is the mean; None: another study measured it."""
+    """Returns of how many seeds the perplexity is the mean; None: another study measured it."""
     source = record.perplexity_source
     if source is not None and source.is_shared:
         assert source.trial is not None
@@ -71,7 +71,7 @@ def _seeds(record: TrialRecord, by_number: dict[int, TrialRecord]) -> int | None
 
 
 def _train_the_same(record: TrialRecord, other: TrialRecord) -> bool:
-    """Return whether both are known to be one training.
+    """Returns whether both are known to be one training.
 
     The loss of a user's model may depend on the micro batch.
     """

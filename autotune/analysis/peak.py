@@ -57,7 +57,7 @@ _KERNEL_NAME_LENGTH = 60
 
 
 def moment_of(prediction: Prediction, config: TrainingConfig, *, sequences_per_step: int) -> Moment:
-    """Return the moment of the peak.
+    """Returns the moment of the peak.
 
     Backward is divided into three by the share of gradients that exist, if gradients accumulate in
     it, otherwise by the share of its allocations.
@@ -74,7 +74,7 @@ def moment_of(prediction: Prediction, config: TrainingConfig, *, sequences_per_s
 
 
 def frees_gradients_at_once(config: TrainingConfig) -> bool:
-    """Return whether a step in backward frees each gradient at once.
+    """Returns whether a step in backward frees each gradient at once.
 
     It does not for one graph of the whole model, which returns all gradients when it ends.
     """
@@ -82,7 +82,7 @@ def frees_gradients_at_once(config: TrainingConfig) -> bool:
 
 
 def gradient_share(prediction: Prediction) -> float:
-    """Return the bytes of gradients at the peak relative to those of the parameters."""
+    """Returns the bytes of gradients at the peak relative to those of the parameters."""
     sizes = prediction.bytes_by_category
     return sizes.get("gradients", 0) / max(1, sizes.get("parameters", 0))
 
@@ -94,7 +94,7 @@ def peak_sentences(
     sequences_per_step: int,
     measured_bytes: int | None = None,
 ) -> tuple[str, ...]:
-    """Return sentences on when and where the peak is, and what holds its bytes."""
+    """Returns sentences on when and where the peak is, and what holds its bytes."""
     moment = moment_of(prediction, config, sequences_per_step=sequences_per_step)
     cause = _cause(prediction, config, moment, sequences_per_step=sequences_per_step)
     sentences = [
@@ -112,7 +112,7 @@ def peak_sentences(
 
 
 def burden(prediction: Prediction) -> str:
-    """Return `14.73 GiB of activations`: what a step adds at this peak, except its gradients."""
+    """Returns `14.73 GiB of activations`: what a step adds at this peak, except its gradients."""
     added = [
         (_CATEGORY_NAMES.get(name, name), size)
         for name, size in _sizes(prediction)
@@ -127,7 +127,7 @@ def burden(prediction: Prediction) -> str:
 
 
 def listed(*items: str) -> str:
-    """Return `a, b and c`."""
+    """Returns `a, b and c`."""
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} and {items[-1]}"
@@ -145,7 +145,7 @@ def _divided(share: float, *, start: float, end: float) -> Moment:
 
 
 def _progress(prediction: Prediction) -> float | None:
-    """Return how far into its phase the peak is, from 0 to 1; None without a timeline.
+    """Returns how far into its phase the peak is, from 0 to 1; None without a timeline.
 
     It is counted in allocations and frees.
     """
@@ -161,7 +161,7 @@ def _progress(prediction: Prediction) -> float | None:
 def _cause(
     prediction: Prediction, config: TrainingConfig, moment: Moment, *, sequences_per_step: int
 ) -> str:
-    """Return why the peak is at this moment."""
+    """Returns why the peak is at this moment."""
     sizes = prediction.bytes_by_category
     gradients = f"{format_size(sizes.get('gradients', 0))} of gradients"
     accumulates = config.micro_batch_size != sequences_per_step
@@ -209,7 +209,7 @@ def _gradients_so_far(prediction: Prediction, config: TrainingConfig, *, accumul
 
 
 def _location(prediction: Prediction, config: TrainingConfig) -> str:
-    """Return which operator allocates at the peak, and in which module."""
+    """Returns which operator allocates at the peak, and in which module."""
     if not prediction.operator:
         return "with nothing allocated since the step began"
     operator = _operator_name(prediction.operator)
@@ -228,7 +228,7 @@ def _location(prediction: Prediction, config: TrainingConfig) -> str:
 
 
 def describe_module(module: str) -> str:
-    """Return `feed_forward.up of block 3` for `blocks.3.feed_forward.up`."""
+    """Returns `feed_forward.up of block 3` for `blocks.3.feed_forward.up`."""
     match = re.fullmatch(r"(?:.*\.)?\w+\.(\d+)(?:\.(.+))?", module)
     if match is None:
         return module
@@ -236,7 +236,7 @@ def describe_module(module: str) -> str:
 
 
 def _operator_name(operator: str) -> str:
-    """Return `log_softmax_backward_data` for `aten._log_softmax_backward_data`.
+    """Returns `log_softmax_backward_data` for `aten._log_softmax_backward_data`.
 
     The long name of a kernel is cut.
     """
@@ -252,7 +252,7 @@ def _operator_name(operator: str) -> str:
 
 
 def _sizes(prediction: Prediction) -> list[tuple[Category, int]]:
-    """Return the categories that hold bytes, with their sizes, largest first."""
+    """Returns the categories that hold bytes, with their sizes, largest first."""
     sizes = [(name, size) for name, size in prediction.bytes_by_category.items() if size]
     return sorted(sizes, key=lambda name_and_size: -name_and_size[1])
 
@@ -302,7 +302,7 @@ def _largest_groups(prediction: Prediction, config: TrainingConfig) -> Iterator[
 
 
 def _part(module: str) -> str:
-    """Return the part of a block: `feed_forward` for `blocks.*.feed_forward.up`."""
+    """Returns the part of a block: `feed_forward` for `blocks.*.feed_forward.up`."""
     if not module:
         return "outside all modules"
     _, star, after = module.rpartition("*")

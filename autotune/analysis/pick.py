@@ -91,7 +91,7 @@ def choose(
     initial_perplexity: float | None = None,
     expected: ExpectedStep | None = None,
 ) -> Pick | None:
-    """Return the preferred trial of the front with a good perplexity; None for an empty front.
+    """Returns the preferred trial of the front with a good perplexity; None for an empty front.
 
     A perplexity is good within `max_perplexity_increase` of the front's best, or within the
     measured spread of perplexity if that is larger. `workload`, whose learning rates the reason
@@ -136,7 +136,7 @@ def choose(
 
 
 def _preferred(good: Sequence[TrialRecord], prefer: Preference) -> TrialRecord:
-    """Return the trial of the lowest cost, by speeds of one scale.
+    """Returns the trial of the lowest cost, by speeds of one scale.
 
     That is the best of the confirmed ones, where there are any, unless another trial is better than
     all of them by more than noise. For that the trials are compared as they ran alone.
@@ -162,7 +162,7 @@ def _preferred(good: Sequence[TrialRecord], prefer: Preference) -> TrialRecord:
 def contenders(
     picked: TrialRecord, front: Sequence[TrialRecord], *, preferences: Preferences
 ) -> list[int]:
-    """Return the numbers of the trials that would be picked if their perplexity were good.
+    """Returns the numbers of the trials that would be picked if their perplexity were good.
 
     That is the pick, and whatever is better than it by what is preferred, or may be better within
     NOISE_DEVIATIONS standard deviations of the difference of their speeds.
@@ -177,12 +177,12 @@ def contenders(
 
 
 def allowed_perplexity_increase(records: Sequence[TrialRecord], preferences: Preferences) -> float:
-    """Return by which share of the front's best a perplexity may be larger and still be good."""
+    """Returns by which share of the front's best a perplexity may be larger and still be good."""
     return max(preferences.max_perplexity_increase, perplexity_spread(records))
 
 
 def is_no_better(record: TrialRecord, initial_perplexity: float | None) -> bool:
-    """Return whether the training has not lowered the perplexity that it began with."""
+    """Returns whether the training has not lowered the perplexity that it began with."""
     if initial_perplexity is None or record.perplexity is None:
         return False
     return record.perplexity >= initial_perplexity
@@ -191,7 +191,7 @@ def is_no_better(record: TrialRecord, initial_perplexity: float | None) -> bool:
 def _no_better_warning(
     picked: TrialRecord, *, workload: Workload | None, initial_perplexity: float | None
 ) -> str:
-    """Return a warning if the pick is no better than the weights that its training began with."""
+    """Returns a warning if the pick is no better than the weights that its training began with."""
     if workload is None or not is_no_better(picked, initial_perplexity):
         return ""
     optimizer = picked.config.optimizer
@@ -203,7 +203,7 @@ def _no_better_warning(
 
 
 def _parity_warning(picked: TrialRecord) -> str:
-    """Return a warning if the pick was not compared as a whole with a plain training."""
+    """Returns a warning if the pick was not compared as a whole with a plain training."""
     if picked.parity == "not compared":
         return f"not compared with plain training: {picked.parity_message}"
     if picked.parity == "same at two blocks":
@@ -212,7 +212,7 @@ def _parity_warning(picked: TrialRecord) -> str:
 
 
 def _loss_warning(picked: TrialRecord) -> str:
-    """Return a warning if the loss is larger than that of a mean over tokens can be."""
+    """Returns a warning if the loss is larger than that of a mean over tokens can be."""
     if (picked.perplexity or 0.0) <= LARGEST_PERPLEXITY or picked.perplexity_says_nothing:
         return ""
     assert picked.perplexity is not None
@@ -223,7 +223,7 @@ def _loss_warning(picked: TrialRecord) -> str:
 
 
 def _says_nothing_warning(candidates: Sequence[TrialRecord]) -> str:
-    """Return a warning if adapters over random weights are among the candidates."""
+    """Returns a warning if adapters over random weights are among the candidates."""
     if not any(record.perplexity_says_nothing for record in candidates):
         return ""
     return (
@@ -233,7 +233,7 @@ def _says_nothing_warning(candidates: Sequence[TrialRecord]) -> str:
 
 
 def _learning_rates(records: Sequence[TrialRecord], *, workload: Workload | None) -> str:
-    """Return the learning rates of all kinds of training that were compared by their perplexity.
+    """Returns the learning rates of all kinds of training that were compared by their perplexity.
 
     For example `full training at adamw 2e-05, lora at adamw 0.0002`. Another rate may change which
     of them is better. Empty where there is only one kind, and for a script, which has its own.
@@ -257,7 +257,7 @@ def _learning_rates(records: Sequence[TrialRecord], *, workload: Workload | None
 
 
 def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
-    """Return a warning if the speed of the pick, or of what it is compared with, varied much."""
+    """Returns a warning if the speed of the pick, or of what it is compared with, varied much."""
     varied = []
     for record, whose in ((picked, "its"), (baseline, "the baseline's")):
         if record is None or not record.tokens_per_second:
@@ -273,7 +273,7 @@ def _noise_warning(picked: TrialRecord, baseline: TrialRecord | None) -> str:
 
 
 def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """Return a comparison with the baseline, empty without one.
+    """Returns a comparison with the baseline, empty without one.
 
     For example `against the baseline: 62 % less memory (...), 1.20x the speed`.
     """
@@ -305,7 +305,7 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
 
 
 def _expected_savings(record: TrialRecord, expected: ExpectedStep | None) -> str:
-    """Return a comparison with what is expected of a baseline that is not measured.
+    """Returns a comparison with what is expected of a baseline that is not measured.
 
     For example `against the baseline, which is only predicted: 62 % less memory (...), about 8
     times the speed`.
@@ -324,7 +324,7 @@ def _expected_savings(record: TrialRecord, expected: ExpectedStep | None) -> str
 
 
 def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
-    """Return `1.20x the speed`, with the interval where both speeds are known to have one."""
+    """Returns `1.20x the speed`, with the interval where both speeds are known to have one."""
     is_one_confirmed = (record.confirmations > 0) != (baseline.confirmations > 0)
     record, baseline = on_one_scale(record, baseline)
     assert record.tokens_per_second is not None
@@ -345,7 +345,7 @@ def _speed_ratio(record: TrialRecord, baseline: TrialRecord) -> str:
 
 
 def closest_miss(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial over the cap by least, measured or predicted; None if no size is known."""
+    """Returns the trial over the cap by least, measured or predicted; None if no size is known."""
     over = [record for record in records if record.is_over_cap]
     known = [record for record in over if least_needed_bytes(record)]
     return min(known, key=least_needed_bytes, default=None)
@@ -362,7 +362,7 @@ def _memory(record: TrialRecord, _good: Sequence[TrialRecord]) -> float:
 
 
 def _balance(record: TrialRecord, good: Sequence[TrialRecord]) -> float:
-    """Return (memory / least memory) * (time / least time).
+    """Returns (memory / least memory) * (time / least time).
 
     So 10 % of memory is worth 10 % of time.
     """
@@ -379,7 +379,7 @@ _COST: Mapping[Preference, Callable[[TrialRecord, Sequence[TrialRecord]], float]
 
 
 def chosen_trial(result: StudyResult, number: int | None) -> TrialRecord:
-    """Return the trial of that number, or the pick for None. Raises InvalidInput."""
+    """Returns the trial of that number, or the pick for None. Raises InvalidInput."""
     if number is None:
         if result.pick is None:
             raise InvalidInput(

@@ -45,7 +45,7 @@ class ProfileComparison:
 
 
 def compare_profiles(first: Profile, second: Profile) -> ProfileComparison:
-    """Return where two profiles of one study differ.
+    """Returns where two profiles of one study differ.
 
     Parts of a step are those of its profiled steps, scaled to the time of a step without profiler:
     the profiler slows a step of many operators more than one of few.

@@ -29,7 +29,7 @@ def why_nothing(
     prediction_with_it: Prediction,
     sequences_per_step: int,
 ) -> str:
-    """Return why `technique` with `value` saves nothing.
+    """Returns why `technique` with `value` saves nothing.
 
     `config` and `prediction` are those without the technique: it would have to save at their peak.
     """
@@ -71,17 +71,17 @@ def why_nothing(
 
 
 def unquantized_share(unquantized: int, quantized: int) -> float | None:
-    """Return the share of numbers that are not quantized; None where none is."""
+    """Returns the share of numbers that are not quantized; None where none is."""
     return unquantized / (unquantized + quantized) if quantized else None
 
 
 def left_in_16_bits(share: float | None) -> str:
-    """Return how many weights quantization leaves as they are; empty without quantization."""
+    """Returns how many weights quantization leaves as they are; empty without quantization."""
     return "" if share is None else f"{format_percent(share)} % of the weights in 16 bits"
 
 
 def why_left_in_16_bits(config: TrainingConfig, share: float | None) -> str:
-    """Return a sentence with the reason for that; empty without quantization."""
+    """Returns a sentence with the reason for that; empty without quantization."""
     if share is None:
         return ""
     return (

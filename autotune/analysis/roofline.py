@@ -42,7 +42,7 @@ _FORMATS: Mapping[Precision, MatrixFormat] = {
 
 
 def matrix_format(precision: Precision) -> MatrixFormat | None:
-    """Return the format of the matrix products of most layers; None where it is not known.
+    """Returns the format of the matrix products of most layers; None where it is not known.
 
     That is so for a script whose weights have several formats.
     """
@@ -75,7 +75,7 @@ class Roofline:
 
 
 def matrix_rate(record: TrialRecord, device: DeviceInfo) -> float | None:
-    """Return the FLOPs per second of all devices of a trial, in its format; None if unknown."""
+    """Returns the FLOPs per second of all devices of a trial, in its format; None if unknown."""
     rates = device.matrix_flops_per_second or {}
     kind = matrix_format(record.config.precision)
     rate = None if kind is None else rates.get(kind)
@@ -83,12 +83,12 @@ def matrix_rate(record: TrialRecord, device: DeviceInfo) -> float | None:
 
 
 def _devices(record: TrialRecord, device: DeviceInfo) -> int:
-    """Return how many times the device's rates a trial has: all ranks on a CPU share it."""
+    """Returns how many times the device's rates a trial has: all ranks on a CPU share it."""
     return 1 if device.type == "cpu" else record.devices
 
 
 def model_flops_utilization(record: TrialRecord, device: DeviceInfo) -> float | None:
-    """Return the share of the matrix rate; None where speed, FLOPs or rate are not known."""
+    """Returns the share of the matrix rate; None where speed, FLOPs or rate are not known."""
     rate = matrix_rate(record, device)
     speed = record.places_per_second
     if rate is None or speed is None or not record.model_flops_per_token:
@@ -97,7 +97,7 @@ def model_flops_utilization(record: TrialRecord, device: DeviceInfo) -> float | 
 
 
 def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list[TrialRecord]:
-    """Return the records with their model FLOPs utilization, where it is known.
+    """Returns the records with their model FLOPs utilization, where it is known.
 
     A trial that is faster than its roof proves that the roof is too low, as it is where something
     else used the device while it was measured. Then no trial in that format has a utilization.
@@ -114,7 +114,7 @@ def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list
 def disturbed_formats(
     records: Iterable[TrialRecord], device: DeviceInfo
 ) -> set[MatrixFormat | None]:
-    """Return the formats in which a trial was faster than large products, as they were measured."""
+    """Returns the formats in which a trial was faster than large products, as measured."""
     return {
         matrix_format(record.config.precision)
         for record in records
@@ -125,7 +125,7 @@ def disturbed_formats(
 def roofline(
     record: TrialRecord, device: DeviceInfo, prediction: Prediction | None
 ) -> Roofline | None:
-    """Return where a trial is under the roofline; None where something of it is not known.
+    """Returns where a trial is under the roofline; None where something of it is not known.
 
     Its prediction says how many bytes a step accesses.
     """
@@ -146,7 +146,7 @@ def roofline(
 
 
 def flops_per_token(record: TrialRecord) -> float | None:
-    """Return all FLOPs of a trial per token, recomputed ones included."""
+    """Returns all FLOPs of a trial per token, recomputed ones included."""
     if record.model_flops_per_token is None or record.recomputed_flops_per_token is None:
         return None
     return record.model_flops_per_token + record.recomputed_flops_per_token

@@ -31,13 +31,13 @@ class Tolerance(Settings):
 
 
 def speed_noise_factor(record: TrialRecord, other: TrialRecord) -> float:
-    """Return the factor between two speeds that noise alone may make; 1 where it is not known."""
+    """Returns the factor between two speeds that noise alone may make; 1 where it is not known."""
     error = math.hypot(record.speed_error or 0.0, other.speed_error or 0.0)
     return math.exp(NOISE_DEVIATIONS * error)
 
 
 def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
-    """Return whether two speeds differ by no more than is noise.
+    """Returns whether two speeds differ by no more than is noise.
 
     Where the errors of both are known, noise is NOISE_DEVIATIONS standard deviations of their
     difference; otherwise the measured spreads of both over their steps, together. False without a
@@ -54,7 +54,7 @@ def is_same_speed(record: TrialRecord, other: TrialRecord) -> bool:
 
 
 def perplexity_spread(records: Sequence[TrialRecord]) -> float:
-    """Return the relative noise of perplexity, among trials that compute the same numbers.
+    """Returns the relative noise of perplexity, among trials that compute the same numbers.
 
     It is the pooled standard deviation over the numerics classes with at least two trained trials,
 

@@ -66,7 +66,7 @@ class Explained:
         return self.at.global_batch // replicas(self.config.to_dict(), self.at)
 
     def saved_by(self, variant: Variant) -> int:
-        """Return the bytes that a variant saves; for a removal, that the technique in use saves."""
+        """Returns the bytes that a variant saves; for a removal, those that the technique saves."""
         assert variant.prediction is not None
         saved = self.prediction.peak_memory_bytes - variant.prediction.peak_memory_bytes
         return -saved if variant.is_removal else saved
@@ -75,12 +75,12 @@ class Explained:
         return variant.config.numerics_class != self.config.numerics_class
 
     def is_notable(self, saved_bytes: int) -> bool:
-        """Return whether a saving is at least the share `NOTHING` of the peak."""
+        """Returns whether a saving is at least the share `NOTHING` of the peak."""
         return saved_bytes >= NOTHING * self.prediction.peak_memory_bytes
 
 
 def named(technique: str, value: Any) -> str:
-    """Return `optimizer-fusion backward`, as in a configuration's description."""
+    """Returns `optimizer-fusion backward`, as in a configuration's description."""
     return f"{technique.removesuffix('_size').replace('_', '-')} {value}"
 
 
@@ -108,7 +108,7 @@ def techniques_without_effect(
 def best_partner(
     explained: Explained, variants: Sequence[Variant], *, other_than: str
 ) -> Variant | None:
-    """Return the variant that saves most and trains the same numbers, of another technique."""
+    """Returns the variant that saves most and trains the same numbers, of another technique."""
     candidates = [
         v
         for v in variants

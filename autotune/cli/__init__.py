@@ -205,7 +205,7 @@ def _run() -> int:
 
 
 def _report_lost(lost: OutputLost, exit_code: int) -> int:
-    """Return the exit code of a command whose output is lost, and say so on stderr.
+    """Returns the exit code of a command whose output is lost, and says so on stderr.
 
     Where the reader has closed the pipe, as `| head` does, the command has done its work.
     """
@@ -229,7 +229,7 @@ def print_error(message: str, hint: str) -> None:
 
 
 def _source_of_default(error: TyperException) -> str:
-    """Return `FILE: ` where the value that is wrong is a default from there, else nothing."""
+    """Returns `FILE: ` where the value that is wrong is a default from there, else nothing."""
     context = getattr(error, "ctx", None)
     parameter = getattr(error, "param", None)
     if context is None or parameter is None:
@@ -239,7 +239,7 @@ def _source_of_default(error: TyperException) -> str:
 
 
 def _usage_hint(error: TyperException) -> str:
-    """Return the help of an argument that is missing, and where the help of the command is."""
+    """Returns the help of an argument that is missing, and where the help of the command is."""
     context = getattr(error, "ctx", None)
     if context is None:
         return f"see {_PROGRAM} --help"

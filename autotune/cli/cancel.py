@@ -40,7 +40,7 @@ def cancel(request: CancelCommand) -> None:
 
 
 def _numbers(text: str, client: "Client") -> list[int]:
-    """Return the number that was given, or those of the searches of a study that have not ended."""
+    """Returns the number that was given, or those of a study's searches that have not ended."""
     if text.isdecimal():
         return [int(text)]
     active = [search.id for search in client.searches(study=text) if not search.has_ended]

@@ -122,7 +122,7 @@ def _summary(side: "Side") -> str:
 
 
 def _table(compared: "Comparison") -> Table:
-    """Return the picks and their numbers; `_facts` has the rest of a study."""
+    """Returns the picks and their numbers; `_facts` has the rest of a study."""
     table = Table(box=None, pad_edge=False)
     table.add_column("study", overflow="fold")
     table.add_column("pick", overflow="fold")
@@ -137,14 +137,14 @@ def _table(compared: "Comparison") -> Table:
 
 
 def _facts(side: "Side") -> Text:
-    """Return on one line what a study trained, on which device."""
+    """Returns on one line what a study trained, on which device."""
     text = as_text(f"{side.study}: ", style="bold")
     line = f"{side.workload}; {side.device}, torch {side.torch}, cap {format_size(side.cap_bytes)}"
     return text.append_text(as_text(line, style="not bold"))
 
 
 def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Table:
-    """Return two rows for each trial of `first`: the trial, and what was found in `other`."""
+    """Returns two rows for each trial of `first`: the trial, and what was found in `other`."""
     table = Table(
         box=None,
         pad_edge=False,
@@ -201,7 +201,7 @@ def _speed(side: "Side") -> str:
 
 
 def _saved(side: "Side") -> str:
-    """Return the memory saved against the study's baseline; `~` marks a predicted baseline."""
+    """Returns the memory saved against the study's baseline; `~` marks a predicted baseline."""
     if side.saved_share is None:
         return "-"
     mark = "~" if side.baseline_is_predicted else ""

@@ -17,7 +17,7 @@ Complete = Callable[..., Iterable[str]]
 
 
 def one_of(choices: Iterable[str]) -> Complete:
-    """Return a function that completes one of these values."""
+    """Returns a function that completes one of these values."""
 
     def complete() -> Iterable[str]:
         return list(choices)
@@ -30,7 +30,7 @@ def spaces() -> list[str]:
 
 
 def studies(ctx: typer.Context) -> list[str]:
-    """Return the names of the studies in the database of the command, as far as they can be typed.
+    """Returns the names of the studies in the database of the command, as far as they can be typed.
 
     Whatever is wrong with the database, nothing is said of it: it would stand in the user's prompt.
     """
@@ -46,7 +46,7 @@ def studies(ctx: typer.Context) -> list[str]:
 
 
 def completion_of(option: Option) -> Complete | None:
-    """Return the function that completes the values of a declared option; None for file names."""
+    """Returns the function that completes the values of a declared option; None for file names."""
     if option.choices:
         return one_of(option.choices)
     return _DYNAMIC.get(option.flag)

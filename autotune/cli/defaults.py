@@ -34,7 +34,7 @@ WITHOUT = "leave all defaults out with autotune --no-defaults"
 
 
 def _parameters(names: Iterable[str]) -> set[str]:
-    """Return the parameters of settings of the workload."""
+    """Returns the parameters of settings of the workload."""
     return {option_of(Workload, name).parameter for name in names}
 
 
@@ -87,7 +87,7 @@ REJECTED_IN_FILES = {
 
 
 def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[str, Any]:
-    """Return {parameter: value} of the defaults that apply to a command line.
+    """Returns {parameter: value} of the defaults that apply to a command line.
 
     Raises InvalidInput for a file that is invalid and for keys that are no options.
     """
@@ -150,14 +150,14 @@ def _options(command: Any) -> dict[str, Any]:
 
 
 def _as_typed(value: Any, option: Any) -> Any:
-    """Return the value as it would come from the command line: as text, or as a list of texts."""
+    """Returns the value as it would come from the command line: as text, or as a list of texts."""
     if option.multiple:
         return value.split() if isinstance(value, str) else value
     return value if option.is_flag else str(value)
 
 
 def _tables(commands: Mapping[str, Any], of_command: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return (source, {parameter: value}) of all defaults for a command; the last one counts."""
+    """Returns (source, {parameter: value}) of all defaults for a command; the last one counts."""
     of_search = _options(commands["search"].load())
     file, content = nearest_file() or (Path(FILE), {})
     top = {key: value for key, value in content.items() if key not in commands}
@@ -181,7 +181,7 @@ def _tables(commands: Mapping[str, Any], of_command: str) -> list[tuple[str, dic
 
 
 def _meant(values: dict[str, Any], of_command: str) -> dict[str, Any]:
-    """Return the defaults of a search that mean the same in another command."""
+    """Returns the defaults of a search that mean the same in another command."""
     if of_command == "search":
         return values
     return {name: value for name, value in values.items() if name in SHARED}
@@ -197,7 +197,7 @@ def _of_file(file: Path, table: Mapping[str, Any], known: list[str]) -> dict[str
 
 
 def _known(source: str, table: Mapping[str, Any], known: list[str]) -> dict[str, Any]:
-    """Return {parameter: value} of a table. Raises InvalidInput for a key that is no option."""
+    """Returns {parameter: value} of a table. Raises InvalidInput for a key that is no option."""
     names = [_key(name) for name in known]
     for key in table:
         if _key(key) not in names:
@@ -223,7 +223,7 @@ def _check_harmless(name: str, value: str, what: str) -> None:
 
 
 def _below(folder: Path, value: str) -> str:
-    """Return a path of a file of defaults, which is relative to that file, for this folder."""
+    """Returns a path of a file of defaults, which is relative to that file, for this folder."""
     looks_like_path = "/" in value or "." in value
     if looks_like_path and not os.path.isabs(value) and (folder / value).exists():
         return os.path.relpath(folder / value)
@@ -231,7 +231,7 @@ def _below(folder: Path, value: str) -> str:
 
 
 def nearest_file() -> tuple[Path, dict[str, Any]] | None:
-    """Return the file of defaults that is nearest to the current folder, with its table.
+    """Returns the file of defaults that is nearest to the current folder, with its table.
 
     Looked for in the current folder and the folders above it, up to the root of its repository or
     the user's home, whichever comes first; only in the current folder where it is in neither, so
@@ -258,7 +258,7 @@ def nearest_file() -> tuple[Path, dict[str, Any]] | None:
 
 
 def _named(file: Path, here: Path) -> Path:
-    """Return the file as messages name it: by its name alone if it is in this folder."""
+    """Returns the file as messages name it: by its name alone if it is in this folder."""
     return Path(file.name) if file.parent == here else file
 
 

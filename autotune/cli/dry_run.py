@@ -100,7 +100,7 @@ def print_plan_of_server(plan: Mapping[str, Any]) -> None:
 
 
 def _predicted(planned: Plan, config: TrainingConfig) -> str:
-    """Return the predicted peak of a configuration, to stand behind it; empty if there is none."""
+    """Returns the predicted peak of a configuration, to stand behind it; empty if there is none."""
     forecast = planned.forecasts.get(config.fingerprint)
     if forecast is None:
         return ""
@@ -115,7 +115,7 @@ def _predicted(planned: Plan, config: TrainingConfig) -> str:
 
 
 def _speed(tokens_per_second: float | None) -> str:
-    """Return `, 52,300 tokens/s`; empty where no speed is predicted."""
+    """Returns `, 52,300 tokens/s`; empty where no speed is predicted."""
     return "" if tokens_per_second is None else f", {format_estimate(tokens_per_second)} tokens/s"
 
 
@@ -124,7 +124,7 @@ def _counted(configurations: int) -> str:
 
 
 def _first_line(trials: int | None, *, at_once: int, named: int) -> str:
-    """Return how many trials there would be; lines with the first `named` ones follow.
+    """Returns how many trials there would be; lines with the first `named` ones follow.
 
     None: as many as the time allows.
     """

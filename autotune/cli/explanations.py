@@ -29,7 +29,7 @@ def requested(
     space: SearchSpace | None,
     name: str | None,
 ) -> tuple[Workload, TrainingConfig]:
-    """Return the workload and configuration that the options describe. Raises InvalidInput."""
+    """Returns the workload and configuration that the options describe. Raises InvalidInput."""
     workload = workload_of(device_type, settings, space=space)
     if space is not None:
         config = _named_configuration(space, name, workload=workload)
@@ -56,7 +56,7 @@ def say_beginning(*, quiet: bool) -> None:
 
 
 def explain_question(question: Question, *, quiet: bool) -> Explanation:
-    """Return the explanation; stderr shows its progress, in a file or pipe as lines."""
+    """Returns the explanation; stderr shows its progress, in a file or pipe as lines."""
     if quiet or not sys.stderr.isatty():
         return question.explain(progress=_ignore if quiet else _Lines())
     columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())

@@ -21,7 +21,7 @@ from autotune.reporting.trial_text import extrapolation_note
 from autotune.spec.setting import RESULTS, setting
 from autotune.standard_streams import answer
 from autotune.study.fit.request import FitRequest
-from autotune.study.fit.result import Confirmation, FitResult, FitRow
+from autotune.study.fit.result import FitResult, FitRow, RealTrial
 from autotune.units import format_estimate, format_percent, format_size
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ _NAMES = {
 
 
 def _fixed_sizes(result: FitResult) -> str:
-    """Return the model, the sizes that do not vary, and the device, in one line."""
+    """Returns the model, the sizes that do not vary, and the device, in one line."""
     workload, vary = result.varying.workload, result.varying.vary
     sizes: dict[str, str] = {}
     if workload.layers is not None:
@@ -191,7 +191,7 @@ def _fixed_sizes(result: FitResult) -> str:
 
 
 def fit_table(result: FitResult, *, narrow: bool) -> Table:
-    """Return a table with one row per configuration.
+    """Returns a table with one row per configuration.
 
     A `narrow` table has what one more would need below the technique, and does not have what is
     at the peak.
@@ -240,7 +240,7 @@ def _cells(row: FitRow, *, narrow: bool, has_speeds: bool) -> list[str]:
     return [row.technique, *numbers, at_the_peak, row.message]
 
 
-def _print_confirmation(result: FitResult, confirmed: Confirmation, console: Console) -> None:
+def _print_confirmation(result: FitResult, confirmed: RealTrial, console: Console) -> None:
     row, measured = confirmed.row, confirmed.measurement
     assert row.value is not None
     assert row.prediction is not None

@@ -177,7 +177,7 @@ class HelpfulCommand(TyperCommand):
 
 
 def _unexpected_argument(context: Any) -> InvalidInput:
-    """Return the error for an argument that a command does not take, such as a trial's number."""
+    """Returns the error for an argument that a command does not take, such as a trial's number."""
     argument = str(context.args[0])
     takes_trial = any("--trial" in each.opts for each in context.command.params)
     study = context.params.get("study")

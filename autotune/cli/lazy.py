@@ -32,7 +32,7 @@ class LazyCommand(TyperCommand):
     def make_context(
         self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """Return the context of the imported command: it is then run instead of this one.
+        """Returns the context of the imported command: it is then run instead of this one.
 
         Options that are not given have the user's defaults (`defaults.py`).
         """
@@ -50,7 +50,7 @@ class LazyCommand(TyperCommand):
 
 @functools.cache
 def _command_of(found: Callable[..., Any], name: str) -> TyperCommand | TyperGroup:
-    """Return the command of a function or of a `typer.Typer`, once for each.
+    """Returns the command of a function or of a `typer.Typer`, once for each.
 
     To build one takes as long as to parse a command line with it.
     """

@@ -133,7 +133,7 @@ class LiveDisplay:
         return Group(table, *running, as_text(""), status, *lines)
 
     def _places_table(self, places: Sequence[AtPlace], uuids: Mapping[str, Sequence[str]]) -> Table:
-        """Return a row for each place: its trial, what it does, and the memory in use there."""
+        """Returns a row for each place: its trial, what it does, and the memory in use there."""
         table = Table(box=None, pad_edge=False, expand=True, show_header=False)
         for _ in ("place", "trial"):
             table.add_column(no_wrap=True)
@@ -167,7 +167,7 @@ class _MemoryInUse:
         self._used_bytes: dict[str, int | None] = {}
 
     def in_use(self, uuids: Sequence[str]) -> str:
-        """Return the size as text, of several GPUs the largest; empty where it is not known."""
+        """Returns the size as text, of several GPUs the largest; empty where it is not known."""
         now = time.monotonic()
         for uuid in uuids:
             if now - self._read_at.get(uuid, -math.inf) >= 1.0:
@@ -231,7 +231,7 @@ def make_display(
     preferences: Preferences,
     until_converged: bool = False,
 ) -> Display:
-    """Return the display that suits stderr: a listener for events and a context manager."""
+    """Returns the display that suits stderr: a listener for events and a context manager."""
     console = make_console(sys.stderr)
     progress = Progress(preferences=preferences, until_converged=until_converged)
     if quiet:

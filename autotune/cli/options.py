@@ -85,7 +85,7 @@ class OnServer(Settings):
 
 
 def storage_of(context: typer.Context, storage: str) -> str:
-    """Return the storage URL of a subcommand; it may also stand before the subcommand.
+    """Returns the storage URL of a subcommand; it may also stand before the subcommand.
 
     The nearest one counts: `autotune studies --storage URL check`.
     """

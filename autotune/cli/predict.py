@@ -163,7 +163,7 @@ def predict(request: PredictCommand) -> None:
         else:
             config = configuration_of(request.configuration, forecaster.workload.legality_context)
         prediction = forecaster.predict(config, with_timeline=request.plot is not None)
-    answer = predictions.Answer(
+    answer = predictions.ComparedPrediction(
         forecaster=forecaster,
         config=config,
         prediction=prediction,

@@ -41,7 +41,7 @@ from autotune.units import format_amount, format_estimate, format_percent, forma
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ComparedPrediction:
     """A prediction and what it is compared with: a cap and, for a trial, its measurement."""
 
     forecaster: Forecaster
@@ -88,7 +88,7 @@ class Answer:
         return text
 
     def verdict(self) -> str:
-        """Return the peak, where in the step it is, and how it compares with the cap."""
+        """Returns the peak, where in the step it is, and how it compares with the cap."""
         prediction = self.prediction
         text = (
             f"Peak {format_size(prediction.peak_memory_bytes)}, "
@@ -115,7 +115,7 @@ class Answer:
 
 
 def peaks_by_rank(prediction: Prediction) -> str:
-    """Return the peaks of the devices, and how many were predicted; empty for one device."""
+    """Returns the peaks of the devices, and how many were predicted; empty for one device."""
     if prediction.devices == 1:
         return ""
     peaks = peaks_text(prediction.peak_memory_bytes_by_rank)
@@ -129,13 +129,13 @@ def peaks_by_rank(prediction: Prediction) -> str:
 
 
 def _for_devices(workload: Workload, device_type: str) -> str:
-    """Return the devices of a trial as text: `for cuda`, or `for each of 4 cuda devices`."""
+    """Returns the devices of a trial as text: `for cuda`, or `for each of 4 cuda devices`."""
     if workload.devices_per_trial == 1:
         return f"for {device_type}"
     return f"for each of {workload.devices_per_trial} {device_type} devices"
 
 
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: ComparedPrediction) -> None:
     console = make_console()
 
     def say(line: str, style: str = "") -> None:
@@ -216,12 +216,12 @@ OVER: Verdict = "over the cap"
 
 
 def needed_bytes(prediction: Prediction) -> int:
-    """Return what a device must have for the largest peak within the prediction's bounds."""
+    """Returns what a device must have for the largest peak within the prediction's bounds."""
     return prediction.upper_bound_bytes + context_bytes_on(prediction.device)
 
 
 def verdict_of(prediction: Prediction, *, cap_bytes: int | None) -> Verdict | None:
-    """Return whether all peaks, some or none within the prediction's bounds are under the cap.
+    """Returns whether all peaks, some or none within the prediction's bounds are under the cap.
 
     What is said to fit does so together with the device's context. Returns None without a cap.
     """
@@ -347,11 +347,11 @@ class SpaceAnswer:
         return row
 
     def is_on_front(self, forecast: Forecast) -> bool | None:
-        """Return whether nothing predicted beats it in memory and speed; None without speeds."""
+        """Returns whether nothing predicted beats it in memory and speed; None without speeds."""
         return None if self.front is None else forecast.config.fingerprint in self.front.front
 
     def shown(self) -> list[Forecast]:
-        """Return the rows of the table: with a front, its and the named ones."""
+        """Returns the rows of the table: with a front, its and the named ones."""
         if self.front is None:
             return list(self.forecasts)
         return [
@@ -361,7 +361,7 @@ class SpaceAnswer:
         ]
 
     def conclusion(self) -> str:
-        """Return one line: how many configurations fit, and what the smallest one needs."""
+        """Returns one line: how many configurations fit, and what the smallest one needs."""
         predicted = self.predicted
         if not predicted:
             return "No configuration can be predicted."
@@ -434,7 +434,7 @@ class SpaceAnswer:
 
 
 def extrapolation_text(prediction: Prediction) -> str:
-    """Return `2 and 3; 4: 0 B off`, or `all`: by which numbers of layers, and how well."""
+    """Returns `2 and 3; 4: 0 B off`, or `all`: by which numbers of layers, and how well."""
     if prediction.checked_at is None:
         return "all"
     first, second = prediction.extrapolated_from
@@ -443,7 +443,7 @@ def extrapolation_text(prediction: Prediction) -> str:
 
 
 def space_table(answer: SpaceAnswer, *, baseline: TrainingConfig | None = None) -> Table:
-    """Return a table with one row per configuration.
+    """Returns a table with one row per configuration.
 
     With a `baseline`, for narrow terminals, a row has the configuration's name or, in short, what
     differs from the baseline.
@@ -592,7 +592,7 @@ def requested_workload(
     *,
     space: SearchSpace | None,
 ) -> Workload:
-    """Return the workload that the options describe.
+    """Returns the workload that the options describe.
 
     Raises InvalidInput, also where the configuration of the options is not legal for it.
     """
@@ -603,7 +603,7 @@ def requested_workload(
     return workload
 
 
-def write_page(answer: Answer, file: Path) -> None:
+def write_page(answer: ComparedPrediction, file: Path) -> None:
     # plotly takes 0.1 s to import, and few predictions are drawn.
     from autotune.reporting.figures import memory_timeline  # noqa: PLC0415
 

@@ -86,7 +86,7 @@ def _trials(search: "RemoteSearch") -> str:
 
 
 def _ago(moment: str) -> str:
-    """Return how long ago a moment in ISO 8601 was; as it is where it is none."""
+    """Returns how long ago a moment in ISO 8601 was; as it is where it is none."""
     try:
         since = datetime.now(UTC) - datetime.fromisoformat(moment).astimezone(UTC)
     except ValueError:

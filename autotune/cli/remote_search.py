@@ -14,7 +14,7 @@ from autotune.analysis.pick import Preferences
 from autotune.cli.lines import print_line
 from autotune.cli.live import Display, make_display
 from autotune.cli.options import ShownInFull
-from autotune.cli.search_run import Place, print_summary
+from autotune.cli.search_run import StudyLocation, print_summary
 from autotune.cli.server import command_on_server
 from autotune.cli.tables import make_console
 from autotune.client.client import Client
@@ -178,7 +178,7 @@ class _Followed:
 
 
 def _event_of(kind: str, data: Mapping[str, Any]) -> _Event:
-    """Return an event of a trial as a search here has it. Raises InvalidInput."""
+    """Returns an event of a trial as a search here has it. Raises InvalidInput."""
     with reading_answer():
         event: _Event
         if kind == "trial_began":
@@ -268,7 +268,7 @@ def raise_unless_finished(search: RemoteSearch, client: Client) -> None:
 
 
 def command_to_continue(search: RemoteSearch, client: Client) -> str | None:
-    """Return the command that continues the study of a cancelled search; None without a study.
+    """Returns the command that continues the study of a cancelled search; None without a study.
 
     Under the name of a study that never began the command would begin another, with the defaults.
     """
@@ -287,7 +287,7 @@ def _print_result(
     print_summary(
         result,
         make_console(),
-        place=Place(
+        place=StudyLocation(
             name=f"{client.url}/studies/{result.study}",
             arguments=("--server", client.url),
             continue_command=lambda trials: _continue_command(client, search, trials, result),
@@ -300,7 +300,7 @@ def _print_result(
 def _continue_command(
     client: Client, search: RemoteSearch, trials: int, result: RemoteResult
 ) -> str:
-    """Return the command that continues the study on the server, with what it does not store."""
+    """Returns the command that continues the study on the server, with what it does not store."""
     given = {**search.request, "name": result.study, "trials": trials}
     arguments = ["autotune", "search", "--server", client.url]
     for name, option in options_of(SearchRequest).items():

@@ -30,7 +30,7 @@ class Given(dict[str, Any], Generic[RequestType]):
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with its request replaced by an option for each setting.
+    """Returns `command` with its request replaced by an option for each setting.
 
     Its attribute `kind` is the class of the request.
     """
@@ -66,7 +66,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def settings_typed(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were typed, of the values of a command's parameters."""
+    """Returns the settings that were typed, of the values of a command's parameters."""
     given = {}
     for option in options:
         value = typed[option.parameter]
@@ -76,7 +76,7 @@ def settings_typed(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[
 
 
 def _kind_of(annotation: Any) -> type[Settings] | None:
-    """Return the request that a parameter is, or of which it has what was typed."""
+    """Returns the request that a parameter is, or of which it has what was typed."""
     if get_origin(annotation) is Given:
         (annotation,) = get_args(annotation)
     is_request = isinstance(annotation, type) and issubclass(annotation, Settings)
@@ -84,7 +84,7 @@ def _kind_of(annotation: Any) -> type[Settings] | None:
 
 
 def taken_from(given: Given[Any], kind: type[RequestType]) -> RequestType:
-    """Return a part of what was typed as the settings of `kind`, and remove it from `given`."""
+    """Returns the settings of `kind` that were typed, and removes them from `given`."""
     names = [name for name in kind.__dataclass_fields__ if name in given]
     part = Given[Any](given.context)
     part.update({name: given.pop(name) for name in names})
@@ -92,7 +92,7 @@ def taken_from(given: Given[Any], kind: type[RequestType]) -> RequestType:
 
 
 def request_of(kind: type[RequestType], given: Given[Any]) -> RequestType:
-    """Return the request of what was typed, with the model that it names resolved.
+    """Returns the request of what was typed, with the model that it names resolved.
 
     Raises InvalidInput, which names a setting by its flag.
     """
@@ -107,7 +107,7 @@ def request_of(kind: type[RequestType], given: Given[Any]) -> RequestType:
 
 
 def parameter_of(option: Option) -> inspect.Parameter:
-    """Return a setting as a parameter of a command that typer reads; None: it is not given."""
+    """Returns a setting as a parameter of a command that typer reads; None: it is not given."""
     flags = [option.flag if option.off_flag is None else f"{option.flag}/{option.off_flag}"]
     if option.synonym is not None:
         flags.append(option.synonym)
@@ -147,7 +147,7 @@ _PARAMETER_OF_SCRIPT = inspect.Parameter(
 
 
 def _script_arguments(words: list[str] | None, given: Given[Any]) -> dict[str, Any]:
-    """Return the setting of the arguments of a script, which stand behind a separate `--`.
+    """Returns the setting of the arguments of a script, which stand behind a separate `--`.
 
     Raises InvalidInput for words before it, which are no option of the command.
     """

@@ -138,7 +138,7 @@ def _stop_on_signals() -> Iterator[list[int]]:
 
 
 def continue_command(study: str, request: SearchRequest, *, trials: int | None = None) -> str:
-    """Return the command that continues a study, with every option that the study does not store.
+    """Returns the command that continues a study, with every option that the study does not store.
 
     Defaults are left out, and a password in the storage URL is replaced by a placeholder.
     """
@@ -153,7 +153,7 @@ def continue_command(study: str, request: SearchRequest, *, trials: int | None =
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class StudyLocation:
     """Where the study of a summary is, for the commands that read and continue it."""
 
     name: str
@@ -164,11 +164,11 @@ class Place:
     """Returns the command that continues the study to that number of trials."""
 
 
-def _place_of(result: StudyResult, request: SearchRequest) -> Place:
+def _place_of(result: StudyResult, request: SearchRequest) -> StudyLocation:
     arguments: tuple[str, ...] = ()
     if request.storage != DEFAULT_STORAGE:
         arguments = ("--storage", result.storage)
-    return Place(
+    return StudyLocation(
         name=result.storage,
         arguments=arguments,
         continue_command=lambda trials: continue_command(result.study, request, trials=trials),
@@ -176,7 +176,7 @@ def _place_of(result: StudyResult, request: SearchRequest) -> Place:
 
 
 def print_summary(
-    result: StudyResult, console: Console, *, place: Place, wanted: int, verbose: bool
+    result: StudyResult, console: Console, *, place: StudyLocation, wanted: int, verbose: bool
 ) -> None:
     seconds = sum(record.seconds or 0.0 for record in result.trials)
     counts = outcome_counts(result.trials)

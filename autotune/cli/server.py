@@ -37,7 +37,7 @@ def open_client(server: str | None) -> Iterator["Client"]:
 
 
 def server_of_environment() -> str:
-    """Return the URL of AUTOTUNE_SERVER. Raises InvalidInput where it is not set."""
+    """Returns the URL of AUTOTUNE_SERVER. Raises InvalidInput where it is not set."""
     server = os.environ.get(SERVER_VARIABLE)
     if not server:
         raise InvalidInput(
@@ -49,5 +49,5 @@ def server_of_environment() -> str:
 
 
 def command_on_server(words: list[str], client: "Client") -> str:
-    """Return a command to copy, with the server that it asks."""
+    """Returns a command to copy, with the server that it asks."""
     return shlex.join(["autotune", *words, "--server", client.url])

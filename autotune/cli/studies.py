@@ -137,7 +137,7 @@ def _list_of_server(server: str) -> None:
 
 
 def _cells(summary: "StudySummary", *, storage: str, narrow: bool) -> list[Text]:
-    """Return the cells of a study; a narrow row has its day, and its pick in short."""
+    """Returns the cells of a study; a narrow row has its day, and its pick in short."""
     result = api.show(summary.name, storage=storage)
     pick = "nothing feasible"
     if result.pick is not None:

@@ -49,7 +49,7 @@ _REMARK_WIDTH, _NARROW_REMARK_WIDTH = 34, 14
 
 
 def make_console(file: TextIO | None = None) -> Console:
-    """Return a console on `file` (default: stdout), 140 columns wide if that is not a terminal."""
+    """Returns a console on `file` (default: stdout), 140 columns wide if that is not a terminal."""
     file = file or sys.stdout
     width = None if file.isatty() or "COLUMNS" in os.environ else _PLAIN_WIDTH
     if not file.isatty():
@@ -82,7 +82,7 @@ class _PrintableConsole(Console):
 
 
 def as_text(text: str, *, style: str = "") -> Text:
-    """Return plain text for a table or a line, with escapes for what must not reach a terminal.
+    """Returns plain text for a table or a line, with escapes for what must not reach a terminal.
 
     The console escapes it in any case; here widths are still computed from the escapes.
     """
@@ -103,7 +103,7 @@ class _WithoutTrailingBlanks:
 
 
 def is_narrow(console: Console) -> bool:
-    """Return whether a table has to do with short configurations and fewer columns."""
+    """Returns whether a table has to do with short configurations and fewer columns."""
     return console.width < NARROW
 
 
@@ -240,7 +240,7 @@ def _perplexity_warnings(result: StudyResult, records: Sequence[TrialRecord]) ->
 
 
 def narrow_note(baseline: TrainingConfig) -> str:
-    """Return the sentence that explains the short configurations of a narrow table."""
+    """Returns the sentence that explains the short configurations of a narrow table."""
     return (
         f"A configuration is its name, or what differs from the baseline: "
         f"{baseline.describe()}. Terminals of {NARROW} columns show all of it."
@@ -290,7 +290,7 @@ def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Itera
 
 
 def describe(record: TrialRecord) -> Text:
-    """Return name and choices, as a Text because names come from files and may look like markup."""
+    """Returns name and choices, as a Text: names come from files and may look like markup."""
     return as_text(trial_label(record))
 
 
@@ -378,7 +378,7 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
 
 
 def indented(text: str, columns: int = 2, *, style: str = "") -> Padding:
-    """Return `text` with all of its lines moved to the right, also those that are folded."""
+    """Returns `text` with all of its lines moved to the right, also those that are folded."""
     return Padding(as_text(text, style=style), (0, 0, 0, columns), expand=False)
 
 
@@ -387,7 +387,7 @@ def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
 
 
 def _ratio(record: TrialRecord) -> str:
-    """Return predicted peak / measured peak as text."""
+    """Returns predicted peak / measured peak as text."""
     if not record.peak_memory_bytes or not record.predicted_peak_memory_bytes:
         return "-"
     return f"{record.predicted_peak_memory_bytes / record.peak_memory_bytes:.4f}"

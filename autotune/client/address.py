@@ -36,7 +36,7 @@ class ServerAddress:
 
 
 def server_address(given: str) -> ServerAddress:
-    """Return the address in a URL, as it is printed or as it is typed. Raises InvalidInput."""
+    """Returns the address in a URL, as it is printed or as it is typed. Raises InvalidInput."""
     problem = InvalidInput(
         f"{_without_secrets(given)!r} is not the URL of a server", hint=_HOW_TO_NAME
     )
@@ -67,14 +67,14 @@ def server_address(given: str) -> ServerAddress:
 
 
 def _without_secrets(given: str) -> str:
-    """Return a URL as an error may show it: without its query, and without a user's name."""
+    """Returns a URL as an error may show it: without its query, and without a user's name."""
     before_query = given.partition("?")[0].partition("#")[0]
     scheme, separator, rest = before_query.rpartition("://")
     return f"{scheme}{separator}{rest.rpartition('@')[2]}"
 
 
 def checked_token(token: str, *, source: str) -> str:
-    """Return a token that a header can carry. Raises InvalidInput, without showing the token."""
+    """Returns a token that a header can carry. Raises InvalidInput, without showing the token."""
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidInput(
             f"the token of {source} cannot be one",
@@ -85,7 +85,7 @@ def checked_token(token: str, *, source: str) -> str:
 
 
 def token_for(url: str) -> str | None:
-    """Return the token for the server at `url`; None if there is none. Raises InvalidInput."""
+    """Returns the token for the server at `url`; None if there is none. Raises InvalidInput."""
     if from_environment := os.environ.get(TOKEN_VARIABLE):
         return checked_token(from_environment, source=f"the variable {TOKEN_VARIABLE}")
     if server := os.environ.get(SERVER_VARIABLE):
@@ -99,7 +99,7 @@ def token_for(url: str) -> str | None:
 
 
 def tokens_file() -> Path:
-    """Return the file of a user's tokens, which need not exist."""
+    """Returns the file of a user's tokens, which need not exist."""
     folder = os.environ.get("XDG_CONFIG_HOME") or ""
     base = Path(folder) if os.path.isabs(folder) else Path(os.path.expanduser("~/.config"))
     return base / "autotune" / "tokens.toml"

@@ -97,7 +97,7 @@ class Client:
         return self._search(answer)
 
     def search(self, id: int) -> RemoteSearch:
-        """Return the search of that number."""
+        """Returns the search of that number."""
         return self._search(self._connection.json("GET", f"/searches/{id:d}"))
 
     def searches(
@@ -108,7 +108,7 @@ class Client:
         limit: int | None = None,
         offset: int | None = None,
     ) -> list[RemoteSearch]:
-        """Return the searches: those in the queue in its order, then the others, newest first."""
+        """Returns the searches: those in the queue in its order, then the others, newest first."""
         parameters = {"state": state, "study": study, "limit": limit, "offset": offset}
         answer = self._connection.json("GET", "/searches", parameters=parameters)
         return [self._search(each) for each in _objects(answer, "searches")]
@@ -138,7 +138,7 @@ class Client:
         self._connection.json("DELETE", f"/searches/{id:d}")
 
     def search_log(self, id: int) -> str:
-        """Return the end of what the process of a search has printed."""
+        """Returns the end of what the process of a search has printed."""
         return self._connection.send("GET", f"/searches/{id:d}/log").text
 
     def watch(
@@ -177,7 +177,7 @@ class Client:
                     return
 
     def wait(self, id: int) -> RemoteSearch:
-        """Return a search once it has ended."""
+        """Returns a search once it has ended."""
         for event in self.watch(id):
             if event.kind == "search" and self._search(event.data).has_ended:
                 break
@@ -196,35 +196,35 @@ class Client:
         limit: int | None = None,
         offset: int | None = None,
     ) -> list[Mapping[str, Any]]:
-        """Return the studies, each as the server describes it: name, created_at, trials, state."""
+        """Returns the studies, each as the server describes it: name, created_at, trials, state."""
         parameters = {"query": query, "sort": sort, "limit": limit, "offset": offset}
         answer = self._connection.json("GET", "/studies", parameters=parameters)
         return _objects(answer, "studies")
 
     def show(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> RemoteResult:
-        """Return the records of a study with its front and pick. Raises UnknownStudy."""
+        """Returns the records of a study with its front and pick. Raises UnknownStudy."""
         values = self.study_json(study, preferences=preferences)
         return RemoteResult.read(result_of(values), client=self, preferences=preferences)
 
     def study_json(
         self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES
     ) -> dict[str, Any]:
-        """Return the JSON object that `autotune show --json` prints on the server."""
+        """Returns the JSON object that `autotune show --json` prints on the server."""
         values: dict[str, Any] = self._connection.json(
             "GET", _path(study), parameters=preference_parameters(preferences)
         )
         return values
 
     def trial(self, study: str, number: int) -> TrialRecord:
-        """Return the record of one trial."""
+        """Returns the record of one trial."""
         return record_of(self._connection.json("GET", f"{_path(study)}/trials/{number:d}"))
 
     def trial_log(self, study: str, number: int) -> str:
-        """Return the end of what the process of a trial has printed."""
+        """Returns the end of what the process of a trial has printed."""
         return self._connection.send("GET", f"{_path(study)}/trials/{number:d}/log").text
 
     def report(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> bytes:
-        """Return a study as one HTML page that opens offline."""
+        """Returns a study as one HTML page that opens offline."""
         parameters = preference_parameters(preferences)
         return self._connection.send("GET", f"{_path(study)}/report", parameters=parameters).content
 
@@ -241,7 +241,7 @@ class Client:
         trial: int | None = None,
         preferences: Preferences = DEFAULT_PREFERENCES,
     ) -> "go.Figure":
-        """Return a figure of a study as a plotly figure; the kinds are those of `Result.plot`."""
+        """Returns a figure of a study as a plotly figure; the kinds are those of `Result.plot`."""
         import plotly.graph_objects as go  # noqa: PLC0415  # 0.1 s, only for figures
 
         parameters = {
@@ -259,7 +259,7 @@ class Client:
             return go.Figure(printable_values(answer))
 
     def compare(self, *studies: str) -> "go.Figure":
-        """Return a figure with the fronts of several studies."""
+        """Returns a figure with the fronts of several studies."""
         import plotly.graph_objects as go  # noqa: PLC0415  # as above
 
         answer = self._connection.json("GET", "/compare", parameters={"study": list(studies)})
@@ -360,7 +360,7 @@ class Client:
     def dry_run(
         self, *, preferences: Preferences = DEFAULT_PREFERENCES, **settings: Any
     ) -> Mapping[str, Any]:
-        """Return what a search with these settings would do; see `submit` for the settings."""
+        """Returns what a search with these settings would do; see `submit` for the settings."""
         body = submission(settings, preferences=preferences)
         found: Mapping[str, Any] = self._connection.json("POST", "/dry-run", body=body)
         return found
@@ -368,19 +368,19 @@ class Client:
     # -- the server --------------------------------------------------------------------------------
 
     def devices(self) -> list[Mapping[str, Any]]:
-        """Return the devices of the server, with the memory in use and the searches on them."""
+        """Returns the devices of the server, with the memory in use and the searches on them."""
         return _objects(self._connection.json("GET", "/devices"), "devices")
 
     def actions(
         self, *, limit: int | None = None, offset: int | None = None
     ) -> list[Mapping[str, Any]]:
-        """Return who did what, newest first."""
+        """Returns who did what, newest first."""
         parameters = {"limit": limit, "offset": offset}
         answer = self._connection.json("GET", "/actions", parameters=parameters)
         return _objects(answer, "actions")
 
     def health(self) -> Mapping[str, Any]:
-        """Return version, role and whether the server reaches its database; needs no token."""
+        """Returns version, role and whether the server reaches its database; needs no token."""
         found: Mapping[str, Any] = self._connection.json("GET", "/health")
         return found
 
@@ -389,13 +389,13 @@ _OF_REFUSAL = ("setting", "value", "instead", "why")
 
 
 def _objects(answer: Any, name: str) -> list[Mapping[str, Any]]:
-    """Return the list of objects of that name in an answer. Raises InvalidInput for another."""
+    """Returns the list of objects of that name in an answer. Raises InvalidInput for another."""
     with reading_answer():
         return [dict(each) for each in answer[name]]
 
 
 def _path(study: str) -> str:
-    """Return the path of a study; its name may have any characters in an old database."""
+    """Returns the path of a study; its name may have any characters in an old database."""
     if study in ("", ".", ".."):
         raise InvalidInput(f"{study!r} cannot be a study's name", hint="see autotune studies")
     return f"/studies/{quote(study, safe='')}"
@@ -413,14 +413,14 @@ _OF_A_FIT = (*_OF_A_PREDICTION, "max_mem", "vary", "space", "scale", "context")
 
 
 def _question(settings: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the body of a quick call: its settings `names`, and in `workload` the others."""
+    """Returns the body of a quick call: its settings `names`, and in `workload` the others."""
     given = {name: value for name, value in settings.items() if value is not None}
     body = {name: given.pop(name) for name in names if name in given}
     return {**body, "workload": with_model_content(given)} if given else body
 
 
 def _checked_name(name: str) -> str:
-    """Return the name of a file of an export. Raises InvalidInput for one that leads elsewhere.
+    """Returns the name of a file of an export. Raises InvalidInput for one that leads elsewhere.
 
     All files of an export lie in its folder itself.
     """

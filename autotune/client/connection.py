@@ -86,7 +86,7 @@ class Connection:
         idempotency_key: str | None = None,
         accepts: str = "application/json",
     ) -> Any:
-        """Return the JSON of an answer; None for one without content. Raises AutotuneError."""
+        """Returns the JSON of an answer; None for one without content. Raises AutotuneError."""
         response = self.send(
             method,
             path,
@@ -113,7 +113,7 @@ class Connection:
         accepts: str = "*/*",
         expected: tuple[int, ...] = (),
     ) -> httpx.Response:
-        """Return a successful answer, or one with a status in `expected`.
+        """Returns a successful answer, or one with a status in `expected`.
 
         Raises AutotuneError for every other.
         """
@@ -144,7 +144,7 @@ class Connection:
     def _received(
         self, request: httpx.Request, *, most_bytes: int, most_seconds: float
     ) -> httpx.Response:
-        """Return a whole answer. Raises InvalidInput for one without end."""
+        """Returns a whole answer. Raises InvalidInput for one without end."""
         is_late = threading.Event()
 
         def end() -> None:
@@ -176,7 +176,7 @@ class Connection:
     def _read(
         self, response: httpx.Response, *, most_bytes: int, most_seconds: float
     ) -> httpx.Response:
-        """Return an answer with its content, which only began to arrive.
+        """Returns an answer with its content, which only began to arrive.
 
         Raises InvalidInput for one without end.
         """
@@ -330,7 +330,7 @@ class Connection:
         )
 
     def _other_version(self) -> str:
-        """Return what to do about a server of another version; empty if it has the same one."""
+        """Returns what to do about a server of another version; empty if it has the same one."""
         try:
             request = self._http.build_request("GET", f"{API}/health", timeout=_CONNECT_SECONDS)
             answer = self._received(
@@ -375,7 +375,7 @@ def _given(parameters: Parameters | None) -> dict[str, Any]:
 
 
 def _problem_of(response: httpx.Response) -> Mapping[str, Any] | None:
-    """Return the problem details of an answer; None if it has none."""
+    """Returns the problem details of an answer; None if it has none."""
     if "problem+json" not in response.headers.get("Content-Type", ""):
         return None
     try:
@@ -395,7 +395,7 @@ _CLASSES: Mapping[str, type[AutotuneError]] = {
 
 
 def _class_of(status: int) -> type[AutotuneError]:
-    """Return the error for a problem that names none of ours."""
+    """Returns the error for a problem that names none of ours."""
     if status in _AWAY:
         return StorageUnreachable
     if status == 429:
@@ -406,7 +406,7 @@ def _class_of(status: int) -> type[AutotuneError]:
 
 
 def _tls_error_of(error: BaseException) -> ssl.SSLError | None:
-    """Return the error of TLS that a failure was caused by; None if it was not."""
+    """Returns the error of TLS that a failure was caused by; None if it was not."""
     for cause in causes_of(error):
         if isinstance(cause, ssl.SSLError):
             return cause
@@ -414,7 +414,7 @@ def _tls_error_of(error: BaseException) -> ssl.SSLError | None:
 
 
 def _reason_of(error: httpx.TransportError) -> str:
-    """Return why a connection failed, as the operating system says it."""
+    """Returns why a connection failed, as the operating system says it."""
     for cause in causes_of(error):
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror

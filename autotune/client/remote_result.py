@@ -29,7 +29,7 @@ class RemoteResult(Result):
     def read(
         cls, result: StudyResult, *, client: "Client", preferences: Preferences
     ) -> "RemoteResult":
-        """Return the result with the client that its methods ask."""
+        """Returns the result with the client that its methods ask."""
         known = {each.name: getattr(result, each.name) for each in fields(StudyResult)}
         return cls(**known, preferences=preferences, _url=result.storage, _client=client)
 
@@ -61,7 +61,7 @@ class RemoteResult(Result):
         trials: Sequence[int] | None = None,
         trial: int | None = None,
     ) -> "go.Figure":
-        """Return a figure of the study, which the server draws. Raises InvalidInput."""
+        """Returns a figure of the study, which the server draws. Raises InvalidInput."""
         client: Client = self._client
         return client.figure(
             self.study,

@@ -69,7 +69,7 @@ class RemoteSearch(Schema):
 
 
 def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
-    """Return the search of a server's answer; what only a later version says is in `answer`.
+    """Returns the search of a server's answer; what only a later version says is in `answer`.
 
     Raises InvalidInput for an answer that is no search.
     """
@@ -88,7 +88,7 @@ def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
 def submission(
     settings: Mapping[str, Any], *, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> dict[str, Any]:
-    """Return the body that submits a search with these settings of `autotune.search`.
+    """Returns the body that submits a search with these settings of `autotune.search`.
 
     A search space and a model's config that are files of this machine are sent as their content.
     Whatever else names a file, such as a dataset or code, is sent as it is: the server looks for it
@@ -118,7 +118,7 @@ def submission(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+    """Returns a value as JSON has it."""
     if isinstance(value, float) and value == math.inf:
         return NO_LIMIT
     if isinstance(value, Path):
@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
 
 
 def preference_parameters(preferences: Preferences) -> dict[str, Any]:
-    """Return the parameters by which a server chooses the front and the pick of a study."""
+    """Returns the parameters by which a server chooses the front and the pick of a study."""
     check_preferences(preferences)
     return {
         "prefer": preferences.prefer,

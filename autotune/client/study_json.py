@@ -20,7 +20,7 @@ _PROVENANCE = ("perplexity_source", "reused_from")
 
 
 def result_of(values: Any) -> StudyResult:
-    """Return the result of a study from its JSON. Raises InvalidInput for other JSON."""
+    """Returns the result of a study from its JSON. Raises InvalidInput for other JSON."""
     with reading_answer():
         check_study_name(values["study"])  # reports and exports are files of that name
         pick = None
@@ -36,7 +36,7 @@ def result_of(values: Any) -> StudyResult:
 
 
 def record_of(values: Mapping[str, Any]) -> TrialRecord:
-    """Return the record of a trial from its JSON. Raises InvalidInput for other JSON."""
+    """Returns the record of a trial from its JSON. Raises InvalidInput for other JSON."""
     with reading_answer():
         facts = with_facts({name: values.get(name) for name in _PROVENANCE})
         read = {

@@ -39,7 +39,7 @@ class TokenSequences:
         return sequences_in(self._tokens, sequence_length=self._sequence_length)
 
     def batch(self, indices: Iterable[int]) -> Batch:
-        """Return the sequences at `indices`, on the host."""
+        """Returns the sequences at `indices`, on the host."""
         if self._is_stream:
             packed = batch_of(self._tokens, indices, sequence_length=self._sequence_length)
             rows = torch.from_numpy(packed)
@@ -53,7 +53,7 @@ class TokenSequences:
         return Batch(torch.from_numpy(tokens)[:, :-1], torch.from_numpy(labels)[:, 1:])
 
     def padded_batch(self, start: int, *, size: int, total: int) -> Batch:
-        """Return `size` sequences from `start` on; those from `total` on have no labels.
+        """Returns `size` sequences from `start` on; those from `total` on have no labels.
 
         They only fill the batch, so that all batches have the same shape.
         """
@@ -65,14 +65,14 @@ class TokenSequences:
 
 
 def sequences_in(tokens: Tokens, *, sequence_length: int) -> int:
-    """Return the number of sequences in a packed stream; the last label needs one token more."""
+    """Returns the number of sequences in a packed stream; the last label needs one token more."""
     return (len(tokens) - 1) // sequence_length
 
 
 def batch_of(
     tokens: Tokens, indices: Iterable[int], *, sequence_length: int
 ) -> NDArray[numpy.int64]:
-    """Return sequences with the token that follows each: int64 [batch, sequence_length + 1]."""
+    """Returns sequences with the token that follows each: int64 [batch, sequence_length + 1]."""
     starts = [index * sequence_length for index in indices]
     rows = [tokens[start : start + sequence_length + 1] for start in starts]
     return numpy.stack(rows).astype(numpy.int64)

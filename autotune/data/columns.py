@@ -63,7 +63,7 @@ class TokenColumn:
         return numpy.where(trained_on, tokens, read_token_of(tokens))[:end]
 
     def _array(self, values: Any, *, default: list[int], kinds: str = "iu") -> Tokens:
-        """Return `values`, or `default` for None, as int64 [tokens], of the length of `default`.
+        """Returns `values`, or `default` for None, as int64 [tokens], of the length of `default`.
 
         `kinds` are the accepted ones of numpy's dtypes.
         """
@@ -103,7 +103,7 @@ class TokenColumn:
 
 
 def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | ChatColumn:
-    """Return the documents in `rows`.
+    """Returns the documents in `rows`.
 
     These are the column of text or conversations that the workload names, else the tokens, else the
     conversations, else the column `text`, else the only column of strings. Raises InvalidDataset,
@@ -209,7 +209,7 @@ def _check_holds_messages(rows: Any, column: str, workload: Workload) -> None:
 
 
 def _holds_records(rows: Any, found: Columns, workload: Workload) -> bool:
-    """Return whether a row holds a list of objects: the rows of the dataset may be in there."""
+    """Returns whether a row holds a list of objects: the rows of the dataset may be in there."""
     for row in values(rows, list(found.lists), dataset=workload.dataset):
         return any(isinstance(value, list) and isinstance(value[0], dict) for value in row if value)
     return False

@@ -38,7 +38,7 @@ class Configuration:
 
 
 def configuration(folder: Path, name: str, *, dataset: str) -> Configuration | None:
-    """Return a configuration of a local dataset; None for the default one without a card.
+    """Returns a configuration of a local dataset; None for the default one without a card.
 
     Raises InvalidDataset for one that the card does not have, and for a card that names files which
     are not below the folder.
@@ -73,7 +73,7 @@ def configuration(folder: Path, name: str, *, dataset: str) -> Configuration | N
 def checked_configs(
     texts: Sequence[bytes], *, dataset: str, own_address: str = ""
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the configurations of cards by name; of equal names the last one.
+    """Returns the configurations of cards by name; of equal names the last one.
 
     Raises InvalidDataset where one names a file that cannot be one of the dataset. `own_address` is
     how the files of a dataset on the hub may be named as well.
@@ -94,7 +94,7 @@ def checked_configs(
 
 
 def _configs(text: bytes, *, dataset: str) -> list[Mapping[str, Any]]:
-    """Return what the YAML of a card, or a file of only that, has as its `configs`."""
+    """Returns what the YAML of a card, or a file of only that, has as its `configs`."""
     content = text.decode("utf-8-sig", errors="replace")
     lines = content.splitlines()
     if lines and lines[0].rstrip() == "---":

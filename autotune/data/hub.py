@@ -34,7 +34,7 @@ def check_dataset(name: str) -> None:
 
 
 def load_rows(workload: Workload, *, split: str) -> Any:
-    """Return the rows of a split as `datasets` loads them, cached there. Raises InvalidDataset."""
+    """Returns the rows of a split as `datasets` loads them, cached there. Raises InvalidDataset."""
     name = workload.dataset
     check_dataset(name)
     _check_card(name)
@@ -85,7 +85,7 @@ def _not_loaded(name: str, error: Exception) -> InvalidDataset:
 
 
 def tokenizer_file(name: str) -> Path:
-    """Return the tokenizer.json of repository `name`, with tokenizer_config.json next to it.
+    """Returns the tokenizer.json of repository `name`, with tokenizer_config.json next to it.
 
     Raises InvalidInput if it cannot be loaded.
     """
@@ -111,7 +111,7 @@ def tokenizer_file(name: str) -> Path:
 
 
 def template_file(name: str) -> Path | None:
-    """Return the chat_template.jinja of repository `name`, or None.
+    """Returns the chat_template.jinja of repository `name`, or None.
 
     Older repositories have the template in their tokenizer_config.json.
     """
@@ -139,7 +139,7 @@ def _request(request: Callable[[Any], object]) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of a library's error message, or the type of the error."""
+    """Returns the first line of a library's error message, or the type of the error."""
     for source in (error.__cause__, error):
         lines = [] if source is None else str(source).strip().splitlines()
         if lines:

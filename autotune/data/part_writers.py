@@ -34,7 +34,7 @@ class PartWriter(ABC):
 
     @abstractmethod
     def length_of(self, sequences: int) -> int:
-        """Return the length that this many sequences need."""
+        """Returns the length that this many sequences need."""
 
     @abstractmethod
     def add(self, tokens: Tokens, size_bytes: int | None) -> None:
@@ -162,7 +162,7 @@ def part_writer(
     is_chat: bool,
     most_sequences: int | None,
 ) -> PartWriter:
-    """Return the writer for the workload's packing; a stream of packed tokens has `dtype`."""
+    """Returns the writer for the workload's packing; a stream of packed tokens has `dtype`."""
     writer: PartWriter
     if workload.packing == "packed" and not is_chat:
         writer = PackedWriter(TokenFile(file, dtype=dtype), workload, tokenizer)

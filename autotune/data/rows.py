@@ -28,7 +28,7 @@ class Columns:
 
 
 def columns_of(rows: Any, *, dataset: str) -> Columns:
-    """Return the columns of strings, of lists and of anything else."""
+    """Returns the columns of strings, of lists and of anything else."""
     kinds: dict[str, str] = {}
     if rows.features is not None:
         for name, feature in rows.features.items():
@@ -91,7 +91,7 @@ def iterated(rows: Any, *, dataset: str) -> Iterator[Any]:
 
 
 def unreadable(dataset: str, error: Exception, *, kind: str = "rows of text") -> InvalidDataset:
-    """Return the error for a dataset that cannot be read as `kind`."""
+    """Returns the error for a dataset that cannot be read as `kind`."""
     return InvalidDataset(
         f"dataset {dataset!r} cannot be read as {kind}: {reason_of(error)}",
         hint="check that the file is complete and that its suffix is right",

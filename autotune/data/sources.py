@@ -46,7 +46,7 @@ class Parts:
 
 
 def read_documents(workload: Workload, *, cache_folder: Path) -> Parts:
-    """Return the documents of the workload's dataset.
+    """Returns the documents of the workload's dataset.
 
     Raises InvalidDataset if it does not exist or cannot be read.
     """
@@ -81,7 +81,7 @@ def check_there(workload: Workload) -> None:
 
 
 def _split_reader(workload: Workload, *, cache_folder: Path) -> Callable[[str], Documents]:
-    """Return a function from the name of a split to its documents."""
+    """Returns a function from the name of a split to its documents."""
     path = expanded(workload.dataset)
     check_splits(workload)
     if workload.dataset == STANDARD_LIBRARY_TEXT:
@@ -150,7 +150,7 @@ def _no_split(workload: Workload, split: str, *, known: list[str]) -> InvalidDat
 
 
 def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
-    """Return the files to read by split; all are in one split unless their names tell splits."""
+    """Returns the files to read by split; all are in one split unless their names tell splits."""
     everything = dataset_files(files_below(path)) if path.is_dir() else [path]
     _kind_of(everything, path=path)
     if not any(file.stat().st_size for file in everything):
@@ -168,7 +168,7 @@ def _files_by_split(path: Path, workload: Workload) -> dict[str, list[Path]]:
 
 
 def _kind_of(files: Sequence[Path], *, path: Path) -> str:
-    """Return the reader of all files of a dataset. Raises InvalidDataset where there is none."""
+    """Returns the reader of all files of a dataset. Raises InvalidDataset where there is none."""
     if not files or any(file.suffix.lower() not in READERS for file in files):
         raise InvalidDataset(
             f"dataset {str(path)!r} has no file that autotune can read",
@@ -213,7 +213,7 @@ def files_below(folder: Path) -> Iterator[Path]:
 def _read_files(
     files: dict[str, list[Path]], workload: Workload, *, split: str, cache_folder: Path
 ) -> Documents:
-    """Return the documents of a split; for records also of a slice such as train[:400]."""
+    """Returns the documents of a split; for records also of a slice such as train[:400]."""
     kind = READERS[next(iter(files.values()))[0].suffix.lower()]
     if kind == "text":
         if split not in files:
@@ -229,7 +229,7 @@ def _read_files(
 
 
 def _shorter_path(folder: Path) -> str:
-    """Return the path of a folder, from the current folder if that is shorter.
+    """Returns the path of a folder, from the current folder if that is shorter.
 
     `datasets` makes the whole path the name of a lock, and names have at most 255 bytes: a few
     dozen letters of a path that are not ASCII.
@@ -240,7 +240,7 @@ def _shorter_path(folder: Path) -> str:
 def _configured_rows(
     configured: Configuration, workload: Workload, *, split: str, cache_folder: Path
 ) -> Any:
-    """Return the rows of a folder whose dataset card defines its configurations, as on the hub."""
+    """Returns the rows of a folder whose dataset card defines its configurations, as on the hub."""
     every_file = [file for files in configured.files.values() for file in files]
     kind = _kind_of(every_file, path=expanded(workload.dataset))
     return _rows(

@@ -150,7 +150,7 @@ def check_depth(files: Sequence[Path], *, dataset: str) -> None:
 
 
 def depth_of_json(line: bytes) -> int:
-    """Return how deeply the values of a JSON text are nested; of one with few brackets a bound."""
+    """Returns how deeply the values of a JSON text are nested; of one with few brackets a bound."""
     brackets = line.count(b"[") + line.count(b"{")
     if brackets <= DEEPEST_JSON:
         return brackets

@@ -36,7 +36,7 @@ class TextFacts:
 
     @classmethod
     def read(cls, folder: Path) -> "TextFacts":
-        """Return the facts in a prepared folder.
+        """Returns the facts in a prepared folder.
 
         Folders from releases that only had the bytes tokenizer have no such file.
         """

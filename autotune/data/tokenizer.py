@@ -54,12 +54,12 @@ class LoadedTokenizer(SubwordTokenizer):
         self._source = source
 
     def encode(self, texts: Sequence[bytes], *, longest: int | None) -> list[tuple[Tokens, int]]:
-        """Return tokens as `Tokenizer` says. Raises InvalidInput for a text that has none."""
+        """Returns tokens as `Tokenizer` says. Raises InvalidInput for a text that has none."""
         with self._without_tokens():
             return super().encode(texts, longest=longest)
 
     def encode_with_offsets(self, text: str) -> tuple[Tokens, list[tuple[int, int]]]:
-        """Return the tokens of a text and where they are. Raises InvalidInput if it has none."""
+        """Returns the tokens of a text and where they are. Raises InvalidInput if it has none."""
         with self._without_tokens():
             return super().encode_with_offsets(text)
 
@@ -71,7 +71,7 @@ class LoadedTokenizer(SubwordTokenizer):
 
 
 def load_tokenizer(workload: Workload) -> Tokenizer:
-    """Return the tokenizer that the workload names, except `bpe`, which has to be trained.
+    """Returns the tokenizer that the workload names, except `bpe`, which has to be trained.
 
     Raises InvalidInput if it cannot be read or has too many tokens for the vocabulary.
     """
@@ -97,7 +97,7 @@ def _settings_next_to(file: Path) -> Any:
 
 
 def load_chat_template(name: str) -> ChatTemplate | None:
-    """Return the chat template of a tokenizer that is not built in, or None if it has none.
+    """Returns the chat template of a tokenizer that is not built in, or None if it has none.
 
     Raises InvalidInput if the tokenizer or the template cannot be read.
     """
@@ -119,7 +119,7 @@ def load_chat_template(name: str) -> ChatTemplate | None:
 
 
 def parse_tokenizer(text: bytes, *, settings: Any, source: str) -> SubwordTokenizer:
-    """Return the tokenizer of a tokenizer.json and the value in its tokenizer_config.json.
+    """Returns the tokenizer of a tokenizer.json and the value in its tokenizer_config.json.
 
     `source` is how messages name it. Raises InvalidInput.
     """

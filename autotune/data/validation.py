@@ -86,7 +86,7 @@ def _is_read_by_python(workload: Workload) -> bool:
 
 
 def _reader_ended(workload: Workload, reader: subprocess.CompletedProcess[str]) -> InvalidDataset:
-    """Return the error for a process that has ended without an answer."""
+    """Returns the error for a process that has ended without an answer."""
     if reader.returncode < 0:
         ending = signal.Signals(-reader.returncode).name
     else:

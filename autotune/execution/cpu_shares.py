@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int, ...] | None:
-    """Return the CPUs of one of several places: equal shares of those this process may use.
+    """Returns the CPUs of one of several places: equal shares of those this process may use.
 
     A single place is bound to none. What does not divide is left idle, so that speeds compare.
     Where there are more places than CPUs, several share one. No more than `most_cpus` are used.
@@ -24,12 +24,12 @@ def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int
 
 
 def cpu_shares(count: int) -> list[tuple[int, ...] | None]:
-    """Return the share of each of `count` places on this machine."""
+    """Returns the share of each of `count` places on this machine."""
     return [cpu_share(place, of=count) for place in range(count)]
 
 
 def sharing_of_cpus(count: int, *, most_cpus: int | None = None) -> str:
-    """Return in words that `count` places share CPUs, where they are more than those; else "".
+    """Returns in words that `count` places share CPUs, where they are more than those; else "".
 
     It becomes part of the CPU's name: what was measured so compares only with its like, and is not
     reused by a study whose places have CPUs of their own.
@@ -41,7 +41,7 @@ def sharing_of_cpus(count: int, *, most_cpus: int | None = None) -> str:
 
 
 def cpu_name() -> str:
-    """Return the name of the CPU's model, such as `AMD EPYC`."""
+    """Returns the name of the CPU's model, such as `AMD EPYC`."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

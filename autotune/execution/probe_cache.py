@@ -27,7 +27,7 @@ Choices = Mapping[str, Sequence[Any]]
 
 
 def without(choices: Choices, excluded: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the choices that are not excluded, without techniques that have none left."""
+    """Returns the choices that are not excluded, without techniques that have none left."""
     remaining = {}
     for technique, values in choices.items():
         left = [value for value in values if value not in excluded.get(technique, ())]
@@ -37,7 +37,7 @@ def without(choices: Choices, excluded: Mapping[str, Any]) -> dict[str, list[Any
 
 
 def read_working(device: DeviceInfo) -> dict[str, list[Any]]:
-    """Return the choices that are known to work on the device; empty without a readable file."""
+    """Returns the choices that are known to work on the device; empty without a readable file."""
     key = _key(device)
     try:
         stored = json.loads(_file(key).read_text(encoding="utf-8"))
@@ -60,7 +60,7 @@ def write_working(device: DeviceInfo, working: Choices) -> None:
 
 
 def _file(key: Mapping[str, Any]) -> Path:
-    """Return the file of a device. Raises OSError where no cache folder is safe."""
+    """Returns the file of a device. Raises OSError where no cache folder is safe."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     return safe_cache_folder(FOLDER) / f"{digest[:32]}.json"
 
@@ -78,7 +78,7 @@ def _key(device: DeviceInfo) -> dict[str, Any]:
 
 
 def _identity(tool: str | None) -> str | None:
-    """Return the path of a tool with its size and date, which another version changes."""
+    """Returns the path of a tool with its size and date, which another version changes."""
     if tool is None:
         return None
     try:

@@ -315,7 +315,7 @@ class ServerTasks:
     def measure_peaks(
         self, device: DeviceInfo, precisions: Sequence[str], shape: LinearShape | None
     ) -> DeviceInfo:
-        """Return the device with its rates of matrix products and of copies, and of its host.
+        """Returns the device with its rates of matrix products and of copies, and of its host.
 
         It is measured while this search has a slot on the device, and with the CPUs of a trial.
         """

@@ -22,7 +22,7 @@ class TrialOptions:
     """Whether torch's allocation history of the measured steps is stored; CUDA only."""
 
     def time_limits(self) -> TimeLimits:
-        """Return the limits of a trial's time. Raises InvalidInput for impossible ones."""
+        """Returns the limits of a trial's time. Raises InvalidInput for impossible ones."""
         return time_limits(
             self.trial_time_limit_seconds,
             compile_seconds=self.compile_time_limit_seconds,

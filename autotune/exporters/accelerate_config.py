@@ -50,7 +50,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that accelerate and lines of a script can express."""
+    """Returns the closest recipe that accelerate and lines of a script can express."""
     closest = Closest(recipe, "accelerate", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch(_ON_A_CPU)
@@ -64,7 +64,7 @@ _ON_A_CPU = "accelerate launch starts a single process on a CPU"
 
 
 def launch_files(recipe: Recipe) -> dict[str, str]:
-    """Return the files that `accelerate launch` reads."""
+    """Returns the files that `accelerate launch` reads."""
     heading = f"# {recipe.origin}: {recipe.config.describe()}.\n"
     files = {FILE: heading + yaml_text(_settings(recipe))}
     if recipe.config.engine == "deepspeed":
@@ -111,7 +111,7 @@ def _distributed_type(recipe: Recipe) -> str:
 
 
 def _sharing(recipe: Recipe) -> dict[str, object]:
-    """Return the sections on what devices share out among them."""
+    """Returns the sections on what devices share out among them."""
     config = recipe.config
     if config.engine == "deepspeed":
         section = {"deepspeed_config_file": AUTO_FILE, "zero3_init_flag": False}
@@ -145,7 +145,7 @@ def _compiles(config: TrainingConfig) -> bool:
 
 
 def _script_compiles_blocks(config: TrainingConfig) -> bool:
-    """Return whether the script, not accelerate, must compile the blocks.
+    """Returns whether the script, not accelerate, must compile the blocks.
 
     Regional compilation needs blocks of one class: if some are wrapped, it compiles the whole
     model as one graph. It would also compile a segment as one graph, where trials compile the
@@ -223,7 +223,7 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
 
 
 def _in_the_script(recipe: Recipe) -> dict[str, Reason]:
-    """Return the techniques that the script has in any case."""
+    """Returns the techniques that the script has in any case."""
     arguments = optimizer_arguments(recipe)
     of_fusion = recipe.optimizer.flags(recipe.config.optimizer_fusion)
     flags = ", ".join(f"{name}={value}" for name, value in of_fusion.items())

@@ -31,24 +31,24 @@ _OF_WEIGHTS = {"bf16-true": "bfloat16", "bf16-stochastic": "bfloat16"}
 
 
 def trained_dtype(config: TrainingConfig) -> str:
-    """Return the name of torch's dtype of what is trained: adapters, or all weights."""
+    """Returns the name of torch's dtype of what is trained: adapters, or all weights."""
     return _OF_WEIGHTS.get(config.precision, "float32")
 
 
 def base_dtype(config: TrainingConfig) -> str:
-    """Return the name of torch's dtype of the model's own weights that are not quantized."""
+    """Returns the name of torch's dtype of the model's own weights that are not quantized."""
     if config.base_weights == "trained":
         return trained_dtype(config)
     return _LONG_NAMES.get(config.precision, trained_dtype(config))
 
 
 def is_quantized(config: TrainingConfig) -> bool:
-    """Return whether the linear layers of the blocks have fewer than 16 bits a weight."""
+    """Returns whether the linear layers of the blocks have fewer than 16 bits a weight."""
     return config.base_weights in QUANTIZED_WEIGHTS
 
 
 def lora_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return the arguments of peft's LoraConfig, for a model of transformers."""
+    """Returns the arguments of peft's LoraConfig, for a model of transformers."""
     arguments: dict[str, Any] = {
         "r": config.adapter_rank,
         "lora_alpha": ALPHA,
@@ -63,7 +63,7 @@ def lora_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def quantization_settings(config: TrainingConfig) -> dict[str, Any]:
-    """Return `quantization_config` of `from_pretrained` as JSON has it."""
+    """Returns `quantization_config` of `from_pretrained` as JSON has it."""
     if config.base_weights == "nf4":
         return {
             "quant_method": "bitsandbytes",
@@ -86,12 +86,12 @@ _TORCHAO_CLASSES: Mapping[BaseWeights, str] = {
 
 
 def torchao_class(config: TrainingConfig) -> str:
-    """Return the name in torchao.quantization of the configuration of int8 or fp8 weights."""
+    """Returns the name in torchao.quantization of the configuration of int8 or fp8 weights."""
     return _TORCHAO_CLASSES[config.base_weights]
 
 
 def quantization_expression(config: TrainingConfig) -> str:
-    """Return `quantization_config` of `from_pretrained` as an expression."""
+    """Returns `quantization_config` of `from_pretrained` as an expression."""
     if config.base_weights == "nf4":
         return (
             'transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
@@ -102,7 +102,7 @@ def quantization_expression(config: TrainingConfig) -> str:
 
 
 def loading_arguments(config: TrainingConfig) -> str:
-    """Return the arguments of `from_pretrained` about number formats, as they are typed."""
+    """Returns the arguments of `from_pretrained` about number formats, as they are typed."""
     dtype = f"dtype=torch.{base_dtype(config)}"
     if not is_quantized(config):
         return dtype
@@ -110,7 +110,7 @@ def loading_arguments(config: TrainingConfig) -> str:
 
 
 def adapter_lines(config: TrainingConfig) -> str:
-    """Return the statements that add adapters to a model of transformers, on one line."""
+    """Returns the statements that add adapters to a model of transformers, on one line."""
     arguments = ", ".join(
         f"{name}={_quoted(value)}" for name, value in lora_arguments(config).items()
     )
@@ -127,7 +127,7 @@ def _quoted(value: Any) -> str:
 
 
 def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[None, str]]:
-    """Return {setting: (None, the line to write)} of a trainer whose model is made by a script.
+    """Returns {setting: (None, the line to write)} of a trainer whose model is made by a script.
 
     `before` is what the adapters must be added before, such as "the optimizer".
     """
@@ -152,7 +152,7 @@ def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[No
 
 
 def packages(config: TrainingConfig) -> list[str]:
-    """Return the names of the packages that adapters, base weights and optimizer need."""
+    """Returns the names of the packages that adapters, base weights and optimizer need."""
     names = []
     for technique in ("adapter", "base_weights", "precision", "optimizer"):
         package = TECHNIQUES[technique].packages.get(getattr(config, technique))

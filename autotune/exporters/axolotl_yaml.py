@@ -70,7 +70,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that axolotl can share out among devices."""
+    """Returns the closest recipe that axolotl can share out among devices."""
     closest = Closest(recipe, "axolotl", _HAS)
     if recipe.config.engine == "deepspeed":
         fit_deepspeed(closest)
@@ -138,7 +138,7 @@ def _precision(config: TrainingConfig) -> Reason | None:
 
 
 def _base_weights(config: TrainingConfig) -> Reason | None:
-    """Return what the file does instead, and why; None if it expresses the base weights."""
+    """Returns what the file does instead, and why; None if it expresses the base weights."""
     if config.base_weights == "int8":
         why = "axolotl has LLM.int8() of bitsandbytes, which treats outliers apart, for torchao"
         return "int8 by bitsandbytes", why
@@ -233,7 +233,7 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
 
 
 def _devices(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys on what devices share out among them."""
+    """Returns the keys on what devices share out among them."""
     config = recipe.config
     if config.engine == "deepspeed":
         return {"deepspeed": AUTO_FILE}
@@ -287,7 +287,7 @@ def _dataset(workload: Workload) -> dict[str, Any]:
 
 
 def _conversations(column: str) -> dict[str, Any]:
-    """Return the keys of a dataset whose answers are learned, as the chat template has them."""
+    """Returns the keys of a dataset whose answers are learned, as the chat template has them."""
     keys: dict[str, Any] = {
         "type": "chat_template",
         "chat_template": "tokenizer_default",

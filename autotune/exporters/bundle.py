@@ -34,7 +34,7 @@ class Part:
 
 
 def code(text: str) -> Part:
-    """Return `text` as a part. Its imports, if any, are its first lines."""
+    """Returns `text` as a part. Its imports, if any, are its first lines."""
     text = text.strip("\n")
     statements = ast.parse(text).body
     leading = []
@@ -59,19 +59,19 @@ def code(text: str) -> Part:
 
 
 def shipped(*modules: str) -> Part:
-    """Return a part that consists of modules of `autotune.shipped`, such as "gpt"."""
+    """Returns a part that consists of modules of `autotune.shipped`, such as "gpt"."""
     return Part("", modules=modules)
 
 
 @cache
 def _module(name: str) -> Part:
-    """Return a module of `autotune.shipped` without its docstring."""
+    """Returns a module of `autotune.shipped` without its docstring."""
     return code(_docstring_and_rest(f"{name.replace('.', '/')}.py")[1])
 
 
 @cache
 def shipped_text(file: str) -> str:
-    """Return a file of `autotune.shipped` as text that runs alone."""
+    """Returns a file of `autotune.shipped` as text that runs alone."""
     docstring, rest = _docstring_and_rest(file)
     part = code(rest)
     return f"{docstring}\n\n{joined([part]) if part.modules else rest}"
@@ -85,7 +85,7 @@ def _docstring_and_rest(file: str) -> tuple[str, str]:
 
 
 def shipped_files(lines: Iterable[str]) -> dict[str, str]:
-    """Return {name: text} of the files whose module is named in `lines`."""
+    """Returns {name: text} of the files whose module is named in `lines`."""
     text = " ".join(lines)
     return {
         name: shipped_text(name) for name in (BLOCKS, ADAFACTOR) if name.removesuffix(".py") in text
@@ -93,12 +93,12 @@ def shipped_files(lines: Iterable[str]) -> dict[str, str]:
 
 
 def banner(title: str) -> Part:
-    """Return a comment line with the title of a section."""
+    """Returns a comment line with the title of a section."""
     return Part(f"# -- {title} ".ljust(100, "-"))
 
 
 def joined(parts: Iterable[Part]) -> str:
-    """Return the text of all parts below their imports; each module is in it once."""
+    """Returns the text of all parts below their imports; each module is in it once."""
     everything = list(_with_modules(parts, set()))
     statements = sorted({statement for part in everything for statement in part.imports})
     imports = _merged(statements)
@@ -120,7 +120,7 @@ def _with_modules(parts: Iterable[Part], present: set[str]) -> Iterator[Part]:
 
 
 def _merged(statements: Iterable[str]) -> list[str]:
-    """Return the imports in the usual order, with one statement per module."""
+    """Returns the imports in the usual order, with one statement per module."""
     plain: list[str] = []
     names: dict[str, set[str]] = defaultdict(set)
     for statement in statements:

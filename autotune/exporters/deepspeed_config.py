@@ -50,7 +50,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that DeepSpeed can train with."""
+    """Returns the closest recipe that DeepSpeed can train with."""
     closest = Closest(recipe, "DeepSpeed", MADE_BY_CLASS)
     fit_deepspeed(closest)
     if closest.recipe.devices > 1 or closest.config.offload != "none":
@@ -94,12 +94,12 @@ def _numbers(recipe: Recipe) -> dict[str, object]:
 
 
 def _is_made_by_script(recipe: Recipe) -> bool:
-    """Return whether the script makes the optimizer: DeepSpeed has those of torch and its own."""
+    """Returns whether the script makes the optimizer: DeepSpeed has those of torch and its own."""
     return recipe.optimizer.module != "torch.optim"
 
 
 def engine_settings(recipe: Recipe) -> dict[str, object]:
-    """Return what the engine does, in trials too; optimizer and schedule are not in it."""
+    """Returns what the engine does, in trials too; optimizer and schedule are not in it."""
     return {
         "train_micro_batch_size_per_gpu": recipe.config.micro_batch_size,
         "gradient_accumulation_steps": recipe.accumulation_steps,
@@ -110,7 +110,7 @@ def engine_settings(recipe: Recipe) -> dict[str, object]:
 
 
 def automatic(recipe: Recipe) -> dict[str, object]:
-    """Return the settings without optimizer and schedule, which would replace the trainer's."""
+    """Returns the settings without optimizer and schedule, which would replace the trainer's."""
     return {
         **_origin(recipe),
         "train_micro_batch_size_per_gpu": "auto",
@@ -123,7 +123,7 @@ def automatic(recipe: Recipe) -> dict[str, object]:
 
 
 def client_settings(config: TrainingConfig) -> dict[str, object]:
-    """Return what lets ZeRO use an optimizer that DeepSpeed did not make."""
+    """Returns what lets ZeRO use an optimizer that DeepSpeed did not make."""
     settings: dict[str, object] = {}
     if config.sharding not in ("none", "ddp") or config.offload != "none":
         settings["zero_allow_untested_optimizer"] = True
@@ -163,7 +163,7 @@ def _rate(recipe: Recipe) -> float:
 
 
 def _scheduler(recipe: Recipe) -> dict[str, object] | None:
-    """Return a WarmupLR whose step s, counted from 0, has (s + 1) / warm-up of the rate.
+    """Returns a WarmupLR whose step s, counted from 0, has (s + 1) / warm-up of the rate.
 
     With its defaults the first two steps would have a rate of zero.
     """
@@ -272,7 +272,7 @@ def _lacking_workload(recipe: Recipe) -> dict[str, Reason]:
 
 
 def _has_scheduler(recipe: Recipe) -> bool:
-    """Return whether the file contains a scheduler."""
+    """Returns whether the file contains a scheduler."""
     return not _is_made_by_script(recipe) and _rises_by_scheduler(recipe)
 
 

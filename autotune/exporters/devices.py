@@ -62,7 +62,7 @@ class Closest:
                 self.reasons.setdefault(setting, reason)
 
     def unsupported(self) -> tuple[Unsupported, ...]:
-        """Return where the files differ from the trial."""
+        """Returns where the files differ from the trial."""
         values = self.trial.settings()
         return tuple(
             Unsupported(setting=setting, value=values[setting], instead=instead, why=why)
@@ -70,7 +70,7 @@ class Closest:
         )
 
     def effective(self) -> dict[str, Any]:
-        """Return the settings as the files have them: by the trial's value, or what replaces it."""
+        """Returns the settings as the files have them: the trial's value, or what replaces it."""
         replaced = {setting: instead for setting, (instead, _) in self.reasons.items()}
         return {**self.recipe.settings(), **replaced}
 
@@ -160,12 +160,12 @@ class Closest:
 
 
 def divides_weights(config: TrainingConfig) -> bool:
-    """Return whether FSDP2 shares out the weights."""
+    """Returns whether FSDP2 shares out the weights."""
     return config.engine == "torch" and config.sharding in SHARDED_WEIGHTS
 
 
 def is_resharded(config: TrainingConfig) -> bool:
-    """Return whether FSDP2 frees the weights of a block after its forward pass."""
+    """Returns whether FSDP2 frees the weights of a block after its forward pass."""
     return config.sharding != "zero2"
 
 
@@ -212,7 +212,7 @@ _REDUCED_BY_ACCELERATE = {
 
 
 def fsdp_keys(config: TrainingConfig, *, offload: str) -> dict[str, Any]:
-    """Return the settings of FSDP2, as transformers has them in `fsdp_config`.
+    """Returns the settings of FSDP2, as transformers has them in `fsdp_config`.
 
     `offload` is the name of the key for weights in host memory. Blocks are found by the list of
     their classes that every model of transformers has.
@@ -245,7 +245,7 @@ def fit_deepspeed(closest: Closest) -> None:
 
 
 def zero_settings(config: TrainingConfig) -> dict[str, Any]:
-    """Return the sections of DeepSpeed's configuration for `config`, after `fit_deepspeed`."""
+    """Returns the sections of DeepSpeed's configuration for `config`, after `fit_deepspeed`."""
     # On one device, which has all parts, it is the stage that offload needs.
     least = {"none": 0, "optimizer": 1, "all": 3}[config.offload]
     stage = max(least, ZERO_STAGES[config.sharding])

@@ -53,7 +53,7 @@ class Export(Schema):
     """What a user must know, one sentence each: versions, extra packages, what to fill in."""
 
     def placeholders(self) -> dict[str, list[str]]:
-        """Return {file: names in it that stand for the user's model or text}, without others."""
+        """Returns {file: names in it that stand for the user's model or text}, without others."""
         found = {}
         for file, text in self.files.items():
             names = sorted(set(_PLACEHOLDERS.findall(text)))

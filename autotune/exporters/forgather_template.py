@@ -144,7 +144,7 @@ def _optimizer(effective: Mapping[str, Any]) -> str:
 
 
 def _class(facts: OptimizerFacts) -> str:
-    """Return the class as forgather names it, which has an Adafactor of its own."""
+    """Returns the class as forgather names it, which has an Adafactor of its own."""
     if facts is OPTIMIZERS["adafactor-fixed-rate"]:
         return "forgather.ml.optim.adafactor:Adafactor"
     module, _, rest = facts.class_path.partition(".optim.")
@@ -152,7 +152,7 @@ def _class(facts: OptimizerFacts) -> str:
 
 
 def _arguments(effective: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return the arguments of the trainer.
+    """Returns the arguments of the trainer.
 
     lr_scheduler_type has an effect only without a scheduler, so `_text` empties the block that
     makes one.
@@ -195,7 +195,7 @@ def _mixed_precision(precision: str) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Return `value` in YAML 1.1, in which 1e-08 is a string and 1.0e-08 a number."""
+    """Returns `value` in YAML 1.1, in which 1e-08 is a string and 1.0e-08 a number."""
     match value:
         case None:
             return "~"

@@ -23,7 +23,7 @@ _SWITCHES: Mapping[Attention, str] = {
 
 
 def is_needed(config: TrainingConfig) -> bool:
-    """Return whether `config` has settings of the process that differ from the defaults."""
+    """Returns whether `config` has settings of the process that differ from the defaults."""
     if config.precision == "tf32":
         return True
     default = TrainingConfig()
@@ -31,14 +31,14 @@ def is_needed(config: TrainingConfig) -> bool:
 
 
 def before_torch(config: TrainingConfig) -> list[str]:
-    """Return lines that must run before torch first allocates memory; they need `os`."""
+    """Returns lines that must run before torch first allocates memory; they need `os`."""
     if config.allocator == "default":
         return []
     return ['os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"']
 
 
 def with_torch(config: TrainingConfig) -> list[str]:
-    """Return lines that must run before the first graph is compiled.
+    """Returns lines that must run before the first graph is compiled.
 
     They need `torch` and `torch._functorch.config`.
     """
@@ -56,7 +56,7 @@ def with_torch(config: TrainingConfig) -> list[str]:
 
 
 def launcher(recipe: Recipe) -> str:
-    """Return the text of the file, which needs torch and nothing else."""
+    """Returns the text of the file, which needs torch and nothing else."""
     config = recipe.config
     lines = before_torch(config)
     settings = with_torch(config)

@@ -68,7 +68,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that a strategy of Lightning can share out among devices."""
+    """Returns the closest recipe that a strategy of Lightning can share out among devices."""
     closest = Closest(recipe, "Lightning", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch("Lightning has DeepSpeed for GPUs only")
@@ -121,7 +121,7 @@ def _settings(recipe: Recipe) -> dict[str, object]:
 
 
 def _strategy(config: TrainingConfig, *, devices: int) -> dict[str, object]:
-    """Return the key on what devices share out among them; none where there is one."""
+    """Returns the key on what devices share out among them; none where there is one."""
     name = "DDPStrategy"
     arguments: dict[str, object] = {"gradient_as_bucket_view": True, "broadcast_buffers": False}
     if config.engine == "deepspeed":
@@ -155,7 +155,7 @@ def _precision(recipe: Recipe) -> str:
 
 
 def _clips_in_callback(recipe: Recipe) -> bool:
-    """Return whether the callback must clip the gradients.
+    """Returns whether the callback must clip the gradients.
 
     Lightning raises an error for clipping with a fused optimizer in mixed precision, whether there
     is a scaler or not.
@@ -236,7 +236,7 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
 
 
 def _sharding_line(recipe: Recipe) -> str:
-    """Return the call by which the user's module shares out its weights."""
+    """Returns the call by which the user's module shares out its weights."""
     config = recipe.config
     arguments = ["self", f'device="{recipe.device_type}"']
     if config.sharding == "hsdp":

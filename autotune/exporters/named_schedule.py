@@ -26,7 +26,7 @@ class NamedSchedule:
 
 
 def warmup_reasons(recipe: Recipe, *, least: int = 1) -> dict[str, Reason]:
-    """Return {setting: reason} if no named schedule has the warm-up of the trial.
+    """Returns {setting: reason} if no named schedule has the warm-up of the trial.
 
     `least` is the shortest warm-up, other than none, that the trainer accepts.
     """
@@ -41,7 +41,7 @@ def warmup_reasons(recipe: Recipe, *, least: int = 1) -> dict[str, Reason]:
 
 
 def named_schedule(effective: Mapping[str, Any]) -> NamedSchedule:
-    """Return the schedule that has the learning rates of `effective`.
+    """Returns the schedule that has the learning rates of `effective`.
 
     `effective` holds the settings of a recipe as the files will have them: those that cannot be
     expressed are replaced by what the files do instead.

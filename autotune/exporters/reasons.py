@@ -38,7 +38,7 @@ MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
 
 
 def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, Reason]:
-    """Return {setting: reason} of the values of `config` that are in the table.
+    """Returns {setting: reason} of the values of `config` that are in the table.
 
     A text of the table may have the `words` in braces; other braces are doubled.
     """
@@ -52,7 +52,7 @@ def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, 
 
 
 def unknown_values(config: TrainingConfig, has: Values, *, trainer: str) -> dict[str, Reason]:
-    """Return {technique: reason} of the values of `config` that a trainer has no key for.
+    """Returns {technique: reason} of the values of `config` that a trainer has no key for.
 
     The files then do what is closest: the algorithm of which an optimizer is a form, otherwise the
     default of the technique.

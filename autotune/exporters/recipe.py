@@ -100,7 +100,7 @@ class Recipe:
         return OPTIMIZERS[self.config.optimizer]
 
     def settings(self) -> dict[str, Any]:
-        """Return {name: value} of all `SETTINGS`."""
+        """Returns {name: value} of all `SETTINGS`."""
         workload = self.workload
         return {
             **{field: getattr(self.config, field) for field in FIELD_ORDER},
@@ -111,17 +111,17 @@ class Recipe:
 
 
 def in_one_line(text: str) -> str:
-    """Return `text` on one line, with escapes for control characters, for use in a comment."""
+    """Returns `text` on one line, with escapes for control characters, for use in a comment."""
     return printable(" ".join(text.split()))
 
 
 def in_docstring(text: str) -> str:
-    """Return `text` (such as a user's path) on one line, escaped for use inside a docstring."""
+    """Returns `text` (such as a user's path) on one line, escaped for use inside a docstring."""
     return in_one_line(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:
-    """Return the recipe of one trial of a study."""
+    """Returns the recipe of one trial of a study."""
     return Recipe(
         config=record.config,
         workload=result.workload,

@@ -20,7 +20,7 @@ _BF16_WEIGHTS = "for weight in model.parameters(): weight.data = weight.data.to(
 
 
 def bf16_weights_line(config: TrainingConfig) -> str:
-    """Return the line that stores in bfloat16 what is trained."""
+    """Returns the line that stores in bfloat16 what is trained."""
     if config.adapter == "none":
         return _BF16_WEIGHTS
     # The model's own weights may be quantized.
@@ -28,12 +28,12 @@ def bf16_weights_line(config: TrainingConfig) -> str:
 
 
 def optimizer_class(recipe: Recipe) -> str:
-    """Return the full name of the optimizer's class; our own is in a module beside the script."""
+    """Returns the full name of the optimizer's class; our own is in a module beside the script."""
     return recipe.optimizer.class_path.removeprefix("autotune.shipped.")
 
 
 def imported_optimizer(recipe: Recipe) -> tuple[str, str]:
-    """Return the optimizer's class as a script names it, and the import that it needs.
+    """Returns the optimizer's class as a script names it, and the import that it needs.
 
     The import is empty for a class of torch, which scripts import, and for our own, which is in
     their text.
@@ -45,7 +45,7 @@ def imported_optimizer(recipe: Recipe) -> tuple[str, str]:
 
 
 def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
-    """Return all arguments of the trial's optimizer, as types that JSON has.
+    """Returns all arguments of the trial's optimizer, as types that JSON has.
 
     An optimizer step in the backward pass is not an argument of the optimizer.
     """
@@ -59,7 +59,7 @@ def optimizer_arguments(recipe: Recipe) -> dict[str, object]:
 
 
 def optimizer_line(recipe: Recipe) -> str:
-    """Return the expression that makes the trial's optimizer."""
+    """Returns the expression that makes the trial's optimizer."""
     settings = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in optimizer_arguments(recipe).items()
@@ -74,7 +74,7 @@ def optimizer_line(recipe: Recipe) -> str:
 
 
 def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
-    """Return the call of `autotune_blocks.py` that applies the techniques of `config` to blocks.
+    """Returns the call of `autotune_blocks.py` that applies the techniques of `config` to blocks.
 
     The call compiles the blocks only if `compiled` is true.
     """
@@ -89,7 +89,7 @@ def blocks_line(config: TrainingConfig, *, compiled: bool = False) -> str:
 
 
 def learning_rate_factor_expression(workload: Workload) -> str:
-    """Return the factor of the learning rate at `step` (counted from 0) as a Python expression.
+    """Returns the factor of the learning rate at `step` (counted from 0) as a Python expression.
 
     The expression needs `math` if the schedule is a cosine.
     """
@@ -103,14 +103,14 @@ def learning_rate_factor_expression(workload: Workload) -> str:
 
 
 def write_schedule(workload: Workload, *, before: str = "") -> str:
-    """Return the instruction to write the schedule's line; `before` precedes the call in it."""
+    """Returns the instruction to write the schedule's line; `before` precedes the call in it."""
     factor = learning_rate_factor_expression(workload)
     line = f"{before}torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: {factor})"
     return f"import math and write {line}" if "math." in line else f"write {line}"
 
 
 def user_script_note(workload: Workload) -> list[str]:
-    """Return a note for a study of the user's script, whose settings autotune does not know.
+    """Returns a note for a study of the user's script, whose settings autotune does not know.
 
     The list is empty for other studies.
     """
@@ -124,7 +124,7 @@ def user_script_note(workload: Workload) -> list[str]:
 
 
 def text_notes(workload: Workload, *, says_tokenizer: bool = False) -> list[str]:
-    """Return notes for a trainer that reads the text itself.
+    """Returns notes for a trainer that reads the text itself.
 
     Such a trainer uses the tokenizer of its model unless the files name another
     (`says_tokenizer`).
@@ -155,14 +155,14 @@ ANSWERS_ONLY = (
 
 
 def answers_note(workload: Workload) -> list[str]:
-    """Return a note for a trainer whose text the user provides, if the trial had chat data."""
+    """Returns a note for a trainer whose text the user provides, if the trial had chat data."""
     if workload.chat_column is None:
         return []
     return [f"the trial's text was {workload.dataset}, {ANSWERS_ONLY}: its files cannot say so"]
 
 
 def loss_line(recipe: Recipe) -> str:
-    """Return the line that computes the trial's loss of a micro batch without some of its labels.
+    """Returns the line that computes the trial's loss of a micro batch without some of its labels.
 
     The trial divides by the labels of the whole step. Trainers with a loop of the user divide the
     loss by the number of micro batches, and average gradients over replicas.
@@ -176,12 +176,12 @@ def loss_line(recipe: Recipe) -> str:
 
 
 def _parts_of_a_step(recipe: Recipe) -> int:
-    """Return the number of micro batches of a step, on all devices together."""
+    """Returns the number of micro batches of a step, on all devices together."""
     return recipe.accumulation_steps * recipe.replicas
 
 
 def model_and_data_note(recipe: Recipe) -> str:
-    """Return a sentence on what was trained, which the user's script must provide."""
+    """Returns a sentence on what was trained, which the user's script must provide."""
     workload = recipe.workload
     if workload.script is not None:
         [note] = user_script_note(workload)

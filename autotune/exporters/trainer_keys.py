@@ -65,7 +65,7 @@ _NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers
 def closest_config(
     recipe: Recipe, *, has_every_n_layers: bool = True
 ) -> tuple[TrainingConfig, dict[str, Reason]]:
-    """Return the closest configuration that TrainingArguments and a model's `dtype` can express.
+    """Returns the closest configuration that TrainingArguments and a model's `dtype` can express.
 
     The second value says where it differs from the trial's. The settings of a process
     (`launch.py`) are not changed.
@@ -90,7 +90,7 @@ def closest_config(
 
 
 def replaced(config: TrainingConfig, reasons: Mapping[str, Reason]) -> TrainingConfig:
-    """Return the configuration with what the keys do instead."""
+    """Returns the configuration with what the keys do instead."""
     instead = {setting: value for setting, (value, _) in reasons.items()}
     return dataclasses.replace(config, **instead)
 
@@ -116,7 +116,7 @@ def _fusion(config: TrainingConfig, closest: TrainingConfig, device_type: str) -
 def training_keys(
     recipe: Recipe, closest: TrainingConfig, *, new_names: bool = False
 ) -> dict[str, Any]:
-    """Return {key: value} that do what `closest`, the result of `closest_config`, specifies.
+    """Returns {key: value} that do what `closest`, the result of `closest_config`, specifies.
 
     `new_names` selects activation_checkpointing, the name since 5.23, for gradient_checkpointing.
     """
@@ -148,7 +148,7 @@ def _batch_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
-    """Return the keys of the optimizer, its learning rate and gradient clipping."""
+    """Returns the keys of the optimizer, its learning rate and gradient clipping."""
     settings = OPTIMIZERS[closest.optimizer].settings
     name = _OPTIMIZERS[closest.optimizer]
     if name == "adamw_torch" and closest.optimizer_fusion == "kernel":
@@ -169,7 +169,7 @@ def optimizer_keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
 
 
 def schedule_keys(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys of the learning rate schedule."""
+    """Returns the keys of the learning rate schedule."""
     workload = recipe.workload
     if workload.schedule == "constant":
         kind: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup"}
@@ -182,7 +182,7 @@ def schedule_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False) -> dict[str, Any]:
-    """Return the keys of activation checkpointing: off where no key can express it."""
+    """Returns the keys of activation checkpointing: off where no key can express it."""
     name = "activation_checkpointing" if new_names else "gradient_checkpointing"
     if checkpointing not in _EVERY:
         return {name: False}
@@ -203,7 +203,7 @@ def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
 
 
 def model_keys(config: TrainingConfig) -> dict[str, Any]:
-    """Return arguments of `from_pretrained`, which would use the dtype of the files by default."""
+    """Returns arguments of `from_pretrained`, which would use the dtype of the files by default."""
     keys: dict[str, Any] = {"dtype": base_dtype(config), "attn_implementation": "sdpa"}
     if is_quantized(config):
         keys["quantization_config"] = quantization_settings(config)

@@ -72,7 +72,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that trl and accelerate can share out among devices."""
+    """Returns the closest recipe that trl and accelerate can share out among devices."""
     closest = Closest(recipe, "trl", HAS)
     if recipe.device_type == "cpu":
         why = "accelerate, which starts trl, starts a single process on a CPU"
@@ -87,7 +87,7 @@ def _closest(recipe: Recipe) -> Closest:
 
 
 def _without_compilation(recipe: Recipe) -> Recipe:
-    """Return the recipe without what the keys of transformers do: accelerate would do it again."""
+    """Returns the recipe without what the keys of transformers do: accelerate would do it again."""
     config = dataclasses.replace(
         recipe.config, compile="none", memory_budget=1.0, checkpointing="none"
     )
@@ -98,7 +98,7 @@ _SELECTIVE = "its `selective: true` saves attention only; the trial saved every 
 
 
 def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
-    """Return what trl does differently, in addition to what transformers does."""
+    """Returns what trl does differently, in addition to what transformers does."""
     reasons = _lacking_adapter(config, closest)
     if config.loss == "full":
         why = "it always computes the loss from chunks of the logits, which takes less memory"
@@ -113,7 +113,7 @@ def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reaso
 
 
 def _lacking_adapter(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
-    """Return where trl has adapters in another number format than a trial."""
+    """Returns where trl has adapters in another number format than a trial."""
     if config.adapter == "none":
         return {}
     wanted = trained_dtype(config)
@@ -151,7 +151,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
 
 
 def _adapter(config: TrainingConfig) -> dict[str, Any]:
-    """Return the keys of peft; trl's own defaults are alpha 32 and a dropout of 0.05."""
+    """Returns the keys of peft; trl's own defaults are alpha 32 and a dropout of 0.05."""
     if config.adapter == "none":
         return {}
     arguments = lora_arguments(config)
@@ -224,7 +224,7 @@ _NEEDS_MARKS = (
 
 
 def _before_use(recipe: Recipe) -> tuple[str, ...]:
-    """Return what to do about a chat template at which the command stops."""
+    """Returns what to do about a chat template at which the command stops."""
     if recipe.marks_answers is not False:
         return ()
     return (

@@ -69,7 +69,7 @@ class WrittenExport:
                 yield title, lines
 
     def __str__(self) -> str:
-        """Return the files and all sections as text."""
+        """Returns the files and all sections as text."""
         lines = [
             f"#{self.record.number} {self.record.config.describe()}",
             f"for {TARGETS[self.target].title}:",
@@ -80,11 +80,11 @@ class WrittenExport:
         return printable("\n".join(lines), keep_lines=True)
 
     def __repr__(self) -> str:
-        """Return the text, which Python and notebooks show, instead of the fields."""
+        """Returns the text, which Python and notebooks show, instead of the fields."""
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that `autotune export --json` prints."""
+        """Returns the JSON object that `autotune export --json` prints."""
         return {
             "schema": JSON_SCHEMA,
             "target": self.target,
@@ -107,7 +107,7 @@ class WrittenExport:
 
 
 def target_of(name: str) -> Target:
-    """Return the trainer of that name. Raises InvalidInput."""
+    """Returns the trainer of that name. Raises InvalidInput."""
     if name not in TARGETS:
         raise InvalidInput(
             f"there is no target {name!r}",
@@ -117,7 +117,7 @@ def target_of(name: str) -> Target:
 
 
 def version_of(name: str, requested: str | None) -> str:
-    """Return the version to write for, by default the first supported one. Raises InvalidInput."""
+    """Returns the version to write for, by default the first supported one. Raises InvalidInput."""
     versions = target_of(name).versions
     if requested is not None and requested not in versions:
         raise InvalidInput(
@@ -164,7 +164,7 @@ def composed_export(
     target_version: str | None = None,
     strict: bool = False,
 ) -> WrittenExport:
-    """Return the export of a trial without writing it: the texts are in its `content`.
+    """Returns the export of a trial without writing it: the texts are in its `content`.
 
     Raises InvalidInput, and with `strict` IllegalConfiguration.
     """
@@ -194,7 +194,7 @@ def composed_export(
 
 
 def _marks_answers(workload: Workload) -> bool | None:
-    """Return whether the chat template of a local tokenizer marks answers; None if not known."""
+    """Returns whether the chat template of a local tokenizer marks answers; None if not known."""
     name = workload.model_source if workload.tokenizer == "model" else workload.tokenizer
     if workload.chat_column is None or name is None or not path_exists(name):
         return None
@@ -236,7 +236,7 @@ def _cast_note(recipe: Recipe, target: str) -> Iterator[str]:
 
 
 def _search_folder(workload: Workload) -> Path | None:
-    """Return the current folder if the script of a study is found from it, as in the search.
+    """Returns the current folder if the script of a study is found from it, as in the search.
 
     Another script of that name, or an edited one, is not the study's.
     """
@@ -326,7 +326,7 @@ def write_files(written: Export, folder: Path, *, overwrite: bool) -> None:
 
 
 def _contents(written: Export) -> dict[str, bytes]:
-    """Return the bytes of each file by its name."""
+    """Returns the bytes of each file by its name."""
     return {
         name: text.encode("utf-8", errors="backslashreplace")
         for name, text in written.files.items()

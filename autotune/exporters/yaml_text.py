@@ -9,7 +9,7 @@ from autotune.printable import printable
 
 
 def yaml_text(values: Mapping[str, Any], *, width: int = 80) -> str:
-    """Return `values` as YAML, with the very texts that they hold.
+    """Returns `values` as YAML, with the very texts that they hold.
 
     PyYAML escapes control characters, but takes those for the direction of text for letters.
     """

@@ -32,7 +32,7 @@ class Peak:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class AllocationSite:
     """A place in the code of a step: it allocates there, in each of its alike layers."""
 
     phase: str
@@ -74,15 +74,15 @@ def peak_at(recording: Recording, maximum: Maximum) -> Peak:
     )
 
 
-def maximum_by_place(recording: Recording) -> dict[Place, Maximum]:
+def maximum_by_place(recording: Recording) -> dict[AllocationSite, Maximum]:
     """Returns the most bytes alive after an allocation at each place, and where none has been made.
 
     The peak of the recording is the largest of them.
     """
     live = sum(block.size_bytes for block in recording.resident)
-    start = Place(phase=_phase_at(recording, -1), module="", operator="")
+    start = AllocationSite(phase=_phase_at(recording, -1), module="", operator="")
     found = {start: Maximum(size_bytes=live, event=-1)}
-    places: dict[tuple[str, str, str], Place] = {}
+    places: dict[tuple[str, str, str], AllocationSite] = {}
     for event, (sign, block) in enumerate(recording.events):
         live += sign * block.size_bytes
         if sign < 0:
@@ -91,7 +91,7 @@ def maximum_by_place(recording: Recording) -> dict[Place, Maximum]:
         if key not in places:
             module = without_indices(block.module)
             phase = block.in_phase or _OUTSIDE
-            places[key] = Place(phase=phase, module=module, operator=block.operator)
+            places[key] = AllocationSite(phase=phase, module=module, operator=block.operator)
         place = places[key]
         if place not in found or live > found[place].size_bytes:
             found[place] = Maximum(size_bytes=live, event=event)

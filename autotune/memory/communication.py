@@ -31,12 +31,12 @@ class Communication:
     """Of these steps."""
 
     def of_one_step(self, *, steps: int) -> "Communication":
-        """Return the mean over its steps."""
+        """Returns the mean over its steps."""
         return replace(self, seconds=self.seconds / steps)
 
 
 def communication_on_cpu(recording: profile, *, within: str) -> Communication | None:
-    """Return the communication by gloo inside the range named `within`; None where there is none.
+    """Returns the communication by gloo inside the range named `within`; None where there is none.
 
     A release of torch that names gloo's events otherwise gives None, too, not zero.
     """
@@ -54,7 +54,7 @@ def communication_on_cpu(recording: profile, *, within: str) -> Communication | 
 
 
 def communication_on_cuda(recording: profile, *, seconds: float) -> Communication | None:
-    """Return the communication by NCCL in one step of `seconds`; None where there is none."""
+    """Returns the communication by NCCL in one step of `seconds`; None where there is none."""
     kernels = [
         _interval(event) for event in _events(recording) if event.name().startswith(_OF_NCCL)
     ]
@@ -65,7 +65,7 @@ def communication_on_cuda(recording: profile, *, seconds: float) -> Communicatio
 
 
 def covered(intervals: Iterable[tuple[int, int]]) -> int:
-    """Return the length of the union of (start, end) intervals."""
+    """Returns the length of the union of (start, end) intervals."""
     length = 0
     reached: int | None = None
     for start, end in sorted(intervals):
@@ -86,6 +86,6 @@ def _events(recording: profile) -> list[Any]:
 
 
 def _interval(event: Any) -> tuple[int, int]:
-    """Return start and end of an event, in nanoseconds."""
+    """Returns start and end of an event, in nanoseconds."""
     start = event.start_ns()
     return start, start + event.duration_ns()

@@ -42,7 +42,7 @@ USER_MODEL = ModelFamily(
 
 
 def family_of(workload: Workload) -> ModelFamily:
-    """Return the family of the workload's model."""
+    """Returns the family of the workload's model."""
     if workload.model_config is not None:
         return HUGGING_FACE
     if is_function_reference(workload.model):
@@ -51,6 +51,6 @@ def family_of(workload: Workload) -> ModelFamily:
 
 
 def build_model(workload: Workload) -> ModelParts:
-    """Return the workload's model, untrained, on torch's current default device."""
+    """Returns the workload's model, untrained, on torch's current default device."""
     family = family_of(workload)
     return family.find_parts(family.build(workload))

@@ -22,7 +22,7 @@ _ENCODER_DECODER = "an encoder-decoder, which is no causal language model"
 
 
 def make_config(content: Mapping[str, Any]) -> Any:
-    """Return the config object of transformers for the content of a config.json.
+    """Returns the config object of transformers for the content of a config.json.
 
     Raises InvalidInput for a model type that the installed transformers does not have, and for one
     that is not a causal language model. Raises what the class raises for settings that it rejects.
@@ -50,7 +50,7 @@ def make_config(content: Mapping[str, Any]) -> Any:
 
 
 def _is_encoder_decoder(config: Any, model_type: str) -> bool:
-    """Return whether a config is of an encoder with its decoder, and not of a decoder alone.
+    """Returns whether a config is of an encoder with its decoder, and not of a decoder alone.
 
     The language model of such a family is its decoder without the encoder. A file of that names its
     class as the architecture, or says that it has no encoder.
@@ -70,7 +70,7 @@ def _is_encoder_decoder(config: Any, model_type: str) -> bool:
 
 
 def _no_language_model(config_class: Any, content: Mapping[str, Any]) -> InvalidInput:
-    """Return the error for a model of another kind, with the kind."""
+    """Returns the error for a model of another kind, with the kind."""
     from transformers import (  # noqa: PLC0415
         CONFIG_MAPPING,
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -100,7 +100,7 @@ def _described(content: Mapping[str, Any]) -> str:
 
 
 def complete(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content with the sizes that the class has by default.
+    """Returns the content with the sizes that the class has by default.
 
     Raises as `make_config`.
     """
@@ -108,7 +108,7 @@ def complete(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the first sentence of an error of transformers, or its class."""
+    """Returns the first sentence of an error of transformers, or its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

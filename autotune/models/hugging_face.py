@@ -23,7 +23,7 @@ occurs with mixtures of experts, whose matrix products depend on the other token
 
 
 def build(workload: Workload, *, weights_folder: Path | None = None) -> HuggingFaceModel:
-    """Return the model in float32, with random weights or those from `weights_folder`.
+    """Returns the model in float32, with random weights or those from `weights_folder`.
 
     Raises InvalidInput if transformers is not installed or cannot build the model.
     """

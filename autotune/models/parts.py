@@ -54,7 +54,7 @@ class ModelParts:
         return BlockList(owner=self.blocks_owner, name=self.blocks_name).blocks
 
     def parameters_by_block(self) -> dict[str, list[nn.Parameter]]:
-        """Return the parameters by `block 0`, `block 1`, ... and `rest` for those in no block."""
+        """Returns the parameters by `block 0`, `block 1`, ... and `rest` for those in no block."""
         blocks = [] if self.blocks_owner is None else list(self.blocks)
         found = {f"block {index}": list(block.parameters()) for index, block in enumerate(blocks)}
         inside = {parameter for block in found.values() for parameter in block}
@@ -64,7 +64,7 @@ class ModelParts:
         return found
 
     def buffers(self) -> Buffers:
-        """Return where the buffers of the model are, and the tensors in plain attributes.
+        """Returns where the buffers of the model are, and the tensors in plain attributes.
 
         Techniques may later give the modules other names, and forward may replace a tensor.
         """

@@ -19,18 +19,18 @@ _ADAPTER = "adapter_config.json"
 
 
 def read_pretrained(workload: Workload) -> HuggingFaceModel:
-    """Return the model with its trained weights in float32. Raises InvalidInput."""
+    """Returns the model with its trained weights in float32. Raises InvalidInput."""
     return hugging_face.build(workload, weights_folder=_folder(workload))
 
 
 def weights_sha256(workload: Workload) -> str:
-    """Return a SHA-256 over the weight files, in the order of their names. Raises InvalidInput."""
+    """Returns a SHA-256 over the weight files, in the order of their names. Raises InvalidInput."""
     digests = (sha256_of(file) for file in weight_files(_folder(workload)))
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _folder(workload: Workload) -> Path:
-    """Return the folder of the weights, downloaded if necessary."""
+    """Returns the folder of the weights, downloaded if necessary."""
     assert workload.model_source is not None
     local = Path(workload.model_source)
     folder = local if local.is_dir() else _downloaded(workload.model_source)

@@ -25,7 +25,7 @@ from autotune.spec.workload import Workload
 
 
 def build(workload: Workload, *, weights_folder: Path | None = None) -> Any:
-    """Return the network in float32, with random weights or those from `weights_folder`.
+    """Returns the network in float32, with random weights or those from `weights_folder`.
 
     Raises InvalidInput if transformers cannot build it.
     """
@@ -40,7 +40,7 @@ def build(workload: Workload, *, weights_folder: Path | None = None) -> Any:
 
 
 def _network(workload: Workload, weights_folder: Path | None, *, attention: str) -> Any:
-    """Return the transformers model; raises ValueError if its family has no such attention."""
+    """Returns the transformers model; raises ValueError if its family has no such attention."""
     config = _config(workload)
     options: dict[str, Any] = {
         "dtype": torch.float32,
@@ -95,7 +95,7 @@ def _by(shape: Iterable[int]) -> str:
 
 
 def _config(workload: Workload) -> Any:
-    """Return a new config object each time, because building a model changes it."""
+    """Returns a new config object each time, because building a model changes it."""
     assert workload.model_config is not None
     try:
         return make_config(with_layers(workload.model_config, workload.layers))
@@ -106,7 +106,7 @@ def _config(workload: Workload) -> Any:
 
 
 def _build_error(workload: Workload, error: Exception) -> InvalidInput:
-    """Return the error with the first sentence of what transformers reports."""
+    """Returns the error with the first sentence of what transformers reports."""
     return InvalidInput(
         f"transformers cannot build model {workload.model}: {describe_error(error)}",
         hint="change its config.json, or use another model",

@@ -46,7 +46,7 @@ _SIZES = ("layers", "width", "heads", "feed_forward_width", "vocab_size", "seque
 
 
 def build(workload: Workload) -> UserModel:
-    """Return the module that the function makes, on torch's default device.
+    """Returns the module that the function makes, on torch's default device.
 
     If that is the meta device, a module whose `__init__` or forward pass needs values is made on
     the CPU instead. Raises InvalidInput if the function fails or its module cannot be used, and
@@ -131,7 +131,7 @@ def _make(
 
 
 def code_sha256(workload: Workload) -> str:
-    """Return the SHA-256 of the Python file of the workload's function. Raises InvalidInput."""
+    """Returns the SHA-256 of the Python file of the workload's function. Raises InvalidInput."""
     with watch_files(workload).opened_files():  # what is imported is not read again to build it
         return sha256_of(_file_of(_module_of(read_reference(workload.model))))
 

@@ -30,11 +30,11 @@ class Placement:
         """Change the model while it is on the meta device, without weights."""
 
     def name_in_file(self, name: str) -> str | None:
-        """Return the name in the file of a parameter; None for one that the file does not have."""
+        """Returns the name in the file of a parameter; None for one that the file does not have."""
         return name
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
-        """Return the parameter for `parameter`, on the device.
+        """Returns the parameter for `parameter`, on the device.
 
         `weight` is its tensor in the file, on the host; None if the file has none.
         """
@@ -47,11 +47,11 @@ class Placement:
         """Do what needs all weights in their places."""
 
     def unquantized(self) -> tuple[int, int]:
-        """Return how many numbers of the model's weights are not quantized, and how many are."""
+        """Returns how many numbers of the model's weights are not quantized, and how many are."""
         return 0, 0
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return what has taken the place of a parameter that was placed, or the same."""
+        """Returns what has taken the place of a parameter that was placed, or the same."""
         return parameter
 
 
@@ -71,7 +71,7 @@ def draw_weights(workload: Workload, *, file: Path) -> int:
 
 
 def load_model(workload: Workload, *, file: Path | None, placement: Placement) -> ModelParts:
-    """Return the model with the weights of `file`, placed by `placement`; buffers as drawn.
+    """Returns the model with the weights of `file`, placed by `placement`; buffers as drawn.
 
     Without a file the weights are uninitialized memory, for a model on fake tensors.
     """

@@ -23,8 +23,8 @@ from torch import nn
 
 from autotune.memory.attribution import (
     MOST_HOLDERS,
+    AllocationSite,
     Maximum,
-    Place,
     bytes_by_category,
     group_holders,
     maximum_by_place,
@@ -81,7 +81,7 @@ class Depths:
 class Extrapolated:
     """The peak at the whole depth, by the lines through two depths."""
 
-    place: Place
+    place: AllocationSite
     """Where in the step it is."""
     peak_bytes: int
     bytes_by_category: Mapping[Category, int]

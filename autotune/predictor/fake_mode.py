@@ -335,7 +335,7 @@ class StorageWatch:
         return result
 
     def _read(self, tensor: Tensor) -> float:
-        """Return a value for a tensor of one element whose value the program reads."""
+        """Returns a value for a tensor of one element whose value the program reads."""
         known = self.values.of(tensor)
         if known is not None:
             return known.item()
@@ -365,7 +365,7 @@ class StorageWatch:
         return result
 
     def _rows(self, mask: Tensor) -> int:
-        """Return how many elements of a mask are true, or are expected to be."""
+        """Returns how many elements of a mask are true, or are expected to be."""
         known = self.values.of(mask)
         if known is not None:
             return int(known.count_nonzero())
@@ -374,7 +374,7 @@ class StorageWatch:
         return self.routing.rows(mask)
 
     def _where(self) -> str:
-        """Return the line and the module that run."""
+        """Returns the line and the module that run."""
         path = self._module()
         return f"{_line_that_runs()} in {path}" if path else _line_that_runs()
 
@@ -393,7 +393,7 @@ class StorageWatch:
             self._is_in_kernel = was_in_kernel
 
     def _sum_in_place(self, first: Any, second: Any) -> Tensor | None:
-        """Return the gradient to which autograd adds another one of the same tensor, if to any.
+        """Returns the gradient to which autograd adds another one of the same tensor, if to any.
 
         Autograd adds in place to a gradient that it alone holds, but never to a fake one, for which
         it allocates the sum. Source: accumulate in torch/csrc/autograd/input_buffer.cpp
@@ -414,12 +414,12 @@ class StorageWatch:
         return None
 
     def _runs_node(self, name: str) -> bool:
-        """Return whether autograd runs a node of this name, and not the graph of a gradient."""
+        """Returns whether autograd runs a node of this name, and not the graph of a gradient."""
         node = torch._C._current_autograd_node()
         return node is not None and node.name() == name and not torch.is_grad_enabled()
 
     def _node_of(self, tensor: Tensor) -> int | None:
-        """Return the number of the autograd node that allocated a tensor, None if unknown."""
+        """Returns the number of the autograd node that allocated a tensor, None if unknown."""
         block = self._blocks.get(tensor.untyped_storage()._cdata)
         return None if block is None else block.node
 
@@ -519,13 +519,13 @@ class StorageWatch:
 
 
 def _references_to(tensor: Tensor) -> tuple[int, int]:
-    """Return how many references there are to an argument of an operator, and to its memory."""
+    """Returns how many references there are to an argument of an operator, and to its memory."""
     use_count: int = tensor._use_count()  # type: ignore[attr-defined]
     return use_count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _line_that_runs() -> str:
-    """Return the innermost line that is neither of torch nor of the predictor."""
+    """Returns the innermost line that is neither of torch nor of the predictor."""
     torch_folder, own_folder = (str(Path(file).parent) for file in (torch.__file__, __file__))
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -537,7 +537,7 @@ def _line_that_runs() -> str:
 
 
 def _is_in_optimizer() -> bool:
-    """Return whether an optimizer makes a step, as one may during the backward pass."""
+    """Returns whether an optimizer makes a step, as one may during the backward pass."""
     file = inspect.getfile(torch.optim.Optimizer)  # it wraps the step of every optimizer
     frame: FrameType | None = sys._getframe()
     while frame is not None:

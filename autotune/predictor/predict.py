@@ -565,7 +565,7 @@ class _FakeTraining:
             raise _depends_on(value_read_at(watch.reads[-1]))
 
     def _count_work(self) -> WorkPerToken:
-        """Return the work per token of the recorded step."""
+        """Returns the work per token of the recorded step."""
         workload = self._request.workload
         return self._watch.work.per_token(
             tokens_recorded=self._sequences() * workload.sequence_length,

@@ -65,7 +65,7 @@ def resizes_noted(note: Callable[[torch.UntypedStorage], None]) -> Iterator[None
 
 
 def ranks_alike(training: Training, config: TrainingConfig, *, devices: int) -> list[list[int]]:
-    """Return groups of ranks that hold tensors of the same sizes, that of rank 0 first.
+    """Returns groups of ranks that hold tensors of the same sizes, that of rank 0 first.
 
     The parts of a weight differ at the ends: the last one may be smaller, or empty. Devices that
     train the same rows have parts of the same sizes.
@@ -97,7 +97,7 @@ def _sizes_of(
 
 
 def _part_of(rows: int, part: int, *, of: int) -> int:
-    """Return how many rows a part has where each but the last ones has as many as the first."""
+    """Returns how many rows a part has where each but the last ones has as many as the first."""
     share = -(-rows // of)
     return max(0, min(share, rows - part * share))
 

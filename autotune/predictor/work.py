@@ -90,7 +90,7 @@ class WorkPerToken:
     operators: float = 0.0
 
     def extrapolated(self, at_first: "WorkPerToken", *, periods: int) -> "WorkPerToken":
-        """Return that of a deeper model, which has `periods` times as many layers more.
+        """Returns that of a deeper model, which has `periods` times as many layers more.
 
         `self` has as many more layers than `at_first`.
         """
@@ -138,7 +138,7 @@ class WorkMeter:
         work.operators += 1
 
     def per_token(self, *, tokens_recorded: int, tokens_of_step: int, devices: int) -> WorkPerToken:
-        """Return the work of a training per token.
+        """Returns the work of a training per token.
 
         `tokens_recorded` are those of the forward and backward passes that were recorded. The
         optimizer's step, whose FLOPs no formula of the model has, is shared by `tokens_of_step`.

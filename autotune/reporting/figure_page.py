@@ -10,7 +10,7 @@ from autotune.spec.result import StudyResult
 
 
 def figure_page(result: StudyResult, kind: FigureKind, drawing: go.Figure) -> str:
-    """Return the HTML of the page; it needs nothing from the network."""
+    """Returns the HTML of the page; it needs nothing from the network."""
     return whole_page(
         result.study,
         about=about(result),
@@ -22,7 +22,7 @@ def figure_page(result: StudyResult, kind: FigureKind, drawing: go.Figure) -> st
 
 
 def _without_a_speed(result: StudyResult) -> str:
-    """Return HTML that lists the trials without a speed, which most figures cannot show."""
+    """Returns HTML that lists the trials without a speed, which most figures cannot show."""
     records = [record for record in result.trials if not record.tokens_per_second]
     if not records:
         return ""

@@ -45,7 +45,7 @@ details { margin-top: 1rem }
 def whole_page(
     title: str, *, about: str, answer: str, drawing: go.Figure, heading: str = "", below: str = ""
 ) -> str:
-    """Return the HTML of a page with one figure, its note above it.
+    """Returns the HTML of a page with one figure, its note above it.
 
     `about` says what was trained, `answer` is the result in a sentence, and `heading` is the title
     of the figure. `below` is HTML; all other texts are plain text and are escaped.

@@ -11,7 +11,7 @@ from autotune.printable import printable
 
 
 def html_text(text: str, *, quote: bool = True) -> str:
-    """Return `text` escaped for HTML, with visible escapes for control characters.
+    """Returns `text` escaped for HTML, with visible escapes for control characters.
 
     Without `quote`, quotes stay as they are: such a text must not stand in an attribute.
     """
@@ -19,6 +19,6 @@ def html_text(text: str, *, quote: bool = True) -> str:
 
 
 def printable_value(value: Any) -> Any:
-    """Return a value of a template with its control characters shown, for jinja's `finalize`."""
+    """Returns a value of a template with its control characters shown, for jinja's `finalize`."""
     is_markup = hasattr(value, "__html__")
     return printable(value, keep_lines=True) if isinstance(value, str) and not is_markup else value

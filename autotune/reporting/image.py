@@ -23,7 +23,7 @@ def image_of(
     height: int | None = None,
     scale: float = 1.0,
 ) -> bytes:
-    """Return the figure with its title and note on white paper, as the bytes of an image.
+    """Returns the figure with its title and note on white paper, as the bytes of an image.
 
     `width` and `height` are in pixels. Raises InvalidInput without kaleido or without a browser.
     """

@@ -20,17 +20,17 @@ OUTCOME_LABELS: Mapping[Outcome, str] = {
 
 
 def outcome_label(record: TrialRecord) -> str:
-    """Return how the trial ended as text, or `running` while a process works on it."""
+    """Returns how the trial ended as text, or `running` while a process works on it."""
     return "running" if record.is_running else OUTCOME_LABELS[record.outcome]
 
 
 def outcome_reason(record: TrialRecord) -> str:
-    """Return why a trial that is not ok ended as it did; empty where its size says it already."""
+    """Returns why a trial that is not ok ended as it did; empty where its size says it already."""
     return "" if record.outcome == "over_cap" or record.is_running else record.message
 
 
 def outcome_counts(records: Sequence[TrialRecord]) -> str:
-    """Return the number of trials by outcome: `16 trials: 11 ok, 5 over the cap`."""
+    """Returns the number of trials by outcome: `16 trials: 11 ok, 5 over the cap`."""
     counts: Counter[str] = Counter(outcome_label(record) for record in records)
     labels = (*OUTCOME_LABELS.values(), "running")
     parts = [f"{counts[label]:,} {label}" for label in labels if counts[label]]

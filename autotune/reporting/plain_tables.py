@@ -47,7 +47,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def csv_text(result: StudyResult) -> str:
-    """Return the trials as CSV, with an empty cell for what was not measured.
+    """Returns the trials as CSV, with an empty cell for what was not measured.
 
     Names and messages may come from anywhere: control characters in them are written as escapes.
     A text that a spreadsheet would take for a formula gets a leading apostrophe, which spreadsheets
@@ -62,7 +62,7 @@ def csv_text(result: StudyResult) -> str:
 
 
 def trial_rows(result: StudyResult) -> list[dict[str, Any]]:
-    """Return the values of each trial by column; `CSV_COLUMNS` are among the keys."""
+    """Returns the values of each trial by column; `CSV_COLUMNS` are among the keys."""
     rows = []
     for record in result.trials:
         values = record.to_dict()
@@ -110,7 +110,7 @@ def reference_markdown(
 
 
 def markdown_text(result: StudyResult) -> str:
-    """Return the pick, the front and all trials as Markdown.
+    """Returns the pick, the front and all trials as Markdown.
 
     Trial numbers have no `#`, which would become a link to an issue.
     """

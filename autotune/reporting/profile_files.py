@@ -77,19 +77,19 @@ class TrialProfile:
         return tuple(file for file in self.files if not file.is_code)
 
     def file(self, name: str) -> Path | None:
-        """Return the path of the file of that name; None for a name that is not listed."""
+        """Returns the path of the file of that name; None for a name that is not listed."""
         if all(file.name != name for file in self.files):
             return None
         return self.folder / name
 
 
 def profile_folder(study_folder: Path, trial: int) -> Path:
-    """Return where the profile of a trial is, in the work folder of its study."""
+    """Returns where the profile of a trial is, in the work folder of its study."""
     return study_folder / PROFILES / f"trial-{trial}"
 
 
 def what_is_profiled(record: TrialRecord, *, workload: Workload, device_name: str) -> Content:
-    """Return what a profile says of its trial, as JSON: another trial differs in it."""
+    """Returns what a profile says of its trial, as JSON: another trial differs in it."""
     return {
         "trial": record.number,
         "config": record.config.to_dict(),
@@ -99,13 +99,13 @@ def what_is_profiled(record: TrialRecord, *, workload: Workload, device_name: st
 
 
 def is_profile_of(stored: Content, profiled: Content) -> bool:
-    """Return whether a stored profile is of the trial that `what_is_profiled` describes."""
+    """Returns whether a stored profile is of the trial that `what_is_profiled` describes."""
     of_stored = {name: stored.get(name) for name in profiled}
     return json.dumps(of_stored, sort_keys=True) == json.dumps(profiled, sort_keys=True)
 
 
 def profiles_of(result: StudyResult) -> tuple[TrialProfile, ...]:
-    """Return the profiles of a study's trials that are on this machine, by their numbers."""
+    """Returns the profiles of a study's trials that are on this machine, by their numbers."""
     if result.folder is None:
         return ()
     try:
@@ -121,7 +121,7 @@ def profiles_of(result: StudyResult) -> tuple[TrialProfile, ...]:
 
 
 def profile_of(result: StudyResult, trial: int) -> TrialProfile | None:
-    """Return the profile of a trial; None where there is none on this machine.
+    """Returns the profile of a trial; None where there is none on this machine.
 
     Raises InvalidInput if the study has no such trial.
     """

@@ -33,7 +33,7 @@ class OperatorRow:
 
 
 def operator_rows(profile: Profile) -> list[OperatorRow]:
-    """Return the operators that take most time, the slowest first."""
+    """Returns the operators that take most time, the slowest first."""
     total = profile.profiled_step_seconds
     return [
         OperatorRow(
@@ -48,7 +48,7 @@ def operator_rows(profile: Profile) -> list[OperatorRow]:
 
 
 def sections(profile: Profile, config: TrainingConfig) -> list[tuple[str, list[str]]]:
-    """Return (title, lines) of what a profile says besides its operators."""
+    """Returns (title, lines) of what a profile says besides its operators."""
     found = [
         ("Where does the time go?", list(_time_lines(profile))),
         ("Which operator allocates most?", list(_allocation_lines(profile.operators))),
@@ -125,7 +125,7 @@ def _compilation_lines(compilation: Compilation) -> Iterator[str]:
 
 
 def file_lines(profile: Profile) -> list[str]:
-    """Return what each file of a profile is for; generated code is one line."""
+    """Returns what each file of a profile is for; generated code is one line."""
     lines = []
     for file in profile.files:
         use, opened_by = FILE_USES.get(file.rpartition("/")[2], ("", ""))
@@ -140,7 +140,7 @@ def file_lines(profile: Profile) -> list[str]:
 
 
 def format_milliseconds(seconds: float) -> str:
-    """Return a time with three digits: `1.23 ms`, `123 ms`, `1,230 ms`."""
+    """Returns a time with three digits: `1.23 ms`, `123 ms`, `1,230 ms`."""
     milliseconds = 1000 * seconds
     if milliseconds >= 100:
         return f"{milliseconds:,.0f} ms"
@@ -161,7 +161,7 @@ def _counted(number: int, name: str) -> str:
 def comparison_sections(
     comparison: ProfileComparison, *, names: tuple[str, str]
 ) -> list[tuple[str, list[str]]]:
-    """Return (title, lines) of where the time and the bytes of two trials differ."""
+    """Returns (title, lines) of where the time and the bytes of two trials differ."""
     return [
         ("Time of a step", list(_time_differences(comparison, names))),
         ("Memory at the peak", list(_memory_differences(comparison, names))),

@@ -28,7 +28,7 @@ _CONFIGURATION = 1
 
 
 def result_html(result: StudyResult) -> str:
-    """Return the pick with its reason, the front and all trials."""
+    """Returns the pick with its reason, the front and all trials."""
     shown = [result.trial(number) for number in result.front]
     baseline = [record for record in result.trials if record.number == result.baseline]
     shown += [record for record in baseline if record not in shown]
@@ -53,7 +53,7 @@ def trials_table(
     is_cuda: bool,
     first: BeforeTraining | None = None,
 ) -> str:
-    """Return one row for each trial after the `first`; `marks` are the texts of the last column."""
+    """Returns a row for each trial after the `first`; `marks` are the texts of the last column."""
     device = ["on device"] if is_cuda else []
     heads = ["#", "configuration", "peak memory", *device, "tokens/s", "perplexity", ""]
     rows = "".join(

@@ -36,6 +36,6 @@ class StudyView:
         return self.result.trial(self.result.pick.number)
 
     def prediction_of(self, config: TrainingConfig) -> Prediction | None:
-        """Return the prediction for a configuration, or None if it has none."""
+        """Returns the prediction for a configuration, or None if it has none."""
         forecast = self.forecasts.get(config.fingerprint)
         return None if forecast is None else forecast.prediction

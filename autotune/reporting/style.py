@@ -83,7 +83,7 @@ _UNITS = tuple(
 
 
 def unit_for(size_bytes: float) -> Unit:
-    """Return the largest unit that is not larger than `size_bytes`."""
+    """Returns the largest unit that is not larger than `size_bytes`."""
     return next((unit for unit in _UNITS if size_bytes >= unit.size_bytes), _UNITS[-1])
 
 
@@ -134,7 +134,7 @@ def styled(drawing: "go.Figure", *, note: str = "") -> "go.Figure":
 
 
 def note_of(drawing: "go.Figure") -> str:
-    """Return the note of a figure as plain text, empty if it has none."""
+    """Returns the note of a figure as plain text, empty if it has none."""
     return str((drawing.layout.meta or {}).get("note", ""))
 
 
@@ -159,7 +159,7 @@ def hide_on_narrow_screens(drawing: "go.Figure", *names: str) -> None:
 
 
 def grey_key(trace: Any) -> Any:
-    """Return a trace for the legend in grey, for marks of many colours.
+    """Returns a trace for the legend in grey, for marks of many colours.
 
     plotly would draw their legend entry black, on dark pages too.
     """
@@ -229,7 +229,7 @@ by the width of the screen. Needs `PAPER_SCRIPT` of `html_page` before it."""
 
 
 def wrapped(text: str, *, width: int, lines: int = 3) -> str:
-    """Return plain text for a label: escaped, at most `lines` lines of about `width` characters."""
+    """Returns plain text for a label: escaped, in `lines` lines of about `width` characters."""
     visible = printable(text, keep_lines=True)
     parts = textwrap.wrap(visible, width=width, break_long_words=True) or [""]
     if len(parts) > lines:
@@ -243,7 +243,7 @@ def escaped(text: str) -> str:
 
 
 def with_heading(drawing: "go.Figure", title: str, *, width: int, height: int) -> "go.Figure":
-    """Return a copy for an image file, with title and note on top and a white background."""
+    """Returns a copy for an image file, with title and note on top and a white background."""
     characters = max(20, width // 8)
     note = wrapped(note_of(drawing), width=characters, lines=6) if note_of(drawing) else ""
     heading = f"<b>{wrapped(title, width=characters)}</b>"
@@ -285,6 +285,6 @@ def _legend_rows(drawing: "go.Figure", *, width: int) -> int:
 
 
 def listed_numbers(numbers: Sequence[int], *, most: int = 12) -> str:
-    """Return `#1, #4, #7`, with a count instead of the numbers after the first `most`."""
+    """Returns `#1, #4, #7`, with a count instead of the numbers after the first `most`."""
     shown = ", ".join(f"#{number}" for number in numbers[:most])
     return shown + (f" and {len(numbers) - most} more" if len(numbers) > most else "")

@@ -27,7 +27,7 @@ from autotune.units import (
 
 
 def speed_text(prediction: Prediction) -> str:
-    """Return the predicted speed; empty where there is none.
+    """Returns the predicted speed; empty where there is none.
 
     For example `about 52,300 tokens/s (31,400 to 65,400), most of the time for matrix products,
     87 % MFU`.
@@ -56,7 +56,7 @@ _TIME_FOR: Mapping[Resource, str] = {
 
 
 def trial_label(record: TrialRecord) -> str:
-    """Return name and configuration as plain text."""
+    """Returns name and configuration as plain text."""
     description = record.config.describe()
     return f"{record.name}: {description}" if record.name else description
 
@@ -80,7 +80,7 @@ _SHORT = {
 
 
 def short_label(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """Return the name or, without one, what differs from the baseline: `bf16-true, ckpt block`.
+    """Returns the name or, without one, what differs from the baseline: `bf16-true, ckpt block`.
 
     Without a baseline the configuration is described in full.
     """
@@ -92,7 +92,7 @@ def short_label(record: TrialRecord, baseline: TrialRecord | None) -> str:
 
 
 def short_description(config: TrainingConfig, baseline: TrainingConfig) -> str:
-    """Return in short what differs from the baseline: `bf16-true, mb 4, ckpt block`."""
+    """Returns in short what differs from the baseline: `bf16-true, mb 4, ckpt block`."""
     values, plain = config.to_dict(), baseline.to_dict()
     differences = [
         f"{_SHORT.get(field, '')} {values[field]}".strip()
@@ -103,14 +103,14 @@ def short_description(config: TrainingConfig, baseline: TrainingConfig) -> str:
 
 
 def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
-    """Return `8,052 ±6%`, or an empty text if there is no speed."""
+    """Returns `8,052 ±6%`, or an empty text if there is no speed."""
     if not tokens_per_second:
         return ""
     return f"{tokens_per_second:,.0f} ±{format_percent((spread or 0.0) / tokens_per_second)}%"
 
 
 def format_perplexity(record: TrialRecord) -> str:
-    """Return `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
+    """Returns `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
 
     `SHARED_MARK` stands before a perplexity that was measured in another trial, and parentheses
     around one that says nothing; `perplexity_notes` explains both.
@@ -128,7 +128,7 @@ def _with_spread(value: float, spread: float | None, *, digits: int) -> str:
 
 
 def perplexity_source_text(record: TrialRecord) -> str:
-    """Return where the perplexity comes from, for a table.
+    """Returns where the perplexity comes from, for a table.
 
     Empty if the trial measured it itself, on the held-out text.
     """
@@ -164,7 +164,7 @@ _REMARK_WIDTH = 100
 
 
 def confirmed_mark(record: TrialRecord) -> str:
-    """Return how often a trial was measured again in turn with others; empty if never.
+    """Returns how often a trial was measured again in turn with others; empty if never.
 
     Its speed and ± are then of all these measurements.
     """
@@ -172,7 +172,7 @@ def confirmed_mark(record: TrialRecord) -> str:
 
 
 def before_training(result: StudyResult) -> BeforeTraining | None:
-    """Return the first row of a table of trials; None for a study without pretrained weights."""
+    """Returns the first row of a table of trials; None for a study without pretrained weights."""
     if result.initial_perplexity is not None:
         return BeforeTraining(
             perplexity=format_decimal(result.initial_perplexity),
@@ -187,12 +187,12 @@ def before_training(result: StudyResult) -> BeforeTraining | None:
 
 
 def perplexity_warning(result: StudyResult, record: TrialRecord) -> str:
-    """Return what speaks against the perplexity of a trial; empty if nothing does."""
+    """Returns what speaks against the perplexity of a trial; empty if nothing does."""
     return NO_BETTER if is_no_better(record, result.initial_perplexity) else ""
 
 
 def perplexity_remarks(result: StudyResult, record: TrialRecord) -> str:
-    """Return where the perplexity comes from and what speaks against it, for a table."""
+    """Returns where the perplexity comes from and what speaks against it, for a table."""
     remarks = (perplexity_source_text(record), perplexity_warning(result, record))
     return ", ".join(filter(None, remarks))
 
@@ -208,7 +208,7 @@ SAYS_NOTHING_NOTE = (
 
 
 def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
-    """Return what explains the marks at perplexities, below or above a table that has them."""
+    """Returns what explains the marks at perplexities, below or above a table that has them."""
     shares = says_nothing = of_own_loss = False
     for record in records:
         shares = shares or record.shares_perplexity
@@ -226,7 +226,7 @@ def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
 
 
 def outcome_line(record: TrialRecord) -> str:
-    """Return in one line how a trial without a speed ended."""
+    """Returns in one line how a trial without a speed ended."""
     size = f" at {format_size(record.device_bytes)}" if record.device_bytes else ""
     line = f"#{record.number} {trial_label(record)}: {outcome_label(record)}{size}"
     reason = outcome_reason(record)
@@ -234,7 +234,7 @@ def outcome_line(record: TrialRecord) -> str:
 
 
 def no_pick_reason(result: StudyResult) -> str:
-    """Return why there is no pick, or an empty text if there is one."""
+    """Returns why there is no pick, or an empty text if there is one."""
     if result.pick is not None:
         return ""
     finished = [record for record in result.trials if record.is_finished]
@@ -246,7 +246,7 @@ def no_pick_reason(result: StudyResult) -> str:
 
 
 def advice_without_pick(result: StudyResult) -> list[str]:
-    """Return what came closest and what to do, a sentence each, where there is no pick.
+    """Returns what came closest and what to do, a sentence each, where there is no pick.
 
     It follows from how the trials ended: a larger cap does not help where trials crashed.
     """
@@ -283,7 +283,7 @@ _LESS_MEMORY_OF_SCRIPT = (
 
 
 def _log_file(result: StudyResult, record: TrialRecord) -> Path | None:
-    """Return the file with the output of the trial's last attempt; None if it is not here.
+    """Returns the file with the output of the trial's last attempt; None if it is not here.
 
     A study that was imported, or that another machine worked on, has no logs here.
     """
@@ -298,7 +298,7 @@ def _log_file(result: StudyResult, record: TrialRecord) -> Path | None:
 
 
 def answer_of(result: StudyResult) -> str:
-    """Return the pick and its reason in one sentence."""
+    """Returns the pick and its reason in one sentence."""
     if result.pick is None:
         return no_pick_reason(result)
     picked = result.trial(result.pick.number)
@@ -307,7 +307,7 @@ def answer_of(result: StudyResult) -> str:
 
 
 def about(result: StudyResult) -> str:
-    """Return workload, device and torch version in one line."""
+    """Returns workload, device and torch version in one line."""
     workload, device = result.workload, result.device
     place = device.describe(devices=workload.devices_per_trial)
     return (
@@ -317,7 +317,7 @@ def about(result: StudyResult) -> str:
 
 
 def place_and_cap(result: StudyResult) -> str:
-    """Return `NVIDIA H200 (cuda:0), cap 8.00 GiB`, with the number of devices of a trial."""
+    """Returns `NVIDIA H200 (cuda:0), cap 8.00 GiB`, with the number of devices of a trial."""
     device, devices = result.device, result.workload.devices_per_trial
     cap = format_size(result.cap_bytes)
     if devices == 1:
@@ -326,7 +326,7 @@ def place_and_cap(result: StudyResult) -> str:
 
 
 def extrapolation_note(prediction: Prediction) -> str:
-    """Return how an extrapolated prediction was made, and how well; empty for any other one."""
+    """Returns how an extrapolated prediction was made, and how well; empty for any other one."""
     if prediction.checked_at is None:
         return ""
     first, second = prediction.extrapolated_from
@@ -338,7 +338,7 @@ def extrapolation_note(prediction: Prediction) -> str:
 
 
 def peaks_text(peaks_bytes: Sequence[int]) -> str:
-    """Return the peaks, the largest first: `by rank: 6.00 MiB on rank 0; 5.00 MiB on ranks 1-3`.
+    """Returns the peaks, the largest first: `by rank: 6.00 MiB on rank 0; 5.00 MiB on ranks 1-3`.
 
     Of many different ones only the largest and the smallest are named.
     """
@@ -356,7 +356,7 @@ def peaks_text(peaks_bytes: Sequence[int]) -> str:
 
 
 def communication_text(record: TrialRecord) -> str:
-    """Return `26 % of a profiled step, 7.01 ms`; empty where it is not known."""
+    """Returns `26 % of a profiled step, 7.01 ms`; empty where it is not known."""
     seconds, share = record.communication_seconds, record.communication_share
     if seconds is None or share is None:
         return ""
@@ -365,14 +365,14 @@ def communication_text(record: TrialRecord) -> str:
 
 
 def format_utilization(record: TrialRecord) -> str:
-    """Return the model FLOPs utilization, such as `31%`; empty where it is not known."""
+    """Returns the model FLOPs utilization, such as `31%`; empty where it is not known."""
     if record.model_flops_utilization is None:
         return ""
     return f"{format_percent(record.model_flops_utilization)}%"
 
 
 def utilization_sentence(record: TrialRecord, device: DeviceInfo) -> str:
-    """Return how much of the device's matrix rate a trial uses; empty where that is not known."""
+    """Returns how much of the device's matrix rate a trial uses; empty where that is not known."""
     rate, utilization = matrix_rate(record, device), record.model_flops_utilization
     if device.matrix_flops_per_second is None or record.model_flops_per_token is None:
         return ""
@@ -404,7 +404,7 @@ _MOST_PEAKS = 4
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers with neighbours joined: `rank 3`, or `ranks 0-2, 5`."""
+    """Returns ascending numbers with neighbours joined: `rank 3`, or `ranks 0-2, 5`."""
     runs: list[tuple[int, int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -416,7 +416,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
-    """Return the configuration and all measurements, as HTML lines.
+    """Returns the configuration and all measurements, as HTML lines.
 
     A label that is higher than the figure is not shown. So techniques that few trials use are left
     out of the others' labels.
@@ -439,7 +439,7 @@ _SELDOM_USED = (*OF_SEVERAL_DEVICES, "offload", "engine")
 
 
 def short_hover(record: TrialRecord) -> str:
-    """Return number, configuration and measurements, for figures with thousands of marks."""
+    """Returns number, configuration and measurements, for figures with thousands of marks."""
     return "<br>".join(
         [
             f"<b>#{record.number}</b> {style.wrapped(trial_label(record), width=_LINE, lines=6)}",

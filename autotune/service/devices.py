@@ -34,7 +34,7 @@ class DeviceUse:
 
 
 def devices_in_use(running: Sequence[QueuedSearch]) -> list[DeviceUse]:
-    """Return the GPUs of this machine, or its CPU where it has none."""
+    """Returns the GPUs of this machine, or its CPU where it has none."""
     searches = _searches_by_pid(running)
     devices = [_gpu(device, searches) for device in all_devices()]
     if devices:
@@ -55,7 +55,7 @@ def devices_in_use(running: Sequence[QueuedSearch]) -> list[DeviceUse]:
 
 
 def _searches_by_pid(running: Sequence[QueuedSearch]) -> dict[int, int]:
-    """Return {pid of a process of a search on this machine: number of the search}."""
+    """Returns {pid of a process of a search on this machine: number of the search}."""
     found = {}
     for search in running:
         process = None if search.process is None else find_process(search.process)

@@ -11,7 +11,7 @@ _ANOTHER_PORT = "stop the other program, or choose another port with --port"
 
 
 def listening_sockets(host: str, port: int) -> Sequence[socket.socket]:
-    """Return a socket for each address of `host`; with port 0 all have one that is free.
+    """Returns a socket for each address of `host`; with port 0 all have one that is free.
 
     They listen already, so that no other program can take the port while the server starts. Raises
     InvalidInput for a host that is none of this machine's, and a port that cannot be used.
@@ -32,7 +32,7 @@ def listening_sockets(host: str, port: int) -> Sequence[socket.socket]:
 
 
 def _addresses(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    """Return the family and the address of each socket. Raises InvalidInput."""
+    """Returns the family and the address of each socket. Raises InvalidInput."""
     try:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

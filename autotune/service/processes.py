@@ -30,7 +30,7 @@ _NOT_PASSED_ON = ("AUTOTUNE_TOKEN",)
 
 @cache
 def this_host() -> str:
-    """Return the name of this machine, by which processes of others are told apart.
+    """Returns the name of this machine, by which processes of others are told apart.
 
     After a start of the machine it has another name: no process of before is left.
     """
@@ -42,13 +42,13 @@ def this_host() -> str:
 
 
 def this_process() -> SearchProcess:
-    """Return the identity of this process."""
+    """Returns the identity of this process."""
     pid = os.getpid()
     return SearchProcess(host=this_host(), pid=pid, started_at=_start_of(psutil.Process(pid)))
 
 
 def _start_of(process: psutil.Process) -> float:
-    """Return when a process was started: on Linux since the machine was, whatever the clock says.
+    """Returns when a process was started: on Linux since the machine was, whatever the clock says.
 
     That is field 22 of /proc/PID/stat (man proc_pid_stat), in clock ticks.
     """
@@ -61,7 +61,7 @@ def _start_of(process: psutil.Process) -> float:
 
 
 def find_process(process: SearchProcess) -> psutil.Process | None:
-    """Return a process of this machine; None where it has ended, or its pid is another's now."""
+    """Returns a process of this machine; None where it has ended, or its pid is another's now."""
     if process.host != this_host():
         return None
     try:
@@ -76,7 +76,7 @@ def find_process(process: SearchProcess) -> psutil.Process | None:
 
 
 def _find_search(process: SearchProcess) -> psutil.Process | None:
-    """Return a process of this machine that may be ended; None where it may not be, or has ended.
+    """Returns a process of this machine that may be ended; None where it may not be, or has ended.
 
     Who may write to the database may write any pid into it. So it must also be what `start_process`
     starts: `python -m` as the leader of a session, of this user.
@@ -119,7 +119,7 @@ class StartedProcess:
     popen: subprocess.Popen[bytes]
 
     def how_it_ended(self) -> str | None:
-        """Return in words how it ended; None while it runs."""
+        """Returns in words how it ended; None while it runs."""
         code = self.popen.poll()
         if code is None:
             return None

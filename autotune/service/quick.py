@@ -62,7 +62,7 @@ class QuickAnswers:
         """When each was asked for, and its answer."""
 
     async def ask(self, question: Question, order: Mapping[str, Any]) -> Any:
-        """Return the answer, what JSON can hold.
+        """Returns the answer, what JSON can hold.
 
         Raises the AutotuneError of the question, TooBusy, and PreparationFailed after
         ANSWER_SECONDS.
@@ -163,7 +163,7 @@ async def _output_of(process: asyncio.subprocess.Process, text: bytes) -> bytes:
 
 
 def read_answer(output: bytes) -> dict[str, Any]:
-    """Return the answer that a process wrote, what JSON can hold.
+    """Returns the answer that a process wrote, what JSON can hold.
 
     It ran a user's model, which can write anything. Raises MalformedAnswer, and the error that the
     process ended with.

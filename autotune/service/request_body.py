@@ -21,12 +21,12 @@ _LARGEST_INTEGER = 2**53
 
 
 def open_settings(kind: type) -> tuple[str, ...]:
-    """Return the names that the body of a request may have, also of its parts."""
+    """Returns the names that the body of a request may have, also of its parts."""
     return tuple(n for n, option in all_options_of(kind).items() if option.over_http is True)
 
 
 def open_beside_parts(kind: type) -> tuple[str, ...]:
-    """Return the names that a body may have whose parts are objects within it."""
+    """Returns the names that a body may have whose parts are objects within it."""
     own = [name for name, option in options_of(kind).items() if option.over_http is True]
     return (*own, *parts_of(kind))
 
@@ -38,7 +38,7 @@ def body_of(
     description: str,
     examples: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the body of a request as the OpenAPI document has it. No field is required."""
+    """Returns the body of a request as the OpenAPI document has it. No field is required."""
     options = all_options_of(kind)
     fields: dict[str, Any] = {}
     for name in names:

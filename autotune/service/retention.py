@@ -90,7 +90,7 @@ def _file(path: Path) -> _Removable | None:
 
 
 def _folder(path: Path) -> _Removable | None:
-    """Return a folder as old as the youngest file in it."""
+    """Returns a folder as old as the youngest file in it."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return None

@@ -112,7 +112,7 @@ class Scheduler:
         self._woken.set()
 
     def log_file(self, number: int) -> Path:
-        """Return the file with what the processes of a search have printed."""
+        """Returns the file with what the processes of a search have printed."""
         return self._log_folder / f"{number}.log"
 
     # -- the thread ----------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Scheduler:
             self._stop(search, key)
 
     def _fate(self, search: QueuedSearch) -> str | None:
-        """Return how the process that another server has started was lost.
+        """Returns how the process that another server has started was lost.
 
         None while it may live. Of another machine only signs of life are known.
         """

@@ -89,7 +89,7 @@ class Study(Described):
     )
 
 
-class StudyEntry(Described):
+class ListedStudy(Described):
     """A study in the list."""
 
     name: str
@@ -104,7 +104,7 @@ class StudyEntry(Described):
 class Studies(BaseModel):
     """A page of the list of studies."""
 
-    studies: list[StudyEntry]
+    studies: list[ListedStudy]
     total: int = Field(description="How many studies fit the query, on all pages.")
 
 

@@ -9,14 +9,14 @@ from autotune.spec.queued_search import QueuedSearch
 
 
 def moment(seconds: float | None) -> str | None:
-    """Return seconds since 1970 as ISO 8601 in UTC."""
+    """Returns seconds since 1970 as ISO 8601 in UTC."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, tz=UTC).isoformat(timespec="seconds")
 
 
 def search_object(search: QueuedSearch, *, position: int | None = None) -> dict[str, Any]:
-    """Return the JSON object; `position` is its place in the queue, from 1."""
+    """Returns the JSON object; `position` is its place in the queue, from 1."""
     progress: Mapping[str, Any] = search.progress or {}
     return {
         "id": search.id,

@@ -429,7 +429,7 @@ def _used_seconds(found: QueuedSearch) -> float:
 def _with_time_left(
     request: SearchRequest, budget_seconds: float | None, *, used_seconds: float
 ) -> SearchRequest:
-    """Return the request with what earlier processes have left of its time."""
+    """Returns the request with what earlier processes have left of its time."""
     if not used_seconds or budget_seconds is None or budget_seconds == math.inf:
         return request
     left = max(_LEAST_SECONDS_LEFT, budget_seconds - used_seconds)

@@ -60,13 +60,13 @@ class SubmissionRules:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SubmissionRules":
-        """Return the rules of what `dataclasses.asdict` gave, also by way of JSON."""
+        """Returns the rules of what `dataclasses.asdict` gave, also by way of JSON."""
         folders = {name: tuple(values[name]) for name in ("data_roots", "code_folders")}
         return cls(**{**values, **folders})
 
 
 def _read_groups(given: Any) -> Any:
-    """Return {name: devices} of texts such as `left=cuda:0,cuda:1`. Raises InvalidInput."""
+    """Returns {name: devices} of texts such as `left=cuda:0,cuda:1`. Raises InvalidInput."""
     if not isinstance(given, list | tuple):
         return given
     groups: dict[str, str] = {}
@@ -84,7 +84,7 @@ def _read_groups(given: Any) -> Any:
 
 
 def _read_folder(given: Any) -> Any:
-    """Return the folder with an absolute path, links followed. Raises InvalidInput."""
+    """Returns the folder with an absolute path, links followed. Raises InvalidInput."""
     found = None
     if given:  # an empty path would be the current folder
         with suppress(OSError, RuntimeError, ValueError):
@@ -261,7 +261,7 @@ class ServerSettings(Settings):
         return self.groups or {DEFAULT_GROUP: self.devices}
 
     def rules(self, group: str = "") -> SubmissionRules:
-        """Return what is accepted and decided for a search of a group.
+        """Returns what is accepted and decided for a search of a group.
 
         One of any group, which is empty, may ask for what each of them has.
         """
@@ -304,7 +304,7 @@ class ServerSettings(Settings):
 
 
 def _devices_in(devices: str | None) -> int:
-    """Return how many trials may run at once on devices of which no number is given.
+    """Returns how many trials may run at once on devices of which no number is given.
 
     A machine has as many slots for trials on its CPU as it has cores.
     """

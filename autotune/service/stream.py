@@ -60,7 +60,7 @@ class StreamedEvent:
 
 
 def streamed(event: ServiceEvent) -> StreamedEvent:
-    """Return an event with its data as JSON."""
+    """Returns an event with its data as JSON."""
     data = {
         "search": event.search or None,
         "study": event.study,

@@ -115,7 +115,7 @@ def check_submission(
     folder: Path,
     trials_before: int = 0,
 ) -> CheckedSubmission:
-    """Return the submission of a request's body.
+    """Returns the submission of a request's body.
 
     `groups` are the names of the server's groups of devices, and `folder` an empty folder for the
     file of a search space. `trials_before` of its trials were run by earlier searches. Raises
@@ -188,7 +188,7 @@ def request_of_submission(
     folder: Path,
     trials_before: int = 0,
 ) -> Submission:
-    """Return the request of a submission, whose paths are those of the server.
+    """Returns the request of a submission, whose paths are those of the server.
 
     `folder` is where the file of a search space is written to. Raises InvalidInput and NotAllowed.
     """
@@ -221,7 +221,7 @@ def request_of_submission(
 
 
 def _devices(wanted: Any, rules: SubmissionRules) -> str | None:
-    """Return the devices of a search: those of the server, or as many of them as it asks for."""
+    """Returns the devices of a search: those of the server, or as many of them as it asks for."""
     if wanted is None:
         return rules.devices
     text = str(wanted)
@@ -252,7 +252,7 @@ def _devices(wanted: Any, rules: SubmissionRules) -> str | None:
 def _within_limits(
     request: Submission, rules: SubmissionRules, *, trials_before: int
 ) -> Submission:
-    """Return the request with the limits of the server where it has none of its own.
+    """Returns the request with the limits of the server where it has none of its own.
 
     Raises NotAllowed for one that asks for more.
     """
@@ -293,7 +293,7 @@ def _within_limits(
 
 
 def _space(settings: Mapping[str, Any], folder: Path) -> str | None:
-    """Return the name of a search space, or the file that its content was written to."""
+    """Returns the name of a search space, or the file that its content was written to."""
     space, content = settings.get("space"), settings.get(SPACE_CONTENT)
     if content is None:
         check_space_name(space)
@@ -323,7 +323,7 @@ def _check_toml(content: str) -> None:
 
 
 def _with_paths(workload: Mapping[str, Any], rules: SubmissionRules) -> dict[str, Any]:
-    """Return the settings with absolute paths. Raises NotAllowed for those of other folders."""
+    """Returns the settings with absolute paths. Raises NotAllowed for those of other folders."""
     resolved = dict(workload)
     config = workload.get("model_config")
     if config is not None:
@@ -359,7 +359,7 @@ def _check_paths_of_space(settings: Mapping[str, Any], rules: SubmissionRules) -
 
 
 def _allowed_path(name: str, value: str, rules: SubmissionRules) -> str:
-    """Return the absolute path of a file below a folder for data, or the name of the hub."""
+    """Returns the absolute path of a file below a folder for data, or the name of the hub."""
     file = _below(value, rules.data_roots)
     if file is not None:
         _check_file_size(name, file)
@@ -410,7 +410,7 @@ def _check_links(name: str, folder: Path, rules: SubmissionRules) -> None:
 
 
 def _below(value: str, folders: Sequence[str]) -> Path | None:
-    """Return the file that `value` names in one of the folders, links followed; None without."""
+    """Returns the file that `value` names in one of the folders, links followed; None without."""
     if value.startswith("~"):
         return None
     for folder in folders:
@@ -521,7 +521,7 @@ def _check_size(given: Mapping[str, Any], rules: SubmissionRules) -> None:
 
 
 def _with_defaults(given: Mapping[str, Any], *, device_type: str) -> dict[str, Any]:
-    """Return the settings with the sizes that a search takes where they are not given."""
+    """Returns the settings with the sizes that a search takes where they are not given."""
     defaults = dict(DEFAULTS_BY_DEVICE[device_type])
     if given.get("script") is not None or given.get("model", "gpt") not in MODEL_NAMES:
         for name in ("layers", "width", "heads"):  # the model has its own
@@ -532,7 +532,7 @@ def _with_defaults(given: Mapping[str, Any], *, device_type: str) -> dict[str, A
 
 
 def _device_type(rules: SubmissionRules) -> str:
-    """Return the kind of device that a search will use, without touching one."""
+    """Returns the kind of device that a search will use, without touching one."""
     names = rules.devices or ""
     if names.startswith("cpu"):
         return "cpu"
@@ -556,7 +556,7 @@ def _check_numbers(config: Any) -> None:
 
 
 def _base_name(space: str, workload: Mapping[str, Any]) -> str:
-    """Return the beginning of a study's name, such as `quick-gpt`."""
+    """Returns the beginning of a study's name, such as `quick-gpt`."""
     model = str(workload.get("model") or "gpt")
     if workload.get("script") is not None:
         model = Path(str(workload["script"])).stem
@@ -567,7 +567,7 @@ def _base_name(space: str, workload: Mapping[str, Any]) -> str:
 
 
 def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dict[str, Any]:
-    """Return the settings of a workload to predict, under the rules of a submission.
+    """Returns the settings of a workload to predict, under the rules of a submission.
 
     Raises InvalidInput and NotAllowed.
     """

@@ -128,7 +128,7 @@ def run_server(
 
 
 def _errors_of_lifespan(app: FastAPI) -> list[Exception]:
-    """Return a list that gets the error with which the app fails to start or to end."""
+    """Returns a list that gets the error with which the app fails to start or to end."""
     errors: list[Exception] = []
     lifespan = app.router.lifespan_context
 

@@ -45,7 +45,7 @@ class BlockList:
 
 
 def find_blocks(model: nn.Module) -> BlockList | None:
-    """Return the list of alike modules that does most in training; None if there is no list."""
+    """Returns the list of alike modules that does most in training; None if there is no list."""
     return max(_block_lists(model), key=_part_in_training, default=None)
 
 
@@ -83,7 +83,7 @@ def _are_alike(modules: nn.ModuleList) -> bool:
 
 
 def _own_class(module: nn.Module) -> Any:
-    """Return the class of a block, or the one that it had before it was recomputed."""
+    """Returns the class of a block, or the one that it had before it was recomputed."""
     kind: Any = type(getattr(module, "_checkpoint_wrapped_module", module))
     while "_before" in vars(kind):
         kind = kind._before.kind

@@ -49,7 +49,7 @@ class InvalidConversation(Exception):
 
 
 def conversation_of(row: Any, *, system: Any = None) -> list[Message]:
-    """Return the messages of a row as {"role", "content", ...}.
+    """Returns the messages of a row as {"role", "content", ...}.
 
     Messages of ShareGPT have `from` and `value` instead. `system` is the row's text for a system
     message, which some files have in a column of its own; it counts where the messages begin
@@ -76,7 +76,7 @@ def conversation_of(row: Any, *, system: Any = None) -> list[Message]:
 
 
 def is_learned(message: Message) -> bool:
-    """Return whether a message is an answer to learn from.
+    """Returns whether a message is an answer to learn from.
 
     Files of OpenAI's fine-tuning exclude an answer by `weight` 0, those of axolotl by `train`
     false, those of ms-swift by `loss` false. Raises InvalidConversation for a weight between 0
@@ -111,7 +111,7 @@ def _message_of(given: Message) -> Message:
 
 
 def _text_of(content: Any) -> str:
-    """Return the content of a message, which may be a list of parts, as text."""
+    """Returns the content of a message, which may be a list of parts, as text."""
     if isinstance(content, str):
         return content
     texts = []
@@ -129,7 +129,7 @@ def _text_of(content: Any) -> str:
 
 
 def tools_of(value: Any) -> list[Any] | None:
-    """Return the tools of a row, which may be written as JSON. Raises InvalidConversation."""
+    """Returns the tools of a row, which may be written as JSON. Raises InvalidConversation."""
     tools = value
     if isinstance(value, str):
         try:
@@ -164,13 +164,13 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, tools: list[Any] | None, up_to_answer: bool = False
     ) -> str:
-        """Return the conversation as text, `up_to_answer` with the beginning of the next answer."""
+        """Returns the conversation as text, `up_to_answer` with the start of the next answer."""
         return self._rendered(messages, tools, add_generation_prompt=up_to_answer)[0]
 
     def with_answers(
         self, messages: Sequence[Message], *, tools: list[Any] | None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """Return the conversation as text, and from where to where its answers are.
+        """Returns the conversation as text, and from where to where its answers are.
 
         An answer includes what the template puts after it, such as the token that ends the turn.
         Raises InvalidConversation.
@@ -192,7 +192,7 @@ class ChatTemplate:
     def _answer_at(
         self, index: int, messages: Sequence[Message], tools: list[Any] | None, rendered: str
     ) -> tuple[int, int]:
-        """Return where in `rendered` the answer messages[index] is, in a template without marks."""
+        """Returns where in `rendered` the answer messages[index] is, in a text without marks."""
         has_prompt = index > 0 and "add_generation_prompt" in self.text
         probe = [*messages[:index], {**messages[index], "content": _PROBE}]
         before, _, after = self.render(probe, tools=tools).partition(_PROBE)
@@ -240,7 +240,7 @@ class ChatTemplate:
 
 
 def _common_length(one: str, other: str) -> int:
-    """Return how many characters two texts have in common at their beginning."""
+    """Returns how many characters two texts have in common at their beginning."""
     for index, (character, other_character) in enumerate(zip(one, other, strict=False)):
         if character != other_character:
             return index
@@ -250,7 +250,7 @@ def _common_length(one: str, other: str) -> int:
 def _learned_of(
     marked: list[tuple[int, int]], messages: Sequence[Message]
 ) -> list[tuple[int, int]]:
-    """Return those of the marked answers that are learned."""
+    """Returns those of the marked answers that are learned."""
     answers = [message for message in messages if message["role"] == "assistant"]
     if all(map(is_learned, answers)):
         return marked
@@ -280,7 +280,7 @@ def _check_learned(answers: str, messages: Sequence[Message]) -> None:
 
 
 def chat_template_of(settings: Mapping[str, Any], *, file_text: str | None) -> ChatTemplate | None:
-    """Return the template of a tokenizer, or None if it has none.
+    """Returns the template of a tokenizer, or None if it has none.
 
     `file_text` is the text of its chat_template.jinja, which comes before the template in
     `settings`, the content of its tokenizer_config.json: a text or a list of named ones.
@@ -307,7 +307,7 @@ def chat_template_of(settings: Mapping[str, Any], *, file_text: str | None) -> C
 def labelled_tokens(
     tokens: Tokens, offsets: Sequence[tuple[int, int]], answers: Sequence[tuple[int, int]]
 ) -> Tokens:
-    """Return int64 [tokens] in which only the tokens of the answers are labels.
+    """Returns int64 [tokens] in which only the tokens of the answers are labels.
 
     The others are encoded as in `token_file.py`. `offsets` are the characters from which to which
     each token goes. A token that is partly in an answer belongs to it.

@@ -18,7 +18,7 @@ ALL = "train"
 
 
 def dataset_files(files: Iterable[Path]) -> list[Path]:
-    """Return the readable ones in alphabetical order, without dataset cards and the like."""
+    """Returns the readable ones in alphabetical order, without dataset cards and the like."""
     files = sorted(file for file in files if file.suffix.lower() in READERS)
     if not files:
         return []
@@ -28,7 +28,7 @@ def dataset_files(files: Iterable[Path]) -> list[Path]:
 
 
 def files_named_by_split(folder: Path, everything: list[Path]) -> dict[str, list[Path]]:
-    """Return {split: files} by the names of files and folders, as `datasets` assigns them."""
+    """Returns {split: files} by the names of files and folders, as `datasets` assigns them."""
     from datasets.data_files import DataFilesDict, get_data_patterns
 
     try:

@@ -18,19 +18,19 @@ use this byte."""
 
 
 def default_feed_forward_width(width: int) -> int:
-    """Return the inner size of the feed-forward: width * 5400 / 2048, to a multiple of 8."""
+    """Returns the inner size of the feed-forward: width * 5400 / 2048, to a multiple of 8."""
     return max(8, round(width * 5400 / 2048 / 8) * 8)
 
 
 def initial_slopes(heads: int) -> Tensor:
-    """Return float32 [heads]: geometric from 1/2 to 1/256, the second half of the heads zero."""
+    """Returns float32 [heads]: geometric from 1/2 to 1/256, the second half of the heads zero."""
     slopes = 1.0 / torch.logspace(1, 8, heads, base=2)
     slopes[heads // 2 :] = 0.0
     return slopes
 
 
 def relative_positions(sequence_length: int, *, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the offsets of keys to queries and the causal mask, both float32 [sequence, sequence].
+    """Returns offsets of keys to queries and the causal mask, both float32 [sequence, sequence].
 
     For query i and key j the offset is j - i; the mask is 0 for j <= i and -inf for j > i.
     """

@@ -30,7 +30,7 @@ def use_gloo(model: torch.nn.Module) -> None:
 
 
 def add_up(tensor: Tensor, group: Any) -> Tensor:
-    """Return the sum of the tensors of all ranks of a group, on any device."""
+    """Returns the sum of the tensors of all ranks of a group, on any device."""
     total = tensor.clone(memory_format=torch.contiguous_format)
     add_up_in_place(total, group)
     return total
@@ -43,7 +43,7 @@ def add_up_in_place(tensor: Tensor, group: Any) -> None:
 
 
 def gather(tensor: Tensor, group: Any) -> list[Tensor]:
-    """Return the tensors of all ranks of a group, which have the same shape, on any device."""
+    """Returns the tensors of all ranks of a group, which have the same shape, on any device."""
     tensor = tensor.contiguous()
     size = torch.distributed.get_world_size(group)
     gathered = [torch.empty_like(tensor) for _ in range(size)]
@@ -53,7 +53,7 @@ def gather(tensor: Tensor, group: Any) -> list[Tensor]:
 
 
 def released(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an all-reduce of one tensor that has let go of it when it returns."""
+    """Returns an all-reduce of one tensor that has let go of it when it returns."""
 
     def reduce_and_wait(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
         before = _references_to([tensor])
@@ -128,7 +128,7 @@ def _wait_for_references(tensors: Sequence[Tensor], before: Sequence[int]) -> No
 
 
 def _references_to(tensors: Sequence[Tensor]) -> list[int]:
-    """Return how many references there are to each tensor and to its Python object."""
+    """Returns how many references there are to each tensor and to its Python object."""
     counts: list[int] = []
     for tensor in tensors:
         counts.append(tensor._use_count())  # type: ignore[attr-defined]

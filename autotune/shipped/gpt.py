@@ -11,7 +11,7 @@ INITIAL_DEVIATION = 0.02
 
 
 def rotary_table(*, sequence_length: int, head_size: int) -> Tensor:
-    """Return cosine and sine of the angles of each position: float32 [2, sequence, head_size]."""
+    """Returns cosine and sine of the angles of each position: float32 [2, sequence, head_size]."""
     exponents = -torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
     frequencies = torch.pow(ROTARY_BASE, exponents)
     positions = torch.arange(sequence_length, dtype=torch.float32)
@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 def default_feed_forward_width(width: int) -> int:
-    """Return the inner size of the feed-forward: 8/3 of the width, up to a multiple of 32."""
+    """Returns the inner size of the feed-forward: 8/3 of the width, up to a multiple of 32."""
     return -(-8 * width // (3 * 32)) * 32
 
 

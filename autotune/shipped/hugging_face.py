@@ -50,12 +50,12 @@ class HuggingFaceModel(nn.Module):
         return own is not None and own.shifts_labels
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits, [batch, sequence, vocabulary]."""
+        """Returns the logits, [batch, sequence, vocabulary]."""
         logits: Tensor = _run(self.network, tokens).logits
         return logits
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Return the last hidden states, [batch, sequence, width]."""
+        """Returns the last hidden states, [batch, sequence, width]."""
         hidden: Tensor = _run(self.network.base_model, tokens)[0]
         return hidden
 
@@ -69,12 +69,12 @@ def _run(network: Any, tokens: Tensor, **labels: Tensor) -> Any:
 
 @torch.no_grad()
 def hugging_face_model(network: nn.Module) -> HuggingFaceModel:
-    """Return the wrapped network, which trains its own loss if that is not the cross entropy."""
+    """Returns the wrapped network, which trains its own loss if that is not the cross entropy."""
     return HuggingFaceModel(network, _own_loss_of(network))
 
 
 def _own_loss_of(network: Any) -> LossOfModule | None:
-    """Return the loss of a network; None if it is the cross entropy of its logits.
+    """Returns the loss of a network; None if it is the cross entropy of its logits.
 
     Seen by its calls in a forward pass, of shapes only for a network on the meta device.
     """

@@ -15,7 +15,7 @@ def causal_mask(
     allow_is_causal_skip: bool = True,
     **options: Any,
 ) -> Tensor | None:
-    """Return transformers' mask for sdpa, or None if the causal flag of the kernel is enough.
+    """Returns transformers' mask for sdpa, or None if the causal flag of the kernel is enough.
 
     `attention_mask` is always ones here. `local_size` is the window of local attention.
     """

@@ -25,7 +25,7 @@ _BEFORE_DOCSTRING = {tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.
 
 
 def standard_library_texts() -> list[str]:
-    """Return a string per topic and per module: topics first, each group in alphabetical order."""
+    """Returns a string per topic and per module: topics first, each group in alphabetical order."""
     return [text for _, text in sorted(topics.items())] + list(_module_docstrings())
 
 
@@ -41,7 +41,7 @@ def _module_docstrings() -> Iterator[str]:
 
 
 def _docstring(file: Path) -> str | None:
-    """Return the module docstring, read without parsing the rest of the file."""
+    """Returns the module docstring, read without parsing the rest of the file."""
     with file.open("rb") as source:
         try:
             first = next(

@@ -52,7 +52,7 @@ class Call:
     """Keyword of the labels; None: they are the second positional argument."""
 
     def __call__(self, network: nn.Module, tokens: Tensor, labels: Tensor | None) -> Any:
-        """Return the output of the module for tokens and labels [batch, sequence]."""
+        """Returns the output of the module for tokens and labels [batch, sequence]."""
         if not self.takes_labels:
             return network(tokens)
         if self.label_name is None:
@@ -116,7 +116,7 @@ class Usage:
     largest_token: int
 
     def logits(self, network: nn.Module, tokens: Tensor) -> Tensor:
-        """Return the logits, [batch, sequence, vocabulary]."""
+        """Returns the logits, [batch, sequence, vocabulary]."""
         assert self.logits_call is not None
         # Zeros are valid labels for any vocabulary; the loss they give is not used.
         labels = torch.zeros_like(tokens) if self.logits_call.takes_labels else None
@@ -125,7 +125,7 @@ class Usage:
 
 
 def entry_of(output: Any, entry: Any) -> Any:
-    """Return an entry of a module's output by index, key or attribute."""
+    """Returns an entry of a module's output by index, key or attribute."""
     if isinstance(output, Tensor):
         return output
     if isinstance(output, tuple | list | Mapping):
@@ -141,7 +141,7 @@ returns the loss of the module; None if it is the cross entropy of the logits.""
 def probe_signature(
     network: nn.Module, expected: Expectation, *, compare_losses: CompareLosses
 ) -> Usage:
-    """Return how to use the module.
+    """Returns how to use the module.
 
     `compare_losses` decides which loss is trained where the module gives one. Raises UnusableModule
     if no call gives logits or a loss, or if every call fails.
@@ -291,7 +291,7 @@ def observe(network: nn.Module, expected: Expectation, call: Call) -> Observatio
 
 
 def _entries(output: Any) -> dict[Any, Tensor]:
-    """Return the floating-point tensors in an output, by index, key or attribute."""
+    """Returns the floating-point tensors in an output, by index, key or attribute."""
     if isinstance(output, Tensor):
         return {0: output}
     pairs: dict[Any, Any]
@@ -309,7 +309,7 @@ def _entries(output: Any) -> dict[Any, Tensor]:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return what an object has in `__dict__` and in the `__slots__` of its classes."""
+    """Returns what an object has in `__dict__` and in the `__slots__` of its classes."""
     names = list(getattr(value, "__dict__", ()))
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
@@ -319,7 +319,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _named_first(entries: Mapping[Any, Tensor], name: str, is_wanted: Any) -> Any:
-    """Return the wanted entry of that name, else the first that is trained, else the first."""
+    """Returns the wanted entry of that name, else the first that is trained, else the first."""
     wanted = [entry for entry, tensor in entries.items() if is_wanted(tensor)]
     if name in wanted:
         return name
@@ -440,7 +440,7 @@ class _Witness:
         return True
 
     def head_name(self, logits: Tensor | None) -> str | None:
-        """Return the path of the linear layer that computed the logits, or None.
+        """Returns the path of the linear layer that computed the logits, or None.
 
         None also where something has changed them in place.
         """

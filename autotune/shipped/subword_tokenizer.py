@@ -42,13 +42,13 @@ class SubwordTokenizer:
         ]
 
     def encode_with_offsets(self, text: str) -> tuple[Tokens, list[tuple[int, int]]]:
-        """Return the tokens of a text, and from which to which character each goes."""
+        """Returns the tokens of a text, and from which to which character each goes."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         return _array(encoding.ids), encoding.offsets
 
 
 def _bytes_of(text: str, encoding: Any, longest: int | None) -> int:
-    """Return how many bytes of `text` its first `longest` tokens represent."""
+    """Returns how many bytes of `text` its first `longest` tokens represent."""
     if longest is None or len(encoding.ids) <= longest:
         return len(text.encode())
     end = encoding.offsets[longest - 1][1] if longest else 0
@@ -60,7 +60,7 @@ def _array(tokens: list[int]) -> Tokens:
 
 
 def _token_of(role: str, tokenizer: Any, settings: dict[str, Any]) -> int | None:
-    """Return the token of a role, by its name in `settings` or else by its usual names."""
+    """Returns the token of a role, by its name in `settings` or else by its usual names."""
     names: list[Any] = list(_NAMES[role])
     if f"{role}_token" in settings:
         setting = settings[f"{role}_token"]

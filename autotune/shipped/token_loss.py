@@ -15,7 +15,7 @@ returns the sum of the token losses as a float32 scalar."""
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
+    """Returns the sum of cross entropies in float32 of [batch, sequence, vocabulary] logits."""
     return F.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), reduction="sum", ignore_index=IGNORED_LABEL
     )
@@ -35,7 +35,7 @@ class CrossEntropyInFloat32(TorchFunctionMode):
 
 
 def learned_labels(model: nn.Module, labels: Tensor) -> int:
-    """Return the number of labels [batch, sequence] that the model's loss is a sum over."""
+    """Returns the number of labels [batch, sequence] that the model's loss is a sum over."""
     if getattr(model, "ignores_last_label", False):
         labels = labels[:, :-1]
     return int((labels != IGNORED_LABEL).sum().item())

@@ -71,7 +71,7 @@ class UserModel(nn.Module):
         return self.usage.own_loss
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Return the input of the head, [batch, sequence, width]."""
+        """Returns the input of the head, [batch, sequence, width]."""
         self.head.is_passed = True
         try:
             return self.usage.logits(self.network, tokens)
@@ -95,7 +95,7 @@ def user_model(
     *,
     make_real: Callable[[], nn.Module] | None = None,
 ) -> UserModel:
-    """Return the wrapped network, without a head if it fails when the head returns its input.
+    """Returns the wrapped network, without a head if it fails when the head returns its input.
 
     A network that relies on the width of its logits fails. `make_real` makes the network once more,
     with weights on the CPU, if it has none. Its buffers stay as they are. Raises UnusableModule.

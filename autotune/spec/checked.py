@@ -13,7 +13,7 @@ from autotune.spec.setting import InvalidSetting, option_of, options_of, specifi
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings of `kind` by name. Raises InvalidSetting and InvalidInput."""
+    """Returns the values of settings of `kind` by name. Raises InvalidSetting and InvalidInput."""
     parts = parts_of(kind)
     found = {}
     for name, value in values.items():
@@ -24,7 +24,7 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_setting(kind: type, name: str, value: Any) -> Any:
-    """Return the value of one setting. Raises InvalidSetting and InvalidInput."""
+    """Returns the value of one setting. Raises InvalidSetting and InvalidInput."""
     if name not in _hints(kind):
         raise unknown_setting(name, options_of(kind) or _hints(kind))
     option = option_of(kind, name)
@@ -37,7 +37,7 @@ def checked_setting(kind: type, name: str, value: Any) -> Any:
 
 
 def checked_beside(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings of a request and of its parts, which stand beside each other.
+    """Returns the values of settings of a request and of its parts, which stand beside each other.
 
     Whether they fit together is not checked. Raises InvalidSetting and InvalidInput.
     """
@@ -48,19 +48,19 @@ def checked_beside(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(kind: type, name: str) -> dict[str, Any]:
-    """Return the JSON schema of a setting of a request or of its parts."""
+    """Returns the JSON schema of a setting of a request or of its parts."""
     return _adapter(_owners(kind)[name], name).json_schema()
 
 
 def _owners(kind: type) -> dict[str, type]:
-    """Return the class that declares each setting, of a request or of its parts."""
+    """Returns the class that declares each setting, of a request or of its parts."""
     owners = {name: part for part in parts_of(kind).values() for name in _hints(part)}
     return owners | dict.fromkeys(_hints(kind), kind)
 
 
 @cache
 def parts_of(kind: type) -> Mapping[str, type]:
-    """Return the fields of a request that have the settings of another class, with the class."""
+    """Returns the fields of a request that have the settings of another class, with the class."""
     return {
         field.name: field.metadata["part"] for field in fields(kind) if "part" in field.metadata
     }
@@ -75,7 +75,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 @cache
 def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
-    """Return what reads a field; making it takes a part of a millisecond."""
+    """Returns what reads a field; making it takes a part of a millisecond."""
     hint = _hints(kind)[name]
     if is_dataclass(getattr(hint, "__origin__", hint)):
         return TypeAdapter(hint)  # it has a schema of its own

@@ -300,7 +300,7 @@ class TrainingConfig(Built):
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the choices by field name."""
+        """Returns the choices by field name."""
         return {name: getattr(self, name) for name in TECHNIQUES}
 
     @cached_property
@@ -356,7 +356,7 @@ class TrainingConfig(Built):
         return tuple(value for name, value in self.to_dict().items() if name not in not_compiled)
 
     def describe(self) -> str:
-        """Return precision, micro batch and every choice that is not the default, as text."""
+        """Returns precision, micro batch and every choice that is not the default, as text."""
         techniques = []
         for name, value in self.to_dict().items():
             if name in ("precision", "micro_batch_size"):
@@ -466,7 +466,7 @@ class LegalityContext:
     def of_script(
         cls, config: "TrainingConfig", *, global_batch: int, clips_gradients: bool = False
     ) -> "LegalityContext":
-        """Return that of a script which trains with `config`; what it brings is not known."""
+        """Returns that of a script which trains with `config`; what it brings is not known."""
         return cls(
             global_batch=global_batch,
             clips_gradients=clips_gradients,
@@ -475,7 +475,7 @@ class LegalityContext:
         )
 
     def default_of(self, field: str) -> Any:
-        """Return the value of a technique that nobody chose.
+        """Returns the value of a technique that nobody chose.
 
         It is one pass of the global batch, on several devices by data-parallel training.
         """
@@ -493,7 +493,7 @@ class LegalityContext:
 def configuration_of(
     choices: Mapping[str, Any], at: LegalityContext | None = None
 ) -> TrainingConfig:
-    """Return the configuration of a user's choices by field, the others at their defaults.
+    """Returns the configuration of a user's choices by field, the others at their defaults.
 
     Raises InvalidInput for a value that its technique does not have.
     """
@@ -512,7 +512,7 @@ def configuration_of(
 
 
 def reverted(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -> TrainingConfig:
-    """Return `config` with the choice of `plain` for a technique.
+    """Returns `config` with the choice of `plain` for a technique.
 
     Where that is none, the fields that depend on the technique are at their defaults.
     """
@@ -536,23 +536,23 @@ class Rule:
     """Template of what to change."""
 
     def explanation(self, chosen: Mapping[str, Any], at: LegalityContext) -> tuple[str, str]:
-        """Return reason and hint with the values of `chosen` and of the circumstances filled in."""
+        """Returns reason and hint with the values of `chosen` and the circumstances filled in."""
         values = {**vars(at), **chosen, "facts": OPTIMIZERS.get(chosen.get("optimizer", ""))}
         return self.why.format_map(values), self.hint.format_map(values)
 
     def sentence(self, chosen: Mapping[str, Any], at: LegalityContext) -> str:
-        """Return the reason and, after a colon, the hint."""
+        """Returns the reason and, after a colon, the hint."""
         return ": ".join(self.explanation(chosen, at))
 
 
 def replicas(chosen: Mapping[str, Any], at: LegalityContext) -> int:
-    """Return the data-parallel size: how many parts of a global batch are trained at once."""
+    """Returns the data-parallel size: how many parts of a global batch are trained at once."""
     size: int = at.devices // chosen["tensor_parallel"]
     return max(1, size)
 
 
 def _chosen_fusion(chosen: Mapping[str, Any], at: LegalityContext) -> Any:
-    """Return the fusion, but `none` where a script brings it.
+    """Returns the fusion, but `none` where a script brings it.
 
     Its optimizer has that fusion, whatever the configuration calls the optimizer.
     """
@@ -979,7 +979,7 @@ RULES = (
 
 
 def rule_violations(chosen: Mapping[str, Any], at: LegalityContext) -> list[str]:
-    """Return why `chosen` (a configuration or its first fields) is illegal, a sentence per rule.
+    """Returns why `chosen` (a configuration or its first fields) is illegal, a sentence per rule.
 
     A rule about a field that is not in `chosen` is not applied.
     """
@@ -1002,7 +1002,7 @@ def check_legal(config: TrainingConfig, at: LegalityContext) -> None:
 
 
 def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
-    """Return what savings are relative to: no technique, the global batch in one pass.
+    """Returns what savings are relative to: no technique, the global batch in one pass.
 
     A script's has the precision and the update that it brings, any other is in fp32 without fusion.
     On several devices it is data-parallel training.

@@ -128,17 +128,17 @@ CONFIRMATION_KINDS: Mapping[str, type[Confirmation]] = {
 
 
 def new_confirmation_id() -> str:
-    """Return an id by which a store recognizes a confirmation that it was given before."""
+    """Returns an id by which a store recognizes a confirmation that it was given before."""
     return uuid.uuid4().hex
 
 
 def confirmation_to_dict(confirmation: Confirmation) -> dict[str, Any]:
-    """Return the fields and the kind, for JSON."""
+    """Returns the fields and the kind, for JSON."""
     return {"kind": confirmation.kind, **dataclasses.asdict(confirmation)}
 
 
 def initial_perplexity_of(confirmations: Iterable[Confirmation]) -> InitialPerplexity | None:
-    """Return the measurement before any training; where there are several, one with a perplexity.
+    """Returns the measurement before any training; where there are several, one with a perplexity.
 
     There may be several where one has failed, or where two processes began a study together.
     """
@@ -150,7 +150,7 @@ def initial_perplexity_of(confirmations: Iterable[Confirmation]) -> InitialPerpl
 def paired_speeds(
     results: Sequence[TurnResult], *, schedule: Schedule, seconds: float
 ) -> list[PairedSpeed]:
-    """Return the speed of every training of a run relative to the first one, their partner.
+    """Returns the speed of every training of a run relative to the first one, their partner.
 
     The blocks of one round were timed next to each other, so that the same disturbance met them.
     The ratio is the Hodges-Lehmann estimate (1963) of the ratio of a round: the exponential of the

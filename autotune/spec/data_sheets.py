@@ -32,7 +32,7 @@ class DataSheet:
     source: str
 
     def device(self) -> DeviceInfo:
-        """Return the GPU with the rates that are expected of it."""
+        """Returns the GPU with the rates that are expected of it."""
         return DeviceInfo(
             device="cuda",
             name=f"NVIDIA {self.names[0]}",
@@ -158,7 +158,7 @@ DATA_SHEETS: Mapping[str, DataSheet] = {
 
 
 def sheet_of(reported_name: str) -> DataSheet | None:
-    """Return the data sheet of a GPU by the name that its driver reports; None for none."""
+    """Returns the data sheet of a GPU by the name that its driver reports; None for none."""
     name = reported_name.removeprefix("NVIDIA ").removeprefix("Tesla ")
     return next((sheet for sheet in DATA_SHEETS.values() if name in sheet.names), None)
 
@@ -177,7 +177,7 @@ def check_described_device(name: str | None) -> None:
 
 
 def requested_device(device: str | None, compute_capability: str | None) -> str | None:
-    """Return the name of the device, or cuda where a GPU is only described.
+    """Returns the name of the device, or cuda where a GPU is only described.
 
     `device` may be the name of a data sheet. Raises InvalidInput for a text that is not a compute
     capability, and for a compute capability together with another device.

@@ -7,7 +7,7 @@ from autotune.spec.result import DeviceInfo
 
 
 def joint_name(devices: Sequence[DeviceInfo]) -> str:
-    """Return a name for the devices of one trial: `cuda:0`, `cuda:0-3` or `cuda:0,2,4-5`."""
+    """Returns a name for the devices of one trial: `cuda:0`, `cuda:0-3` or `cuda:0,2,4-5`."""
     if len(devices) == 1:
         return devices[0].device
     runs: list[list[int]] = []

@@ -32,14 +32,14 @@ class PruningBound:
 
 
 def speed_margin(speed_noise: float) -> float:
-    """Return the margin for a relative standard deviation of one speed between runs."""
+    """Returns the margin for a relative standard deviation of one speed between runs."""
     return max(LEAST_SPEED_MARGIN, 1.0 + NOISE_DEVIATIONS * math.sqrt(2.0) * speed_noise)
 
 
 def dominated_by(
     pruning_bounds: Sequence[PruningBound], *, peak_memory_bytes: int, tokens_per_second: float
 ) -> PruningBound | None:
-    """Return the first bound with no more memory and a speed above the margin, or None."""
+    """Returns the first bound with no more memory and a speed above the margin, or None."""
     for bound in pruning_bounds:
         is_faster = bound.tokens_per_second > bound.speed_margin * tokens_per_second
         if bound.peak_memory_bytes <= peak_memory_bytes and is_faster:

@@ -24,7 +24,7 @@ def is_of_full_disk(error: BaseException) -> bool:
 
 
 def disk_full(folder: Path) -> DiskFull:
-    """Return the error for the full disk of a folder."""
+    """Returns the error for the full disk of a folder."""
     return DiskFull(
         f"the disk of {folder.absolute()} has too little room: "
         f"{format_size(free_disk_bytes(folder))} are left",

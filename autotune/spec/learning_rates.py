@@ -33,19 +33,19 @@ LEARNING_RATE_NAMES = (
 
 
 def default_learning_rates(device_type: str, *, pretrained: bool) -> Mapping[str, float]:
-    """Return the rates of full training by optimizer, for what nobody specified."""
+    """Returns the rates of full training by optimizer, for what nobody specified."""
     if pretrained:
         return FINE_TUNING
     return FROM_SCRATCH_ON_CUDA if device_type == "cuda" else FROM_SCRATCH
 
 
 def rate_name(optimizer: str, adapter: str) -> str:
-    """Return the name of a rate: `adamw`, or `lora/adamw`."""
+    """Returns the name of a rate: `adamw`, or `lora/adamw`."""
     return optimizer if adapter == "none" else f"{adapter}/{optimizer}"
 
 
 def learning_rate_of(rates: Mapping[str, float], optimizer: str, adapter: str) -> float:
-    """Return the rate of an optimizer for a kind of training.
+    """Returns the rate of an optimizer for a kind of training.
 
     `rates` are those of a workload; a study from before an optimizer existed lacks its rate.
     """

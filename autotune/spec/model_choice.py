@@ -37,14 +37,14 @@ _ASK_ITS_CLASS = (sys.executable, "-P", "-m", "autotune.models.config_class")
 
 
 def no_model(name: str) -> InvalidInput:
-    """Return the error for a name that is not a model."""
+    """Returns the error for a name that is not a model."""
     return InvalidInput(
         f"there is no model {name!r}", hint=suggestion(name, MODEL_NAMES, otherwise=HOW_TO_NAME)
     )
 
 
 def arguments_without_script(arguments: Sequence[str]) -> InvalidInput:
-    """Return the error for arguments that no script could take."""
+    """Returns the error for arguments that no script could take."""
     return InvalidInput(
         f"only a script takes arguments such as {arguments[0]!r}, and no script is named",
         hint="name it: autotune search --script train.py -- config.py --device=cpu",
@@ -52,7 +52,7 @@ def arguments_without_script(arguments: Sequence[str]) -> InvalidInput:
 
 
 def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `settings` with a path or hub name in `model` resolved to a config and its name.
+    """Returns `settings` with a path or hub name in `model` resolved to a config and its name.
 
     Other settings, and a model that is already resolved, stay as they are. A script sets the model
     to "script", and has no arguments unless they are given. Raises InvalidInput for a model that
@@ -94,7 +94,7 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _completed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with its number of layers and its vocabulary, if it leaves them out.
+    """Returns the config with its number of layers and its vocabulary, if it leaves them out.
 
     transformers adds them from its class, which takes seconds. Raises InvalidInput if that is not
     the class of a causal language model, or transformers is not installed.

@@ -48,7 +48,7 @@ _POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_
 
 
 def read_model_config(path: str) -> dict[str, Any]:
-    """Return the content of the config.json at `path` or in the folder `path`.
+    """Returns the content of the config.json at `path` or in the folder `path`.
 
     Raises InvalidInput if it cannot be read or does not describe a model.
     """
@@ -59,7 +59,7 @@ def read_model_config(path: str) -> dict[str, Any]:
 
 
 def parse_model_config(text: bytes, *, source: str) -> dict[str, Any]:
-    """Return the content of a config.json. `source` is how messages name it. Raises as above."""
+    """Returns the content of a config.json. `source` is how messages name it. Raises as above."""
     content = parse_json(text, source=source)
     if not isinstance(content, dict) or not _is_plain_name(content.get("model_type")):
         raise InvalidInput(
@@ -71,7 +71,7 @@ def parse_model_config(text: bytes, *, source: str) -> dict[str, Any]:
 
 
 def ignored_quantization(content: Mapping[str, Any] | None) -> str:
-    """Return that a config.json asks for quantized weights, which trials do not have; else ""."""
+    """Returns that a config.json asks for quantized weights, which trials do not have; else ""."""
     settings = (content or {}).get("quantization_config")
     if not isinstance(settings, Mapping):
         return ""
@@ -90,7 +90,7 @@ def is_hub_name(model: str) -> bool:
 
 
 def fetch_model_config(name: str) -> dict[str, Any]:
-    """Return the config.json of a model on the Hugging Face hub, or its copy in the hub's cache.
+    """Returns the config.json of a model on the Hugging Face hub, or its copy in the hub's cache.
 
     Raises InvalidInput if the model does not exist, and at once if there is no network.
     """
@@ -119,7 +119,7 @@ def fetch_model_config(name: str) -> dict[str, Any]:
 
 
 def source_of(model: str) -> str:
-    """Return the absolute folder of a local model, which also has its weights, or the hub name."""
+    """Returns the absolute folder of a local model, which also has its weights, or the hub name."""
     if not path_exists(model):
         return model
     path = expanded(model)
@@ -128,7 +128,7 @@ def source_of(model: str) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the weight files in a folder, sorted, all of the first pattern that matches."""
+    """Returns the weight files in a folder, sorted, all of the first pattern that matches."""
     for pattern in WEIGHT_FILES:
         files = sorted(folder.glob(pattern))
         if files:
@@ -137,7 +137,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def no_weights(source: str) -> InvalidInput:
-    """Return the error for a folder or repository without weights."""
+    """Returns the error for a folder or repository without weights."""
     return InvalidInput(
         f"there are no weights in {source}", hint="name a folder with model.safetensors in it"
     )
@@ -152,13 +152,13 @@ def _is_plain_name(value: object) -> bool:
 
 
 def model_name(content: Mapping[str, Any]) -> str:
-    """Return a name such as `llama-1f3c5a`; files with equal content get the same name."""
+    """Returns a name such as `llama-1f3c5a`; files with equal content get the same name."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return f"{content['model_type']}-{digest[:6]}"
 
 
 def known_sizes(content: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the sizes of the model, by the names of the workload's settings.
+    """Returns the sizes of the model, by the names of the workload's settings.
 
     A size is None where the config does not specify it, or has one for each layer. Raises
     InvalidInput for one that is not a positive whole number.
@@ -167,7 +167,7 @@ def known_sizes(content: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 def sizes_of(content: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return `known_sizes`, of a config that specifies the vocabulary.
+    """Returns `known_sizes`, of a config that specifies the vocabulary.
 
     Raises InvalidInput if it does not: texts are checked against it.
     """
@@ -181,7 +181,7 @@ def sizes_of(content: Mapping[str, Any]) -> dict[str, int | None]:
 
 
 def with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with the sizes that it leaves to the defaults of its class.
+    """Returns the config with the sizes that it leaves to the defaults of its class.
 
     `defaults` is the whole config as its class completes it.
     """
@@ -211,7 +211,7 @@ def check_finite(content: Any) -> None:
 
 
 def _size(content: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    """Return the value of the first of `keys` that is specified, here or in the text part."""
+    """Returns the value of the first of `keys` that is specified, here or in the text part."""
     for part in (content, _text_part(content)):
         for key in keys:
             value = part.get(key)
@@ -238,7 +238,7 @@ def _text_part(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def largest_sequence_length(content: Mapping[str, Any]) -> int | None:
-    """Return the number of positions of the model; None if the config does not say."""
+    """Returns the number of positions of the model; None if the config does not say."""
     for part in (content, _text_part(content)):
         for key in _POSITION_KEYS:
             value = part.get(key)
@@ -248,7 +248,7 @@ def largest_sequence_length(content: Mapping[str, Any]) -> int | None:
 
 
 def with_layers(content: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """Return the config with another number of layers.
+    """Returns the config with another number of layers.
 
     Lists with one entry per layer are cut, or repeated from their start. A config that does not
     specify its number of layers stays as it is.

@@ -31,7 +31,7 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_exp
 
 
 def estimated_weights(workload: Mapping[str, Any]) -> int:
-    """Return about how many weights the model of a workload has.
+    """Returns about how many weights the model of a workload has.
 
     A transformer has about 4 W^2 + 3 W F weights in each block (W the width, F the inner width, for
     each expert), and 2 V W in its embeddings of V tokens. A model with fewer heads for keys than
@@ -52,7 +52,7 @@ def estimated_weights(workload: Mapping[str, Any]) -> int:
 
 
 def _largest(given: Any, config: Any, names: Sequence[str], *, otherwise: int) -> int:
-    """Return what is given, or else the largest number of these names anywhere in the config."""
+    """Returns what is given, or else the largest number of these names anywhere in the config."""
     if type(given) is int and given > 0:
         return given
     found = []
@@ -94,7 +94,7 @@ def check_weights_fit(
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk that `folder` is on, or would be."""
+    """Returns the free bytes of the disk that `folder` is on, or would be."""
     folder = folder.absolute()
     for existing in (folder, *folder.parents):
         try:

@@ -82,7 +82,7 @@ class ParityTrace(Schema):
         return asdict(self)
 
     def described(self, difference: str) -> str:
-        """Return a clause on a difference from this trace, which says where this is not plain."""
+        """Returns a clause on a difference from this trace, which says where this is not plain."""
         return (
             f"{difference}, compared with {self.compared_with}"
             if self.compared_with
@@ -189,7 +189,7 @@ def largest_difference(
     strictness: float = 1.0,
     other_micro_batch: bool = False,
 ) -> Difference:
-    """Return the largest difference of two traces in units of the tolerance.
+    """Returns the largest difference of two traces in units of the tolerance.
 
     Only what is in both traces is compared: blocks, settings and buffers. The tolerances are
     divided by `strictness`, for two trainings that must agree better than rounding allows. If
@@ -227,7 +227,7 @@ def largest_difference(
 def has_similar_settings(
     trace: ParityTrace, reference: ParityTrace, *, precision: Precision
 ) -> bool:
-    """Return whether two trainings update as often, at the same rates and with the same settings.
+    """Returns whether two trainings update as often, at the same rates and with the same settings.
 
     It holds for two trainings on other text, too, whose gradients differ.
     """
@@ -323,7 +323,7 @@ def _change_differences(
 def _change_difference(
     what: str, change: Sequence[float], expected: Sequence[float], *, allowed: float
 ) -> Difference:
-    """Return the difference of two changes, of which an empty one is none."""
+    """Returns the difference of two changes, of which an empty one is none."""
     unchanged = (0.0,) * PROJECTIONS
     difference = _relative_distance(change or unchanged, expected or unchanged)
     when = f"after {UPDATE_STEPS} steps"

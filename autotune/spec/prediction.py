@@ -60,7 +60,7 @@ CUDA_CONTEXT_BYTES = round(0.6 * 1024**3)
 
 
 def context_bytes_on(device_type: str) -> int:
-    """Return what a device must have in addition to a predicted peak, where it is not measured."""
+    """Returns what a device must have in addition to a predicted peak, where it is not measured."""
     return CUDA_CONTEXT_BYTES if device_type == "cuda" else 0
 
 
@@ -164,7 +164,7 @@ class Prediction(Schema):
     """Time that the prediction took."""
 
     def __repr__(self) -> str:
-        """Return the peak with its bounds, and where it is."""
+        """Returns the peak with its bounds, and where it is."""
         peak, least, most = map(
             format_size, (self.peak_memory_bytes, self.lower_bound_bytes, self.upper_bound_bytes)
         )
@@ -173,7 +173,7 @@ class Prediction(Schema):
         return printable(f"<prediction for {self.device}: {text}>")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary ready for JSON."""
+        """Returns a dictionary ready for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -210,7 +210,7 @@ def check_release(torch_version: str | None) -> None:
 
 
 def parse_compute_capability(text: str) -> tuple[int, int]:
-    """Return the two numbers of a compute capability such as "9.0". Raises InvalidInput."""
+    """Returns the two numbers of a compute capability such as "9.0". Raises InvalidInput."""
     if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", text):
         raise InvalidInput(
             f"{text!r} is not a compute capability",

@@ -98,5 +98,5 @@ class Profile(Schema):
     torch_version: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary ready for JSON."""
+        """Returns a dictionary ready for JSON."""
         return dataclasses.asdict(self)

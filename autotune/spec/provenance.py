@@ -129,7 +129,7 @@ class PerplexitySource(Schema):
         return self == MEASURED
 
     def is_after_all_steps(self, steps: int) -> bool:
-        """Return whether the trial obtained it itself, after all of its `steps`."""
+        """Returns whether the trial obtained it itself, after all of its `steps`."""
         match self.kind:
             case "measured" | "training_loss":
                 return True

@@ -40,7 +40,7 @@ class Reference(Schema):
     rows: Mapping[str, Figures]
 
     def to_table(self) -> dict[str, Any]:
-        """Return the table in the form that `read_reference` reads."""
+        """Returns the table in the form that `read_reference` reads."""
         values = dataclasses.asdict(self)
         table = {key: value for key, value in values.items() if value is not None}
         table["rows"] = {name: _row_table(row) for name, row in self.rows.items()}

@@ -106,7 +106,7 @@ class DeviceInfo(Schema):
         return self.device.partition(":")[0]
 
     def describe(self, *, devices: int = 1) -> str:
-        """Return `cuda:0 (NVIDIA H200)`, or `4 cuda devices (NVIDIA H200)` for several."""
+        """Returns `cuda:0 (NVIDIA H200)`, or `4 cuda devices (NVIDIA H200)` for several."""
         name = self.device if devices == 1 else f"{devices} {self.type} devices"
         return f"{name} ({self.name})"
 
@@ -116,7 +116,7 @@ class DeviceInfo(Schema):
         return f"{self.name} with {self.total_memory_bytes / 2**30:.1f} GiB"
 
     def is_of_model(self, other: "DeviceInfo") -> bool:
-        """Return whether speeds on two devices compare: those of one name, memory and driver."""
+        """Returns whether speeds on two devices compare: those of one name, memory and driver."""
         if self.type == "cpu":  # its name has its number of threads, which slots share
             return other.type == "cpu"
         return (
@@ -228,7 +228,7 @@ class Measurement(Schema):
         return self.perplexity_source is not None and self.perplexity_source.of_own_loss
 
     def with_perplexity_of(self, trial: "TrialRecord") -> Self:
-        """Return the measurement with the perplexity of a trial that is the same training."""
+        """Returns the measurement with the perplexity of a trial that is the same training."""
         return dataclasses.replace(
             self,
             perplexity=trial.perplexity,
@@ -278,7 +278,7 @@ class Measurement(Schema):
 
 
 def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
-    """Return the bits per byte of `perplexity`, scaled from the pair in `first`.
+    """Returns the bits per byte of `perplexity`, scaled from the pair in `first`.
 
     Both numbers are the mean loss in different units, so bits per byte are proportional to the
     logarithm of perplexity: bits = bits(first) * ln(perplexity) / ln(perplexity(first)). With a
@@ -333,7 +333,7 @@ class TrialRecord(Measurement):
         return self.outcome != "interrupted"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary for JSON; None stands for NaN, infinity and what was not measured.
+        """Returns a dictionary for JSON; None stands for NaN, infinity and what was not measured.
 
         Where a result comes from is said in a sentence.
         """
@@ -377,13 +377,13 @@ class Pick(Schema):
 
     @property
     def reason(self) -> str:
-        """Return all of it in one sentence, without a full stop, what speaks against it first."""
+        """Returns all of it in one sentence, without a full stop, what speaks against it first."""
         parts = (self.doubt, self.criterion, self.learning_rates, self.comparison, self.warning)
         return "; ".join(filter(None, parts))
 
     @property
     def heading(self) -> str:
-        """Return what stands before the trial."""
+        """Returns what stands before the trial."""
         return "Pick, not to be trusted" if self.doubt else "Pick"
 
 
@@ -413,7 +413,7 @@ class StudyResult(Schema):
     None for a study of a server."""
 
     def trial(self, number: int) -> TrialRecord:
-        """Return the record of a trial by its number. Raises InvalidInput if there is none."""
+        """Returns the record of a trial by its number. Raises InvalidInput if there is none."""
         if not isinstance(number, int):
             raise InvalidInput(
                 f"the number of a trial is a whole number, not {number!r}",
@@ -435,7 +435,7 @@ class StudyResult(Schema):
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object that `--json` prints; what was not measured is null."""
+        """Returns the JSON object that `--json` prints; what was not measured is null."""
         return {
             "schema": JSON_SCHEMA,
             "study": self.study,

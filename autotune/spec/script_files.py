@@ -46,12 +46,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 
 
 def is_code(path: str) -> bool:
-    """Return whether the file is Python or configuration."""
+    """Returns whether the file is Python or configuration."""
     return path.endswith(CODE_SUFFIXES)
 
 
 def folder_of_code(workload: Workload) -> Path:
-    """Return the absolute folder of the workload's code, to which paths of files are relative.
+    """Returns the absolute folder of the workload's code, to which paths of files are relative.
 
     It is the current folder for a module, and for a workload without code of the user's.
     """
@@ -63,7 +63,7 @@ def folder_of_code(workload: Workload) -> Path:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content. Raises OSError.
+    """Returns the SHA-256 of a file's content. Raises OSError.
 
     Of a file above `LARGEST_WHOLE_BYTES` it is that of its size and of pieces at equal distances;
     of a folder that of the names and sizes of its files with the most frequent suffix.
@@ -125,7 +125,7 @@ def check_files_of_trial(
 def with_files_of_trial(
     known: Mapping[str, str] | None, later: Mapping[str, str], found: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the files that are not `known` from the start, with those that a trial found.
+    """Returns the files that are not `known` from the start, with those that a trial found.
 
     Raises StudyMismatch if one of them has changed since another trial has read it.
     """
@@ -142,7 +142,7 @@ def with_files_of_trial(
 
 
 def input_files(workload: Workload) -> dict[str, str]:
-    """Return {path: SHA-256} of the local files that a study of the workload is prepared from.
+    """Returns {path: SHA-256} of the local files that a study of the workload is prepared from.
 
     These are its text, its tokenizer and its pretrained weights. A path is as the workload names
     it, or relative to the folder of the code.
@@ -162,7 +162,7 @@ def input_files(workload: Workload) -> dict[str, str]:
 
 
 def _dataset_files(workload: Workload) -> list[Path]:
-    """Return the files of a local dataset, or where there are many, their folders."""
+    """Returns the files of a local dataset, or where there are many, their folders."""
     path = expanded(workload.dataset)
     if workload.dataset == STANDARD_LIBRARY_TEXT or not path_exists(workload.dataset):
         return []
@@ -206,12 +206,12 @@ def check_files_unchanged(workload: Workload) -> None:
 
 
 def files_of(workload: Workload) -> dict[str, str]:
-    """Return {path: SHA-256} of all files that are known to belong to the workload."""
+    """Returns {path: SHA-256} of all files that are known to belong to the workload."""
     return {**(workload.script_files or {}), **workload.script_files_after_apply}
 
 
 def have_same_files(earlier: Workload, new: Workload) -> bool:
-    """Return whether the code of both workloads, whose identities are equal, has read the same.
+    """Returns whether the code of both workloads, whose identities are equal, has read the same.
 
     What the trials of `earlier` have read late, and `new` has not yet, must be there unchanged.
     """

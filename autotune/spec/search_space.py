@@ -43,7 +43,7 @@ class Condition(Schema):
     then: Mapping[str, tuple[Any, ...]]
 
     def allows(self, chosen: Mapping[str, Any]) -> bool:
-        """Return False if `chosen`, which may be incomplete, already violates the condition."""
+        """Returns False if `chosen`, which may be incomplete, already violates the condition."""
         for field, values in self.when.items():
             if field not in chosen or chosen[field] not in values:
                 return True
@@ -77,7 +77,7 @@ class SearchSpace(Schema):
     """Published results for the named configurations."""
 
     def at_scale(self, scale: str | None) -> "SearchSpace":
-        """Return this space with the workload of one of its scales; the space itself for None.
+        """Returns this space with the workload of one of its scales; the space itself for None.
 
         Raises InvalidInput for a scale that the space does not have.
         """
@@ -113,7 +113,7 @@ class SearchSpace(Schema):
         return choices
 
     def smaller_micro_batches(self, global_batch: int) -> list[int]:
-        """Return the micro batches of the space that divide a global batch, the smallest first."""
+        """Returns the micro batches of the space that divide a global batch, the smallest first."""
         listed = self.techniques.get("micro_batch_size", ())
         sizes = _divisors(global_batch) if listed == DIVISORS else listed
         others = self.choices()["micro_batch_size"]
@@ -121,13 +121,13 @@ class SearchSpace(Schema):
         return sorted(size for size in smaller if global_batch % size == 0)
 
     def baseline_config(self, at: LegalityContext) -> TrainingConfig:
-        """Return what savings are relative to, with the first optimizer of the space."""
+        """Returns what savings are relative to, with the first optimizer of the space."""
         default = self.defaults.get("optimizer", CHOICES["optimizer"][0])
         optimizers = self.techniques.get("optimizer", (default,))
         return baseline_of(optimizer=optimizers[0], at=at)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary ready for JSON, without later fields that are at their defaults.
+        """Returns a dictionary ready for JSON, without later fields that are at their defaults.
 
         The identities of studies from before these fields stay valid.
         """
@@ -156,7 +156,7 @@ class LegalSpace:
     """A line for every value and configuration of the file that cannot be used, with the reason."""
 
     def legal_values(self, field: str, chosen: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the values of `field` with which `chosen` can be completed legally.
+        """Returns the values of `field` with which `chosen` can be completed legally.
 
         `chosen` holds every field before `field`, in `FIELD_ORDER`.
         """
@@ -172,7 +172,7 @@ class LegalSpace:
                 yield TrainingConfig(**chosen)
 
     def count(self) -> int:
-        """Return the number of `configurations`."""
+        """Returns the number of `configurations`."""
         return sum(1 for _ in self._completions({})) if self.values else 0
 
     def __contains__(self, config: TrainingConfig) -> bool:
@@ -281,7 +281,7 @@ def _to_tuple(values: Any) -> tuple[Any, ...] | str:
 def bind_space(
     space: SearchSpace, at: LegalityContext, *, unavailable: Mapping[str, Mapping[str, str]]
 ) -> LegalSpace:
-    """Return the part of `space` that is legal in these circumstances on a device.
+    """Returns the part of `space` that is legal in these circumstances on a device.
 
     `unavailable` says what the device cannot do: {technique: {value: reason}}. Raises InvalidSpace
     if nothing is left.
@@ -305,7 +305,7 @@ def bind_space(
 def _way_out(
     space: SearchSpace, at: LegalityContext, *, unavailable: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """Return what to change where nothing is legal: the space, unless no space would help.
+    """Returns what to change where nothing is legal: the space, unless no space would help.
 
     The baseline of another optimizer than that of the space would do, too.
     """
@@ -323,7 +323,7 @@ _LOOKED_AT = 1000
 
 
 def _why_none_is_legal(values: Mapping[str, Sequence[Any]], at: LegalityContext) -> str:
-    """Return the rule that most configurations break; of the space's conditions, that they do."""
+    """Returns the rule that most configurations break; of the space's conditions, that they do."""
     broken: Counter[str] = Counter()
     for combination in itertools.islice(itertools.product(*values.values()), _LOOKED_AT):
         sentences = rule_violations(dict(zip(values, combination, strict=True)), at)
@@ -341,7 +341,7 @@ def _available_values(
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the usable values by field, and append a line to `excluded` for each other one."""
+    """Returns the usable values by field, and append a line to `excluded` for each other one."""
     if not space.techniques:
         return {}
     values: dict[str, tuple[Any, ...]] = {}
@@ -385,14 +385,14 @@ def _let_dependent_fields_rest(values: dict[str, tuple[Any, ...]]) -> Iterator[C
 
 
 def _is_in_use(field: str, *, with_value: str) -> bool:
-    """Return whether a dependent field means anything with a value of its technique."""
+    """Returns whether a dependent field means anything with a value of its technique."""
     if field == "sharding_group":
         return with_value == "hsdp"
     return with_value != "none"
 
 
 def _divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a whole number, the largest first.
+    """Returns the divisors of a whole number, the largest first.
 
     Each one up to the root has its partner above it, so that even the largest batch takes
     milliseconds.
@@ -408,7 +408,7 @@ def _legal_configurations(
     unavailable: Mapping[str, Mapping[str, str]],
     excluded: list[str],
 ) -> dict[str, TrainingConfig]:
-    """Return the legal named configurations, and append a line to `excluded` for each other one."""
+    """Returns the legal named configurations; each other one is a line in `excluded`."""
     named = {}
     defaults = {field: at.default_of(field) for field in FIELD_ORDER}
     for configuration in space.configurations:

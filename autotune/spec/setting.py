@@ -137,7 +137,7 @@ def _parse_number(given: Any) -> Any:
 
 
 def whole_number(least: int, most: int) -> Format:
-    """Return the format of whole numbers in a range, for `Annotated[int, ...]`."""
+    """Returns the format of whole numbers in a range, for `Annotated[int, ...]`."""
     return Format(
         wanted=f"a whole number from {least} to {most}",
         metavar="INTEGER",
@@ -147,7 +147,7 @@ def whole_number(least: int, most: int) -> Format:
 
 
 def number(wanted: str, *, least: float = FINITE.least, most: float = FINITE.most) -> Format:
-    """Return the format of numbers in a range, for `Annotated[float, ...]`."""
+    """Returns the format of numbers in a range, for `Annotated[float, ...]`."""
     return Format(
         wanted=wanted,
         metavar="FLOAT",
@@ -222,7 +222,7 @@ Seed: TypeAlias = Annotated[int, whole_number(0, 2**32 - 1)]
 
 
 def texts(wanted: str, *, of: Format | None = None, separator: str | None = None) -> Format:
-    """Return the format of several values, each a text of its own, or between a separator."""
+    """Returns the format of several values, each a text of its own, or between a separator."""
 
     def read(given: Any) -> Any:
         return tuple(given) if isinstance(given, list | tuple) else given
@@ -257,7 +257,7 @@ FilePath: TypeAlias = Annotated[Path, Format(wanted="a path", metavar="FILE", re
 
 
 def pairs(names: Sequence[str], *, example: str, metavar: str) -> Format:
-    """Return the format of {name: number}, which is written as `name=0.03`, one text for each."""
+    """Returns the format of {name: number}, which is written as `name=0.03`, one text for each."""
     hint = f"write {example}; valid names are {', '.join(names)}"
 
     def parse(given: Any) -> Any:
@@ -335,7 +335,7 @@ class Option:
     format: Format = TEXT
 
     def of_field(self, field: "dataclasses.Field[Any]", hint: Any, *, is_partial: bool) -> Self:
-        """Return the option of the field that it declares."""
+        """Returns the option of the field that it declares."""
         missing = dataclasses.MISSING
         is_required = field.default is missing and field.default_factory is missing
         default = None if is_partial or field.default is missing else field.default
@@ -378,13 +378,13 @@ class Option:
         return self.is_switch and self.default is True
 
     def hint(self, value: object) -> str:
-        """Return what to give instead of a value that is not possible."""
+        """Returns what to give instead of a value that is not possible."""
         if not self.is_closed:
             return self.format.hint(value)
         return suggestion(value, self.choices, otherwise=f"use one of {', '.join(self.choices)}")
 
     def parse(self, given: Any) -> Any:
-        """Return the value of text, without a check of its range.
+        """Returns the value of text, without a check of its range.
 
         Raises InvalidSetting for text that says what is wrong with it.
         """
@@ -394,7 +394,7 @@ class Option:
             raise InvalidSetting(self, error.message, hint=error.hint) from None
 
     def arguments(self, value: Any) -> list[str]:
-        """Return the arguments that set `value` on a command line, none for the default."""
+        """Returns the arguments that set `value` on a command line, none for the default."""
         if value == self.default:
             return []
         if self.is_repeatable:
@@ -409,7 +409,7 @@ class Option:
 
 
 def setting(default: Any = dataclasses.MISSING, help: str = "", **of_option: Any) -> Any:
-    """Return the field of a dataclass that declares a setting; see `Option` for what it takes.
+    """Returns the field of a dataclass that declares a setting; see `Option` for what it takes.
 
     A `default` that can be called makes the default.
     """
@@ -420,26 +420,26 @@ def setting(default: Any = dataclasses.MISSING, help: str = "", **of_option: Any
 
 
 def same_setting(kind: type, name: str) -> Any:
-    """Return a field that declares the setting of another request again."""
+    """Returns a field that declares the setting of another request again."""
     field = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
     return dataclasses.field(default=field.default, metadata=field.metadata)
 
 
 def part(kind: type, *, only: Sequence[str] = (), **of_field: Any) -> Any:
-    """Return the field of a request whose settings are those of `kind`, or `only` some of them."""
+    """Returns the field of a request whose settings are those of `kind`, or `only` some of them."""
     return dataclasses.field(metadata={"part": kind, "only": only}, **of_field)
 
 
 @cache
 def options_of(kind: type) -> Mapping[str, Option]:
-    """Return the settings that a dataclass declares itself, by their names."""
+    """Returns the settings that a dataclass declares itself, by their names."""
     options = {field.name: option_of(kind, field.name) for field in dataclasses.fields(kind)}
     return {name: option for name, option in options.items() if option.help}
 
 
 @cache
 def all_options_of(kind: type) -> Mapping[str, Option]:
-    """Return the settings of a request and of its parts, by their names."""
+    """Returns the settings of a request and of its parts, by their names."""
     options = dict(options_of(kind))
     for field in dataclasses.fields(kind):
         if "part" in field.metadata:
@@ -451,7 +451,7 @@ def all_options_of(kind: type) -> Mapping[str, Option]:
 
 @cache
 def option_of(kind: type, name: str) -> Option:
-    """Return the option of a field, completed by its name, its type and its default.
+    """Returns the option of a field, completed by its name, its type and its default.
 
     It has only name and format where the field declares none.
     """
@@ -463,14 +463,14 @@ def option_of(kind: type, name: str) -> Option:
 
 
 def _parts(hint: Any) -> list[Any]:
-    """Return the alternatives of a type without None, each with its annotations."""
+    """Returns the alternatives of a type without None, each with its annotations."""
     if get_origin(hint) in (Union, UnionType):
         return [inner for one in get_args(hint) if one is not NoneType for inner in _parts(one)]
     return [hint]
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the values of a Literal."""
+    """Returns the values of a Literal."""
     for inner in _parts(hint):
         plain = getattr(inner, "__origin__", inner) if hasattr(inner, "__metadata__") else inner
         if get_origin(plain) is Literal:
@@ -479,7 +479,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 
 def format_of(hint: Any) -> Format:
-    """Return how values of a type are written."""
+    """Returns how values of a type are written."""
     for inner in _parts(hint):
         for annotation in getattr(inner, "__metadata__", ()):
             if isinstance(annotation, Format):
@@ -502,7 +502,7 @@ class InvalidSetting(InvalidInput):
         self.problem = problem
 
     def by_flag(self) -> "InvalidSetting":
-        """Return the error with the name that the setting has on the command line."""
+        """Returns the error with the name that the setting has on the command line."""
         option = self.option
         named = option.metavar if option.is_argument else option.flag
         return InvalidSetting(option, self.problem, hint=self.hint, named=named)
@@ -545,7 +545,7 @@ class Settings(Built):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, besides: Sequence[str] = ()) -> Self:
-        """Return the request of settings by name, of which those of its parts may stand beside.
+        """Returns the request of settings by name, of which those of its parts may stand beside.
 
         A hint proposes also the names `besides`. Raises InvalidInput for a name that it does not
         have, and InvalidSetting.
@@ -566,7 +566,7 @@ class Settings(Built):
 
 
 def specified(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `kind` that are not None, read and checked.
+    """Returns the settings of `kind` that are not None, read and checked.
 
     Raises InvalidInput for a name that it does not have, and InvalidSetting.
     """
@@ -576,7 +576,7 @@ def specified(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> InvalidInput:
-    """Return the error for a name that no setting has."""
+    """Returns the error for a name that no setting has."""
     return InvalidInput(
         f"there is no setting {name[:60]!r}",
         hint=suggestion(name[:60], known, otherwise="see the help of the command for its settings"),

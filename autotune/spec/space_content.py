@@ -10,7 +10,7 @@ from autotune.spec.workload import overridden
 
 
 def named_spaces() -> dict[str, Path]:
-    """Return the files of the search spaces that come with autotune, by name."""
+    """Returns the files of the search spaces that come with autotune, by name."""
     # In a checkout the folder is next to the package; in a wheel it is inside the package.
     inside = Path(__file__).resolve().parents[1] / "search_spaces"
     folder = inside if inside.is_dir() else inside.parents[1] / "search_spaces"
@@ -20,7 +20,7 @@ def named_spaces() -> dict[str, Path]:
 def content_of(
     name_or_file: str, *, folder: Path = Path(), extended_by: tuple[Path, ...] = ()
 ) -> tuple[Path, dict[str, Any]]:
-    """Return the file of a search space and its content, merged with the spaces that it extends.
+    """Returns the file of a search space and its content, merged with the spaces that it extends.
 
     The space is given by name, or by a path relative to `folder`. Raises InvalidSpace if it cannot
     be read, is not valid TOML or extends itself.
@@ -44,7 +44,7 @@ def content_of(
 
 
 def _merged(inherited: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """Return `inherited` with the keys of `content`: tables are merged, lists are appended.
+    """Returns `inherited` with the keys of `content`: tables are merged, lists are appended.
 
     The table of a workload is overridden as by the command line; other values are replaced.
     """

@@ -76,7 +76,7 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
 
 
 def load_space(name_or_file: str) -> SearchSpace:
-    """Return the space of that name, or in that TOML file.
+    """Returns the space of that name, or in that TOML file.
 
     Raises InvalidSpace with the file, the key and the allowed values.
     """
@@ -188,7 +188,7 @@ class _Reader:
 
     @staticmethod
     def _with_default_budget(field: str, values: list[Any]) -> tuple[Any, ...]:
-        """Return `values`; for memory_budget with 1.0, which is required without compilation."""
+        """Returns `values`; for memory_budget with 1.0, which is required without compilation."""
         if field == "memory_budget" and 1.0 not in values:
             return (1.0, *values)
         return tuple(values)
@@ -291,7 +291,7 @@ class _Reader:
         self._with_location(where, check_value, field, value)
 
     def _with_location(self, where: str, check: Callable[..., Result], *given: Any) -> Result:
-        """Return the result of `check`; add file and key to the InvalidInput it may raise."""
+        """Returns the result of `check`; an InvalidInput that it raises gets file and key."""
         try:
             return check(*given)
         except InvalidInput as error:

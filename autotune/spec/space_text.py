@@ -18,7 +18,7 @@ from autotune.spec.workload import Workload
 
 
 def space_text(space: SearchSpace, *, about: str = "") -> str:
-    """Return the space as TOML, below a comment with the text `about`."""
+    """Returns the space as TOML, below a comment with the text `about`."""
     document = tomlkit.document()
     if about:
         document.add(tomlkit.comment(printable(" ".join(about.split()))))
@@ -52,7 +52,7 @@ def space_text(space: SearchSpace, *, about: str = "") -> str:
 
 
 def workload_table(workload: Workload) -> dict[str, Any]:
-    """Return the settings of `workload` that the [workload] table of a file can have."""
+    """Returns the settings of `workload` that the [workload] table of a file can have."""
     settings = {}
     for field in dataclasses.fields(workload):
         value = getattr(workload, field.name)
@@ -79,7 +79,7 @@ def _tables(all_entries: Iterable[Mapping[str, Any]]) -> AoT:
 
 
 def _inline(value: Any) -> Item:
-    """Return a value in one line: a table within a table is written in braces."""
+    """Returns a value in one line: a table within a table is written in braces."""
     if isinstance(value, Mapping):
         table = tomlkit.inline_table()
         for key, item in value.items():
@@ -94,7 +94,7 @@ def _inline(value: Any) -> Item:
 
 
 def _escaped(text: str) -> str:
-    """Return TOML with an escape for each character that a terminal would obey.
+    """Returns TOML with an escape for each character that a terminal would obey.
 
     Outside of strings and comments there is none, and in both the escape may stand.
     """

@@ -39,7 +39,7 @@ class StudyDefinition(Schema):
     sampler: Sampler
 
     def legal_space(self) -> LegalSpace:
-        """Return the part of the space that is legal for the workload and the device."""
+        """Returns the part of the space that is legal for the workload and the device."""
         return bind_space(self.space, self.workload.legality_context, unavailable=self.unavailable)
 
     @cached_property
@@ -48,11 +48,11 @@ class StudyDefinition(Schema):
         return self.legal_space().count()
 
     def baseline_config(self) -> TrainingConfig:
-        """Return what savings are relative to, with the first optimizer of the space."""
+        """Returns what savings are relative to, with the first optimizer of the space."""
         return self.space.baseline_config(self.workload.legality_context)
 
     def first_configurations(self) -> list[tuple[str, TrainingConfig]]:
-        """Return what a study runs first, with names: the baseline and the named configurations.
+        """Returns what a study runs first, with names: the baseline and the named configurations.
 
         A configuration that has several names is returned once.
         """
@@ -66,14 +66,14 @@ class StudyDefinition(Schema):
         return list(first.values())
 
     def possible_trials(self, wanted: int) -> int:
-        """Return `wanted`, or fewer if the space only names configurations and has fewer."""
+        """Returns `wanted`, or fewer if the space only names configurations and has fewer."""
         legal = self.legal_space()
         if legal.values:
             return wanted
         return min(wanted, len(self.first_configurations()))
 
     def identity(self) -> dict[str, Any]:
-        """Return what must be equal to resume this study, by the names of the command line."""
+        """Returns what must be equal to resume this study, by the names of the command line."""
         return {
             "workload": self.workload.identity(),
             "space": self.space.to_dict(),
@@ -90,7 +90,7 @@ MOST_TRIALS_IN_TIME = 1000
 
 
 def counted_trials(trials: int, wanted: int, *, between: str = "/") -> str:
-    """Return `4/30`, or `4` for a search that ends by its time."""
+    """Returns `4/30`, or `4` for a search that ends by its time."""
     return str(trials) if wanted >= MOST_TRIALS_IN_TIME else f"{trials}{between}{wanted}"
 
 

@@ -36,7 +36,7 @@ class Technique(Option):
     """{value: the package that it needs and autotune does not install by itself}."""
 
     def of_field(self, field: "dataclasses.Field[Any]", hint: Any, *, is_partial: bool) -> Self:
-        """Return the option of a field: a search has no values of scripts, and help the default."""
+        """Returns the option of a field, without the values that only a script has."""
         option = super().of_field(field, hint, is_partial=is_partial)
         searched = tuple(value for value in option.choices if value not in self.of_scripts)
         return dataclasses.replace(

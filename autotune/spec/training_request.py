@@ -13,7 +13,7 @@ from autotune.spec.workload import Workload
 Stage = Literal["step", "evaluation", "parity", "waiting"]
 
 
-class Progress(Protocol):
+class ReportsStage(Protocol):
     """Callback that gets the stage that starts now.
 
     `step` for each optimizer step, `evaluation` for each batch of evaluation. Within the first step

@@ -75,7 +75,7 @@ def is_function_reference(model: str) -> bool:
 
 
 def read_reference(model: str) -> FunctionReference:
-    """Return the parts of a reference to a function. Raises InvalidInput for any other text."""
+    """Returns the parts of a reference to a function. Raises InvalidInput for any other text."""
     place, _, function = model.rpartition(":")
     is_module = all(part.isidentifier() for part in place.split("."))
     is_valid_place = place.endswith(".py") or is_module
@@ -85,7 +85,7 @@ def read_reference(model: str) -> FunctionReference:
 
 
 def parameters_of(reference: FunctionReference) -> frozenset[str] | None:
-    """Return the names of the function's parameters, parsed from its file without running it.
+    """Returns the names of the function's parameters, parsed from its file without running it.
 
     None if the file does not tell: a module, a decorated function, one with **kwargs, a class or an
     imported name. Raises InvalidInput if the file is missing, is not valid Python or does not have
@@ -158,7 +158,7 @@ def check_script(settings: Mapping[str, Any]) -> None:
 
 
 def read_arguments(arguments: object) -> tuple[str, ...]:
-    """Return the arguments of a script, texts that a program can be started with.
+    """Returns the arguments of a script, texts that a program can be started with.
 
     Raises InvalidInput.
     """
@@ -190,7 +190,7 @@ def is_script_module(script: str) -> bool:
 
 
 def script_file(script: str) -> Path:
-    """Return the file of a script. Raises InvalidInput for a module that is not there.
+    """Returns the file of a script. Raises InvalidInput for a module that is not there.
 
     A module is found as `python -m` finds it from this folder, but without importing the packages
     that it is in.
@@ -216,7 +216,7 @@ def script_file(script: str) -> Path:
 
 
 def script_folder(script: str) -> Path:
-    """Return the absolute folder that Python puts first on the path of a script.
+    """Returns the absolute folder that Python puts first on the path of a script.
 
     Paths of its files are relative to it.
     """
@@ -234,7 +234,7 @@ def takes_size(model: str, size: str) -> bool:
 
 
 def read_python(file: Path) -> ast.Module:
-    """Return the syntax tree of the file. Raises InvalidInput if it is not valid Python."""
+    """Returns the syntax tree of the file. Raises InvalidInput if it is not valid Python."""
     content = read_file(file, most_bytes=LARGEST_PYTHON_BYTES, hint="name a Python file")
     try:
         with warnings.catch_warnings(action="ignore"):  # warnings about the user's code
@@ -252,13 +252,13 @@ def read_python(file: Path) -> ast.Module:
 
 
 def sha256_of(file: Path) -> str:
-    """Return the hexadecimal SHA-256 of the file's content. Raises OSError."""
+    """Returns the hexadecimal SHA-256 of the file's content. Raises OSError."""
     with open_file(file) as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def script_sha256(script: str) -> str:
-    """Return the SHA-256 of the script. Raises InvalidInput if it is not found from this folder."""
+    """Returns the SHA-256 of the script. Raises InvalidInput if it is not found from here."""
     try:
         return sha256_of(script_file(script))
     except OSError as error:
@@ -269,7 +269,7 @@ def script_sha256(script: str) -> str:
 
 
 def changed_since(what: str) -> StudyMismatch:
-    """Return the error for code that has changed since the study was created."""
+    """Returns the error for code that has changed since the study was created."""
     return StudyMismatch(
         f"{what} has changed since the study was created",
         hint="restore the old content, or begin another study with another --name",

@@ -75,7 +75,7 @@ def read_file(
     hint: str = "",
     kind: type[InvalidInput] = InvalidInput,
 ) -> bytes:
-    """Return the content of a regular file. Raises `kind`, also where it has more bytes."""
+    """Returns the content of a regular file. Raises `kind`, also where it has more bytes."""
     try:
         with open_file(file) as opened:
             # Not by its size alone: that of a file of the kernel is 0.
@@ -96,14 +96,14 @@ def read_file(
 def read_toml(
     file: Path, *, hint: str = "", kind: type[InvalidInput] = InvalidInput
 ) -> dict[str, Any]:
-    """Return the content of a TOML file of at most 1 MiB. Raises `kind`."""
+    """Returns the content of a TOML file of at most 1 MiB. Raises `kind`."""
     return parse_toml(read_file(file, hint=hint, kind=kind), source=str(file), hint=hint, kind=kind)
 
 
 def parse_toml(
     content: bytes, *, source: str, hint: str = "", kind: type[InvalidInput] = InvalidInput
 ) -> dict[str, Any]:
-    """Return the tables of TOML in UTF-8, which may begin with a byte order mark. Raises `kind`.
+    """Returns the tables of TOML in UTF-8, which may begin with a byte order mark. Raises `kind`.
 
     `source` is how messages name the text.
     """
@@ -126,14 +126,14 @@ def parse_toml(
 
 
 def read_json(file: Path, *, most_bytes: int = LARGEST_TEXT_BYTES, hint: str = "") -> Any:
-    """Return the value in a JSON file. Raises InvalidInput."""
+    """Returns the value in a JSON file. Raises InvalidInput."""
     return parse_json(
         read_file(file, most_bytes=most_bytes, hint=hint), source=str(file), hint=hint
     )
 
 
 def parse_json(content: bytes, *, source: str, hint: str = "") -> Any:
-    """Return the value of JSON in UTF-8, which may begin with a byte order mark.
+    """Returns the value of JSON in UTF-8, which may begin with a byte order mark.
 
     Raises InvalidInput, also for Infinity and NaN, which are not JSON.
     """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def expanded(name: str) -> Path:
-    """Return `name` with `~` expanded; unchanged if there is no such home directory."""
+    """Returns `name` with `~` expanded; unchanged if there is no such home directory."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

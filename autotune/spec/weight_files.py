@@ -118,7 +118,7 @@ def check_safetensors_header(header: bytes, *, data_bytes: int, source: str) -> 
 
 
 def _place_of(name: str, tensor: Any, *, source: str) -> tuple[int, int]:
-    """Return the first byte of a tensor, and the one after its last. Raises InvalidInput."""
+    """Returns the first byte of a tensor, and the one after its last. Raises InvalidInput."""
     match tensor:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
             sizes_are_right = all(type(size) is int and 0 <= size < 2**63 for size in shape)

@@ -103,7 +103,7 @@ def _read_config(content: Any) -> Any:
 
 
 def _positive_rates(rates: Any) -> Any:
-    """Return the rates as they are. Raises InvalidInput for one that is not above zero."""
+    """Returns the rates as they are. Raises InvalidInput for one that is not above zero."""
     for name, rate in rates.items() if isinstance(rates, Mapping) else ():
         if name not in LEARNING_RATE_NAMES:
             raise InvalidInput(
@@ -491,7 +491,7 @@ class Workload(Settings):
         return model
 
     def describe(self) -> str:
-        """Return model and global batch as a short text."""
+        """Returns model and global batch as a short text."""
         if self.script is not None:
             return f"{self.describe_model()}, {self.global_batch} sequences a step"
         return (
@@ -499,7 +499,7 @@ class Workload(Settings):
         )
 
     def describe_model(self) -> str:
-        """Return the model as a short text, with its sizes if the settings decide them."""
+        """Returns the model as a short text, with its sizes if the settings decide them."""
         if self.script is not None:
             return shlex.join(["script", self.script, *self.script_arguments])
         if is_function_reference(self.model):
@@ -522,7 +522,7 @@ class Workload(Settings):
         return self.layers, self.width, self.heads
 
     def script_command(self) -> list[str]:
-        """Return what stands after `python` on the script's command line."""
+        """Returns what stands after `python` on the script's command line."""
         assert self.script is not None
         module = ["-m"] if is_script_module(self.script) else []
         return [*module, self.script, *self.script_arguments]
@@ -556,7 +556,7 @@ class Workload(Settings):
         return not (self.model_config or {}).get("output_router_logits")
 
     def learning_rate_of(self, optimizer: str, adapter: str = "none") -> float:
-        """Return the learning rate of an optimizer for full training, or for that of an adapter."""
+        """Returns the learning rate of an optimizer for full training, or of an adapter."""
         return learning_rate_of(self.learning_rates, optimizer, adapter)
 
     @property
@@ -572,7 +572,7 @@ class Workload(Settings):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def identity(self) -> dict[str, Any]:
-        """Return `to_dict` without the later settings that are at their defaults.
+        """Returns `to_dict` without the later settings that are at their defaults.
 
         The fingerprints of studies from before these settings stay valid. A script that reads no
         other file has the identity that it had when its files were not known.
@@ -636,7 +636,7 @@ DEFAULTS_BY_DEVICE: Mapping[str, Mapping[str, Any]] = {
 
 
 def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
-    """Return the workload of the device's defaults, overridden by each of `settings` in turn.
+    """Returns the workload of the device's defaults, overridden by each of `settings` in turn.
 
     A value of None overrides nothing. A config.json also sets the sizes of the model. Raises
     InvalidInput for unknown or impossible settings.
@@ -676,7 +676,7 @@ SIZE_SETTINGS = (
 
 
 def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings `before`, overridden by those in `by`.
+    """Returns the settings `before`, overridden by those in `by`.
 
     `learning_rates` are merged per optimizer. If `by` has another dataset, the splits and columns
     of the previous one are dropped.

@@ -16,7 +16,7 @@ _BUSY_TIMEOUT_SECONDS = 0.2
 
 
 def study_names(url: str) -> list[str]:
-    """Return the names of all studies, the latest first; none of a database on a server.
+    """Returns the names of all studies, the latest first; none of a database on a server.
 
     A server may be far away, and a prompt must not wait for it.
     """

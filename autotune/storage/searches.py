@@ -692,7 +692,7 @@ def _read(connection: Connection, number: int) -> QueuedSearch:
 
 
 def _search(row: Row[Any]) -> QueuedSearch:
-    """Return the search of a row; a failed one without settings where the row cannot be read.
+    """Returns the search of a row; a failed one without settings where the row cannot be read.
 
     Lists of searches, and the server that works them off, must not end with one such row.
     """

@@ -29,7 +29,7 @@ def check_studies(storage: str, studies: Sequence[str] = ()) -> Checked:
 
 
 def _work_folder(storage: str) -> Path | None:
-    """Return the work folder; None where the database that names it has lost its identity.
+    """Returns the work folder; None where the database that names it has lost its identity.
 
     The check of the database reports that.
     """
@@ -40,7 +40,7 @@ def _work_folder(storage: str) -> Path | None:
 
 
 def _is_study_name(study: str) -> bool:
-    """Return whether it is a valid name; the database's check reports an invalid one."""
+    """Returns whether it is a valid name; the database's check reports an invalid one."""
     try:
         check_study_name(study)
     except InvalidInput:

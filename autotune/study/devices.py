@@ -22,7 +22,7 @@ _SHARING = r"\d+ trials on \d+ CPUs?"
 
 
 def parse_devices(text: str) -> int | tuple[str, ...] | None:
-    """Return the number of devices or their names; None for all. Raises InvalidInput."""
+    """Returns the number of devices or their names; None for all. Raises InvalidInput."""
     if text == ALL:
         return None
     if text.isascii() and text.isdigit():
@@ -103,7 +103,7 @@ def choose_devices(
     trials_per_device: int,
     model: DeviceInfo | None,
 ) -> ChosenDevices:
-    """Return the devices that are `wanted`, as `parse_devices` returns it, among those `present`.
+    """Returns the devices that are `wanted`, as `parse_devices` returns it, among those `present`.
 
     `device` is the kind that was asked for, cpu or cuda, and None for a GPU where there is one.
     Names are divided into groups in their order. `model` is the device that a stored study was
@@ -192,12 +192,12 @@ def _names(devices: Sequence[DeviceInfo]) -> str:
 
 
 def threads_of(device: DeviceInfo) -> int | None:
-    """Return with how many threads a CPU was measured, which is part of its name."""
+    """Returns with how many threads a CPU was measured, which is part of its name."""
     found = re.search(rf", (\d+) threads(, {_SHARING})?$", device.name)
     return None if found is None else int(found[1])
 
 
 def sharing_of(device: DeviceInfo) -> str:
-    """Return how trials shared the CPUs of a device, which is part of its name; else ""."""
+    """Returns how trials shared the CPUs of a device, which is part of its name; else ""."""
     found = re.search(rf", ({_SHARING})$", device.name)
     return "" if found is None else found[1]

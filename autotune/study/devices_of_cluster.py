@@ -282,7 +282,7 @@ class DevicesOfCluster:
         self._nodes += found.usable
 
     def _alive(self) -> Mapping[str, Mapping[str, Any]]:
-        """Return what Ray says of each living node."""
+        """Returns what Ray says of each living node."""
         assert self._connection is not None
         while (nodes := self._connection.nodes) is None:
             self._check_stop()
@@ -290,7 +290,7 @@ class DevicesOfCluster:
         return nodes
 
     def _choose_model(self, nodes: Sequence[ClusterNode], stored: StudyDefinition | None) -> str:
-        """Return the model of the GPUs to use: the study's, or the one of which there are most.
+        """Returns the model of the GPUs to use: the study's, or the one of which there are most.
 
         Of a node only as many GPUs count as trials can use.
         """
@@ -320,7 +320,7 @@ class DevicesOfCluster:
         return model
 
     def _gpus_used_on(self, node: ClusterNode) -> int:
-        """Return how many GPUs of a node trials use, which have several each or one."""
+        """Returns how many GPUs of a node trials use, which have several each or one."""
         return node.gpus - node.gpus % self._devices_per_trial
 
     def _add_slots(self) -> None:
@@ -346,7 +346,7 @@ class DevicesOfCluster:
                     self._slots.append(_Slot(node=node, number=number, of=count))
 
     def _devices_on(self, node: ClusterNode) -> int:
-        """Return how many slots a node has; says why where its GPUs are not used."""
+        """Returns how many slots a node has; says why where its GPUs are not used."""
         if self._kind == "cpu":
             return self._slots_on_each_cpu if node.cpus else 0
         if node.gpus and node.gpu_model != self._model:
@@ -409,7 +409,7 @@ class DevicesOfCluster:
         slot.lost_at = None
 
     def _name(self, slot: _Slot) -> str:
-        """Return what the user is told of a slot. Which GPUs a worker gets, Ray decides."""
+        """Returns what the user is told of a slot. Which GPUs a worker gets, Ray decides."""
         if slot.of == 1:
             return slot.node.name
         if self._kind == "cpu":
@@ -636,7 +636,7 @@ class DevicesOfCluster:
 
 
 def _is_ready(slot: _Slot) -> bool:
-    """Return whether Ray has given the slot's worker its device."""
+    """Returns whether Ray has given the slot's worker its device."""
     return slot.ready is not None and slot.ready.done() and slot.ready.exception() is None
 
 
@@ -646,7 +646,7 @@ def _worker_of(slot: _Slot) -> RemoteWorker:
 
 
 def _what_they_have(nodes: Sequence[ClusterNode]) -> str:
-    """Return the nodes with what they have, such as `node7: 8 GPUs (NVIDIA H100)`."""
+    """Returns the nodes with what they have, such as `node7: 8 GPUs (NVIDIA H100)`."""
     described = []
     for node in nodes:
         has = f"{node.gpus} GPUs ({node.gpu_model})" if node.gpus else f"{node.cpus} CPUs"

@@ -77,7 +77,7 @@ def devices_of(
     should_stop: Callable[[], bool],
     listener: ThreadedListener,
 ) -> SearchDevices:
-    """Return the devices of this machine, or those of a Ray cluster. Raises InvalidInput."""
+    """Returns the devices of this machine, or those of a Ray cluster. Raises InvalidInput."""
     if request.ray is None:
         return DevicesOfSearch(
             work, make_executor=make_executor, should_stop=should_stop, listener=listener
@@ -187,7 +187,7 @@ class DevicesOfSearch:
         return request
 
     def replace_first(self) -> bool:
-        """Return False: this machine is the only one."""
+        """Returns False: this machine is the only one."""
         return False
 
     @property
@@ -198,7 +198,7 @@ class DevicesOfSearch:
         return self._chosen.places
 
     def _shares_as_before(self, device: DeviceInfo) -> list[tuple[int, ...] | None]:
-        """Return the shares with as many CPUs each as a study on slots of a CPU was begun with.
+        """Returns the shares with as many CPUs each as a study on slots of a CPU was begun with.
 
         Such a study goes on, and is confirmed, with any number of slots.
         """
@@ -276,7 +276,7 @@ class DevicesOfSearch:
 
 
 def _known_uuids(place: TrialPlace) -> tuple[str, ...]:
-    """Return the UUIDs of the GPUs of a place that NVML knows."""
+    """Returns the UUIDs of the GPUs of a place that NVML knows."""
     devices = (place.device, *place.executor.other_devices)
     return tuple(one.uuid for one in devices if one.uuid is not None and one.is_known_to_nvml)
 
@@ -297,7 +297,7 @@ class _OnceProbed:
         self._found: DeviceInfo | None = None
 
     def on(self, place: TrialPlace) -> Callable[[], DeviceInfo]:
-        """Return the function that probes the device in a process of `place`, if no other has."""
+        """Returns the function that probes the device in a process of `place`, if no other has."""
 
         def probe() -> DeviceInfo:
             with self._lock:

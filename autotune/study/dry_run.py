@@ -131,7 +131,7 @@ class Plan:
         return min(seconds, self.seconds_for_trials)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON object of the service's dry run; what is not known is null."""
+        """Returns the JSON object of the service's dry run; what is not known is null."""
         definition = self.definition
         return {
             "space": definition.space.name,
@@ -173,7 +173,7 @@ class Plan:
         return values
 
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:
-        """Return the mean over the timed precisions, weighted by their shares of the space."""
+        """Returns the mean over the timed precisions, weighted by their shares of the space."""
         timed_share = 0.0
         total = 0.0
         for precision, seconds in seconds_by_precision.items():
@@ -183,7 +183,7 @@ class Plan:
 
 
 def _finite(seconds: float | None) -> float | None:
-    """Return a number that JSON has: None for no limit."""
+    """Returns a number that JSON has: None for no limit."""
     return None if seconds is None or math.isinf(seconds) else seconds
 
 
@@ -195,7 +195,7 @@ def plan(
     listener: Listener = lambda event: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Plan:
-    """Return what a new study of this request would do; no study is created.
+    """Returns what a new study of this request would do; no study is created.
 
     With `time_trials`, runs short trainings to estimate the time; otherwise trains nothing.
     `space` is what `space_of(request)` has returned, where that was called already.
@@ -261,7 +261,7 @@ def plan(
 def _would_be_reused(
     definition: StudyDefinition, request: SearchRequest
 ) -> tuple[ReusedResults, tuple[float, ...]]:
-    """Return the results to reuse, and the seconds of the trials of the studies they are from."""
+    """Returns the results to reuse, and the seconds of the trials of the studies they are from."""
     try:
         store = StudyStore(request.storage)
     except UnknownStudy:  # no database yet
@@ -397,7 +397,7 @@ def _plan(
 
 
 def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
-    """Return the seconds of a trial trained to the end, at the measured speed."""
+    """Returns the seconds of a trial trained to the end, at the measured speed."""
     workload = definition.workload
     return _trial_seconds(
         workload, measurement, workload.steps * workload.global_batch, workload.evaluation_sequences
@@ -405,7 +405,7 @@ def _full_seconds(definition: StudyDefinition, measurement: Measurement) -> floa
 
 
 def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> float:
-    """Return the seconds of a trial that measures memory and speed only."""
+    """Returns the seconds of a trial that measures memory and speed only."""
     workload = definition.workload
     steps = min(workload.steps, workload.warmup_steps + MEMORY_STEPS + SHORT_TIMED_STEPS)
     return _trial_seconds(workload, measurement, steps * workload.global_batch, 0)
@@ -414,7 +414,7 @@ def _shared_seconds(definition: StudyDefinition, measurement: Measurement) -> fl
 def _trial_seconds(
     workload: Workload, measurement: Measurement, trained: int, evaluated: int
 ) -> float:
-    """Return the seconds of a trial from its number of trained and evaluated sequences.
+    """Returns the seconds of a trial from its number of trained and evaluated sequences.
 
     An evaluated sequence takes a third of a trained one, as it has no backward pass.
     """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def eta_seconds(ended_at: Sequence[float], *, now: float, trials_left: int) -> float | None:
-    """Return the seconds until `trials_left` more trials end; None before the first has ended.
+    """Returns the seconds until `trials_left` more trials end; None before the first has ended.
 
     `trials_left` includes the running trial. `ended_at` holds when this run began, and when each of
     its trials ended, in seconds of any clock.

@@ -65,7 +65,7 @@ def headline(opened: StudyOpened) -> str:
 
 
 def excluded_lines(excluded: Sequence[str]) -> list[str]:
-    """Return one line for each reason, with the values that it excludes, below a heading.
+    """Returns one line for each reason, with the values that it excludes, below a heading.
 
     `Excluded` / `  checkpointing attention, block; compile block: the model has no list of ...`.
     A named configuration whose value has such a line is only counted.
@@ -95,7 +95,7 @@ def excluded_lines(excluded: Sequence[str]) -> list[str]:
 
 
 def time_budget_line(seconds: float | None, *, for_trials: float | None) -> str:
-    """Return what a time budget that nobody has given means; empty without one.
+    """Returns what a time budget that nobody has given means; empty without one.
 
     `for_trials` is the part of it in which trials begin.
     """
@@ -114,7 +114,7 @@ def time_budget_line(seconds: float | None, *, for_trials: float | None) -> str:
 
 
 def reused_line(counts: Mapping[str, int]) -> str:
-    """Return which studies results are reused from, or an empty text if none are.
+    """Returns which studies results are reused from, or an empty text if none are.
 
     `Reused    12 results: 9 of study a, 3 of study b; --fresh measures them again`.
     """
@@ -229,14 +229,14 @@ class EventText:
                 )
 
     def _elapsed_and_left(self) -> str:
-        """Return how long the search has been running, and how long its confirmation still may."""
+        """Returns how long the search has been running, and how long its confirmation still may."""
         times = [format_duration(self._progress.seconds)]
         if self._progress.is_confirming and (left := self._progress.time_left()):
             times.append(left)
         return f"[{', '.join(times)}]"
 
     def _elapsed(self) -> str:
-        """Return how long the search has been running, to stand before a line."""
+        """Returns how long the search has been running, to stand before a line."""
         return f"[{format_duration(self._progress.seconds)}]"
 
 

@@ -451,7 +451,7 @@ class StudySession:
         return True
 
     def _named_left(self) -> list[Named]:
-        """Return the baseline and the named configurations that have no trial yet."""
+        """Returns the baseline and the named configurations that have no trial yet."""
         records = self._shared.records.values()
         trials = self._trials.values()
         return self._named.left(
@@ -460,7 +460,7 @@ class StudySession:
         )
 
     def _named_next(self, left: Sequence[Named]) -> list[Named]:
-        """Return those of `left` that may be tried now, in order."""
+        """Returns those of `left` that may be tried now, in order."""
         return self._named.next(
             [(name, config) for name, config in left if config not in self._predicting.values()],
             self._finished_records(),
@@ -489,7 +489,7 @@ class StudySession:
         return True
 
     def _expected_step(self) -> ExpectedStep | None:
-        """Return what steps are expected to take, once the baseline is predicted."""
+        """Returns what steps are expected to take, once the baseline is predicted."""
         if self._expected is None:
             forecast = self._prediction_cache.known.get(self._baseline.fingerprint)
             prediction = None if forecast is None else forecast.prediction
@@ -504,7 +504,7 @@ class StudySession:
         return any(trial.config == config for trial in self._trials.values())
 
     def _has_room(self) -> bool:
-        """Return whether another trial may begin; those of this round are not among the records."""
+        """Returns whether another trial may begin; those of this round are not in the records."""
         not_read = sum(
             trial.config.fingerprint not in self._shared.records for trial in self._trials.values()
         )
@@ -570,7 +570,7 @@ class StudySession:
         self._ready.append(place)
 
     def _choose(self) -> Choice | None:
-        """Return the next suggestion of this round; None where there is none."""
+        """Returns the next suggestion of this round; None where there is none."""
         self._check_stop()
         with self._timed_as_sampler():
             if self._suggestions is None:
@@ -581,7 +581,7 @@ class StudySession:
             return None
 
     def _runs_its_program(self, config: TrainingConfig) -> bool:
-        """Return whether a trial in flight compiles to the program of the configuration."""
+        """Returns whether a trial in flight compiles to the program of the configuration."""
         known = self._prediction_cache.known
         forecast = known.get(config.fingerprint)
         if forecast is None or forecast.plan is None:
@@ -608,7 +608,7 @@ class StudySession:
         )
 
     def _in_flight(self) -> list[TrainingConfig]:
-        """Return the configurations that run or are predicted now, of all processes, in order."""
+        """Returns the configurations that run or are predicted now, of all processes, in order."""
         running = [
             record.config
             for number, record in sorted(self._shared.unfinished.items())
@@ -626,7 +626,7 @@ class StudySession:
             self.seconds_in_sampler += time.perf_counter() - began
 
     def _is_known(self, config: TrainingConfig, place: TrialPlace) -> bool:
-        """Return whether there is a trial of it, or one of the same compiled program.
+        """Returns whether there is a trial of it, or one of the same compiled program.
 
         It is predicted at the place that would run it, which has nothing else to do.
         """
@@ -703,7 +703,7 @@ class StudySession:
         return True
 
     def _evaluate_untrained(self, place: TrialPlace) -> InitialPerplexity:
-        """Return the perplexity before training; raise TrialLost where the device is lost."""
+        """Returns the perplexity before training. Raises TrialLost where the device is lost."""
         began = place.clock()
         try:
             return self._runner(place).evaluate_untrained()
@@ -760,7 +760,7 @@ class StudySession:
         return True
 
     def _repeat_baseline(self, place: TrialPlace, log_name: str) -> RepeatedSpeed:
-        """Return the speed; raise TrialLost where the device no longer works."""
+        """Returns the speed. Raises TrialLost where the device no longer works."""
         began = place.clock()
         try:
             return self._runner(place).repeat_speed(self._baseline, log_name=log_name)
@@ -877,7 +877,7 @@ class StudySession:
 
 
 def _named(event: Event, place: TrialPlace) -> Event:
-    """Return the event with the name of its place, where a search has several."""
+    """Returns the event with the name of its place, where a search has several."""
     if place.name and isinstance(event, EVENTS_OF_A_PLACE):
         return replace(event, device=place.name)
     return event

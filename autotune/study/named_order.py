@@ -55,7 +55,7 @@ class NamedOrder:
     def left(
         self, tried: Collection[TrainingConfig], *, names: Collection[str | None]
     ) -> list[Named]:
-        """Return those without a trial, in the order of the file; `names` are those of trials."""
+        """Returns those without a trial, in the order of the file; `names` are those of trials."""
         return [
             (name, config)
             for name, config in self._all
@@ -70,7 +70,7 @@ class NamedOrder:
         expected: ExpectedStep | None,
         memory: MemoryModel,
     ) -> list[Named]:
-        """Return those of `left` that may be tried now, in the order in which they are tried.
+        """Returns those of `left` that may be tried now, in the order in which they are tried.
 
         What probably does not fit by its own prediction is left to the sampler.
         """
@@ -95,7 +95,7 @@ class NamedOrder:
         )
 
     def _is_time_for_baseline(self, records: Sequence[TrialRecord], expected: ExpectedStep) -> bool:
-        """Return whether the baseline may be picked, or takes little of the time so far."""
+        """Returns whether the baseline may be picked, or takes little of the time so far."""
         speeds = [expected.logarithm_of_speed(config) for _, config in self._all]
         own = expected.logarithm_of_speed(self._baseline)
         if own >= max(speeds) + math.log(WORTH_A_PICK):
@@ -106,7 +106,7 @@ class NamedOrder:
     def _at_largest_size(
         self, name: str, config: TrainingConfig, memory: MemoryModel
     ) -> TrainingConfig:
-        """Return the configuration with the largest micro batch that is likely to fit."""
+        """Returns the configuration with the largest micro batch that is likely to fit."""
         if config == self._baseline or name in self._has_own_size:
             return config
         configs = [replace(config, micro_batch_size=size) for size in self._sizes]
@@ -120,7 +120,7 @@ class NamedOrder:
 
 
 def is_unlikely(config: TrainingConfig, memory: MemoryModel) -> bool:
-    """Return whether a configuration was predicted, and probably does not fit.
+    """Returns whether a configuration was predicted, and probably does not fit.
 
     Not of one that surely does not: it is tried, which records it without training.
     """
@@ -132,5 +132,5 @@ def is_unlikely(config: TrainingConfig, memory: MemoryModel) -> bool:
 
 
 def _kind(config: TrainingConfig) -> tuple[bool, bool]:
-    """Return whether an adapter is trained, and whether its base weights are quantized."""
+    """Returns whether an adapter is trained, and whether its base weights are quantized."""
     return config.adapter != "none", config.base_weights in ("nf4", "int8")

@@ -122,7 +122,7 @@ def new_definition(
 
 
 def default_name(definition: StudyDefinition) -> str:
-    """Return a name such as `quick-gpt-48MiB-1f3c5a`, which depends on the definition alone."""
+    """Returns a name such as `quick-gpt-48MiB-1f3c5a`, which depends on the definition alone."""
     identity = json.dumps(definition.identity(), sort_keys=True).encode()
     digest = hashlib.sha256(identity).hexdigest()[:6]
     size, unit = definition.cap_bytes, "B"
@@ -138,7 +138,7 @@ def default_name(definition: StudyDefinition) -> str:
 def with_peaks(
     new: NewStudy, request: SearchRequest, *, executor: LocalExecutor, listener: Listener
 ) -> NewStudy:
-    """Return the new study with what its device can do at most, measured for its precisions.
+    """Returns the new study with what its device can do at most, measured for its precisions.
 
     Trials are compared with it by the FLOPs in their predictions. So it is not measured where there
     are none. If it cannot be measured, the user is told, and the study goes on without.

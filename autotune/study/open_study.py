@@ -45,7 +45,7 @@ class OpenedStudy:
 
 
 def stored_study(request: SearchRequest, retry: RetryPolicy) -> StudyDefinition | None:
-    """Return the definition of the stored study that the request resumes; None if it is new.
+    """Returns the definition of the stored study that the request resumes; None if it is new.
 
     Raises StorageUnavailable for a database that is not a studies database, or that cannot be
     reached.

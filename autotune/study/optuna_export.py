@@ -115,7 +115,7 @@ def _content_of(store: StudyStore, study: str) -> _Content:
 
 
 def _study_attributes(definition: StudyDefinition, result: StudyResult) -> dict[str, Any]:
-    """Return what describes a study; `pick`, `front` and `baseline` are autotune's numbers."""
+    """Returns what describes a study; `pick`, `front` and `baseline` are autotune's numbers."""
     return {
         "cap_bytes": definition.cap_bytes,
         "device": asdict(definition.device),
@@ -132,7 +132,7 @@ def _study_attributes(definition: StudyDefinition, result: StudyResult) -> dict[
 def _distributions(
     legal: LegalSpace, records: Iterable[TrialRecord]
 ) -> dict[str, CategoricalDistribution]:
-    """Return the distribution of each technique with more than one value.
+    """Returns the distribution of each technique with more than one value.
 
     Its choices are the values of the search space, and after them those that only trials outside
     it have, such as the configurations that a space names.
@@ -186,7 +186,7 @@ def _state(record: TrialRecord) -> TrialState:
 
 
 def _trial_attributes(record: TrialRecord, state: TrialState) -> dict[str, Any]:
-    """Return everything known of a trial that Optuna's values and parameters do not say."""
+    """Returns everything known of a trial that Optuna's values and parameters do not say."""
     attributes = {
         name: value for name, value in record.to_dict().items() if value not in (None, "", {})
     }
@@ -197,7 +197,7 @@ def _trial_attributes(record: TrialRecord, state: TrialState) -> dict[str, Any]:
 
 
 def _as_optuna_stores(moment: datetime) -> datetime:
-    """Return a moment as Optuna stores it: by the clock of this machine, without a time zone."""
+    """Returns a moment as Optuna stores it: by the clock of this machine, without a time zone."""
     return moment.astimezone().replace(tzinfo=None)
 
 
@@ -270,7 +270,7 @@ def _opened(url: str) -> RDBStorage:
 
 
 def _storage(url: URL) -> RDBStorage:
-    """Return Optuna's storage. Raises StorageUnavailable if its tables are of another version."""
+    """Returns Optuna's storage. Raises StorageUnavailable if its tables are of another version."""
     text = url.render_as_string(hide_password=False)
     try:
         return RDBStorage(text, engine_kwargs={"connect_args": connection_options(url)})

@@ -55,7 +55,7 @@ class Tracer(Protocol):
     def __call__(
         self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
     ) -> ParityTrace | NoTrace:
-        """Return the first steps of a configuration, or why there are none.
+        """Returns the first steps of a configuration, or why there are none.
 
         The cap is not enforced. With `dequantized` its quantized base weights are what they stand
         for, in ordinary layers. With `layers` the model has so many blocks instead of all.
@@ -147,7 +147,7 @@ class ParityGate:
         return self._judge_at_two_blocks(config, missing)
 
     def any_micro_batch_serves(self, config: TrainingConfig) -> bool:
-        """Return whether a configuration is the same training with every micro batch.
+        """Returns whether a configuration is the same training with every micro batch.
 
         It is not where forward changes a buffer, such as running statistics, in each micro batch.
         """
@@ -171,7 +171,7 @@ class ParityGate:
         return Verdict(kind=kind, message=message)
 
     def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Return whether the plain trainings of two configurations are one training.
+        """Returns whether the plain trainings of two configurations are one training.
 
         They differ in their micro batch only, so that neither needs a technique to differ: a script
         may draw other text for another micro batch, forget to divide its loss, or do once for each
@@ -303,7 +303,7 @@ class ParityGate:
         return Verdict(kind="same", message="at most, " + "; ".join(messages))
 
     def _common_micro_batch(self, config: TrainingConfig) -> int:
-        """Return the micro batch of the plain training without random numbers.
+        """Returns the micro batch of the plain training without random numbers.
 
         The smallest, which needs the least memory, if any micro batch will do.
         """
@@ -317,7 +317,7 @@ class ParityGate:
         dropout: bool = True,
         layers: int | None = None,
     ) -> ParityTrace | NoTrace:
-        """Return the trace of the plain training, or why there is none.
+        """Returns the trace of the plain training, or why there is none.
 
         If the device cannot hold it, torch's checkpointing is applied to each block; and on
         several devices, weights that one of them cannot hold are on the host or divided. Where the
@@ -363,7 +363,7 @@ class ParityGate:
         dequantized: bool = False,
         layers: int | None = None,
     ) -> ParityTrace | NoTrace:
-        """Return the trace of a reference configuration, which is run once for each study."""
+        """Returns the trace of a reference configuration, which is run once for each study."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
         if dequantized:
             name += "-dequantized"
@@ -383,12 +383,12 @@ class ParityGate:
 
 
 def _of(what: str, missing: NoTrace) -> NoTrace:
-    """Return why there is no trace, with the training that it is missing of."""
+    """Returns why there is no trace, with the training that it is missing of."""
     return replace(missing, message=f"{what}: {missing.message}")
 
 
 def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConfig:
-    """Return the plain training of the same numerics."""
+    """Returns the plain training of the same numerics."""
     return TrainingConfig(
         precision=config.precision,
         optimizer=config.optimizer,
@@ -401,7 +401,7 @@ def plain_form(config: TrainingConfig, *, micro_batch_size: int) -> TrainingConf
 
 
 def _are_similar(trace: ParityTrace, other: ParityTrace, *, precision: Precision) -> bool:
-    """Return whether two trainings with other masks are alike in what masks do not change.
+    """Returns whether two trainings with other masks are alike in what masks do not change.
 
     They update as often and with the same settings; their gradients, and the changes of each
     buffer, differ in their norms by a factor of `LARGEST_RATIO` at most.
@@ -424,7 +424,7 @@ def _are_of_one_size(norm: float, other: float) -> bool:
 
 
 def _read(file: Path) -> ParityTrace | None:
-    """Return a stored trace; None if it is missing or unreadable, and is to be made again."""
+    """Returns a stored trace; None if it is missing or unreadable, and is to be made again."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if "update_projections" not in content:

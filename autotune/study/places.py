@@ -100,7 +100,7 @@ class TrialPlaces(Protocol):
         """Begin a work on a taken place; it stays taken when the work has ended."""
 
     def wait(self, seconds: float) -> list[EndedWork]:
-        """Return the works that have ended, after waiting at most so long for the first.
+        """Returns the works that have ended, after waiting at most so long for the first.
 
         Returns early, too, when a place has got its device slot.
         """

@@ -38,7 +38,7 @@ def predicted_device_of(
     executor: LocalExecutor,
     storage: str | None = None,
 ) -> PredictedDevice:
-    """Return what is known of the device to predict for.
+    """Returns what is known of the device to predict for.
 
     `device` None is a GPU where this machine has one. The machine need not have the device:
     `compute_capability`, such as 9.0, then describes the GPU, or the name of a data sheet does. A
@@ -73,7 +73,7 @@ def predicted_device_of(
 def probed(
     device: PredictedDevice, *, executor: LocalExecutor, space: SearchSpace, workload: Workload
 ) -> PredictedDevice:
-    """Return a device of this machine whose rates are not known with those that are probed now."""
+    """Returns a device of this machine whose rates are not known with those that are probed now."""
     if device.described is not None or device.there is None:
         return device
     plain = space.baseline_config(workload.legality_context).precision
@@ -86,7 +86,7 @@ def probed(
 
 
 def with_rates(device: DeviceInfo, *, storage: str | None) -> tuple[DeviceInfo | None, str]:
-    """Return the device with its rates, and where they are from; None where they are not known.
+    """Returns the device with its rates, and where they are from; None where they are not known.
 
     They are those that the last study on a device of the same model has probed, else those of its
     data sheet.
@@ -114,7 +114,7 @@ def _probed_devices(storage: str) -> Iterator[tuple[str, DeviceInfo]]:
 def device_there(
     name: str | None, devices: Sequence[DeviceInfo], *, compute_capability: str | None = None
 ) -> DeviceInfo | None:
-    """Return the first of `devices` with this name or kind, and compute capability if given.
+    """Returns the first of `devices` with this name or kind, and compute capability if given.
 
     With `name` None, every device matches. Returns None if no device does.
     """

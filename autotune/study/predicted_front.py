@@ -52,7 +52,7 @@ def predicted_front(
     cap_bytes: int | None,
     on_each: Callable[[Forecast], None] = lambda _: None,
 ) -> PredictedFront | None:
-    """Return the front, or None where no speed can be expected of the baseline.
+    """Returns the front, or None where no speed can be expected of the baseline.
 
     Without a cap, that is all memory of the device.
     """
@@ -122,7 +122,7 @@ class _Estimated:
         self._estimate()
 
     def wanted(self) -> list[TrainingConfig]:
-        """Return those of the estimated front that are not predicted, the fastest first."""
+        """Returns those of the estimated front that are not predicted, the fastest first."""
         likely = numpy.flatnonzero(self._probability >= LIKELY)
         level = numpy.zeros(len(likely))
         front = indices_not_dominated(self._peaks[likely], self._speeds[likely], level)
@@ -130,7 +130,7 @@ class _Estimated:
         return [self.configs[index] for index in sorted(missing, key=lambda i: -self._speeds[i])]
 
     def front(self) -> tuple[str, ...]:
-        """Return the fingerprints of the predicted ones that are not dominated and may fit."""
+        """Returns the fingerprints of the predicted ones that are not dominated and may fit."""
         fitting = [
             (one.config.fingerprint, one.prediction)
             for one in self.forecasts
@@ -144,7 +144,7 @@ class _Estimated:
         return tuple(fitting[index][0] for index in front)
 
     def may_fit(self) -> int:
-        """Return how many that are not predicted probably fit."""
+        """Returns how many that are not predicted probably fit."""
         return int(((self._probability >= LIKELY) & ~self._is_known).sum())
 
     def _note(self, forecasts: Sequence[Forecast]) -> None:

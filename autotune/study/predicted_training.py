@@ -81,7 +81,7 @@ class PredictedTraining(Settings):
         requested_device(self.device, self.compute_capability)
 
     def described(self, *others: str) -> list[str]:
-        """Return the flags of the settings that say what a study would say, and of `others`."""
+        """Returns the flags of the settings that say what a study would say, and of `others`."""
         given = [name for name in ("device", *others) if getattr(self, name) is not None]
         kind: type = type(self)
         options = all_options_of(kind)

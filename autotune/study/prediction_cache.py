@@ -44,7 +44,7 @@ class PredictionCache:
         self._not_needed.add(config)
 
     def of(self, config: TrainingConfig) -> Forecast | None:
-        """Return the configuration's forecast, predicting it if there is none yet.
+        """Returns the configuration's forecast, predicting it if there is none yet.
 
         Returns None where the study predicts nothing or the prediction is not needed.
         """
@@ -71,7 +71,7 @@ class PredictionCache:
         return self._known
 
     def is_known(self, config: TrainingConfig) -> bool:
-        """Return whether the configuration has a forecast or needs none."""
+        """Returns whether the configuration has a forecast or needs none."""
         if self._predict is None or config in self._not_needed:
             return True
         return config.fingerprint in self._known
@@ -79,7 +79,7 @@ class PredictionCache:
     def not_to_train(
         self, tried: Iterable[TrainingConfig], *, limit_bytes: int
     ) -> list[TrainingConfig]:
-        """Return the configurations that are surely over the limit or repeat a program of `tried`.
+        """Returns the configurations that are surely over the limit or repeat a program of `tried`.
 
         `tried` are those that have a result or are running.
         """
@@ -97,7 +97,7 @@ class PredictionCache:
     def measurement_if_over(
         self, config: TrainingConfig, *, limit_bytes: int
     ) -> Measurement | None:
-        """Return the result of a configuration that is surely over the limit; None otherwise."""
+        """Returns the result of a configuration that is surely over the limit; None otherwise."""
         forecast = self.of(config)
         if forecast is None or forecast.prediction is None or not _is_over(forecast, limit_bytes):
             return None
@@ -110,7 +110,7 @@ class PredictionCache:
         )
 
     def flops_of(self, config: TrainingConfig) -> tuple[float | None, float | None]:
-        """Return the FLOPs of a token that the model needs, and those that are recomputed.
+        """Returns the FLOPs of a token that the model needs, and those that are recomputed.
 
         They do not depend on most of a configuration, so a prediction of another one will do. Where
         there is none, the plainest one is predicted. Recomputed FLOPs at a memory budget, and with
@@ -132,7 +132,7 @@ class PredictionCache:
         return model_flops, recomputed
 
     def _flops_per_token(self, plain: TrainingConfig) -> float | None:
-        """Return the FLOPs of a plain configuration, as of any prediction that has the same."""
+        """Returns the FLOPs of a plain configuration, as of any prediction that has the same."""
         if plain not in self._flops:
             devices = self._definition.workload.devices_per_trial
             alike = (
@@ -159,7 +159,7 @@ class PredictionCache:
     def same_program(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
-        """Return a finished trial of the same compiled program, if there is one."""
+        """Returns a finished trial of the same compiled program, if there is one."""
         forecast = self.of(config)
         if forecast is None or forecast.plan is None:
             return None
@@ -171,12 +171,12 @@ class PredictionCache:
 
 
 def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
-    """Return whether even the lower bound of the predicted peak is over the limit."""
+    """Returns whether even the lower bound of the predicted peak is over the limit."""
     return forecast.prediction is not None and forecast.prediction.lower_bound_bytes > limit_bytes
 
 
 def _plain(config: TrainingConfig, *, devices: int) -> TrainingConfig:
-    """Return the plainest configuration whose step has as many FLOPs per token, in fp32."""
+    """Returns the plainest configuration whose step has as many FLOPs per token, in fp32."""
     return replace(
         _without_recomputation(config, devices=devices),
         checkpointing=config.checkpointing,
@@ -185,7 +185,7 @@ def _plain(config: TrainingConfig, *, devices: int) -> TrainingConfig:
 
 
 def _without_recomputation(config: TrainingConfig, *, devices: int) -> TrainingConfig:
-    """Return the plainest training of the model under the same adapter."""
+    """Returns the plainest training of the model under the same adapter."""
     return TrainingConfig(
         micro_batch_size=1,
         adapter=config.adapter,

@@ -57,7 +57,7 @@ class Forecaster:
         torch_version: str | None = None,
         extrapolates: Extrapolation = "compiled",
     ) -> "Forecaster":
-        """Return a forecaster for a device that is there or described."""
+        """Returns a forecaster for a device that is there or described."""
         return cls(
             executor=executor,
             workload=workload,
@@ -79,7 +79,7 @@ class Forecaster:
         torch_version: str | None = None,
         extrapolates: Extrapolation = "compiled",
     ) -> "Forecaster":
-        """Return a forecaster for the GPU or CPU of a study; this machine need not have it."""
+        """Returns a forecaster for the GPU or CPU of a study; this machine need not have it."""
         return cls(
             executor=executor,
             workload=workload,
@@ -114,7 +114,7 @@ class Forecaster:
         *,
         on_each: Callable[[Forecast], None] = lambda _: None,
     ) -> list[Forecast]:
-        """Return the forecasts in the order they ended; as many run at a time as there are CPUs."""
+        """Returns the forecasts in the order they ended; as many run at once as there are CPUs."""
         waiting = list(configs)[::-1]
         running: dict[Future[Any], TrainingConfig] = {}
         ended: list[Forecast] = []
@@ -149,7 +149,7 @@ class Forecaster:
 
 
 def extrapolates_in(space: SearchSpace) -> Extrapolation:
-    """Return what the predictions of a search may extrapolate: nothing that changes its trials.
+    """Returns what the predictions of a search may extrapolate: nothing that changes its trials.
 
     An extrapolated model has no plan. By their plans a search finds the memory budgets that compile
     to the program of another one, and does not train them.
@@ -167,7 +167,7 @@ def forecaster_of(
     compute_capability: str | None,
     torch_version: str | None,
 ) -> Forecaster:
-    """Return a forecaster for the study's device, or for a GPU of another compute capability.
+    """Returns a forecaster for the study's device, or for a GPU of another compute capability.
 
     Raises InvalidInput if a compute capability is given and the study ran on a CPU: its workload
     has the defaults of a CPU, or if its code was not named on this machine.
@@ -202,7 +202,7 @@ def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forec
 def workload_of(
     device_type: str, settings: Mapping[str, Any], *, space: SearchSpace | None = None
 ) -> Workload:
-    """Return the workload that a search with these settings would train. Raises InvalidInput."""
+    """Returns the workload that a search with these settings would train. Raises InvalidInput."""
     workload = make_workload(device_type, {} if space is None else space.workload, settings)
     check_name(workload.dataset)
     return workload

@@ -175,7 +175,7 @@ def profile_at_end(
 
 
 def named_devices(devices: str | None) -> tuple[str, ...]:
-    """Return the names of devices in the text of --devices; none for a number and for all."""
+    """Returns the names of devices in the text of --devices; none for a number and for all."""
     wanted = None if devices is None else parse_devices(devices)
     return wanted if isinstance(wanted, tuple) else ()
 
@@ -264,7 +264,7 @@ def _write(
 
 
 def read_profile(folder: Path, profiled: Content) -> Profile | None:
-    """Return the profile in a folder; None where there is none, or one of another release.
+    """Returns the profile in a folder; None where there is none, or one of another release.
 
     One of another trial than `what_is_profiled` describes does not count either.
     """

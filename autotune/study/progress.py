@@ -103,7 +103,7 @@ class AtPlace:
         return time.monotonic() - since
 
     def lines(self) -> list[str]:
-        """Return the trial and what it does, each with how long it has been so."""
+        """Returns the trial and what it does, each with how long it has been so."""
         now = time.monotonic()
         lines = []
         if self.trial is not None:
@@ -153,7 +153,7 @@ class Progress:
         return time.monotonic() - self._began
 
     def doing(self) -> list[str]:
-        """Return in lines what the search does now, each with how long it has been doing it.
+        """Returns in lines what the search does now, each with how long it has been doing it.
 
         What happens at each of several places is left to `places`.
         """
@@ -163,7 +163,7 @@ class Progress:
         return self._at[""].lines()
 
     def places(self) -> "list[AtPlace]":
-        """Return what goes on at each of several places; nothing for a search with only one."""
+        """Returns what goes on at each of several places; nothing for a search with only one."""
         if self.opened is None:
             return []
         now = time.monotonic()
@@ -281,7 +281,7 @@ class Progress:
         return self._confirmation_ends_at is not None
 
     def time_left(self) -> str:
-        """Return in words how long the search still takes; empty where that is not known.
+        """Returns in words how long the search still takes; empty where that is not known.
 
         `about 40 s left, then up to 25 s of confirmation`, and later `at most 20 s left`.
         """
@@ -299,7 +299,7 @@ class Progress:
         return ", ".join(parts)
 
     def best(self) -> str:
-        """Return the pick so far in one line."""
+        """Returns the pick so far in one line."""
         front = pareto_front(self.records, tolerance=self._preferences.tolerance)
         pick = choose(self.records, front, baseline=None, preferences=self._preferences)
         if pick is None:
@@ -313,20 +313,20 @@ class Progress:
         )
 
     def counts(self) -> str:
-        """Return how many trials there are, of how many, and with which outcomes."""
+        """Returns how many trials there are, of how many, and with which outcomes."""
         counts = outcome_counts(self.records)
         if self.wanted >= MOST_TRIALS_IN_TIME:
             return counts
         return f"{len(self.records)}/{self.wanted}  {counts}"
 
     def status(self) -> str:
-        """Return the counts and the time left."""
+        """Returns the counts and the time left."""
         left = self.time_left()
         return f"{self.counts()}  {left}" if left else self.counts()
 
 
 def waiting_text(event: WaitingForDevice | WaitingForOthers) -> str:
-    """Return the sentence, without its full stop, that says what is waited for."""
+    """Returns the sentence, without its full stop, that says what is waited for."""
     if isinstance(event, WaitingForDevice):
         return waiting_message(event.device, event.holder)
     trials = "trials" if len(event.numbers) > 1 else "trial"

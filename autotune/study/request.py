@@ -69,7 +69,7 @@ def _read_devices(given: Any) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class _FormatOfCaps(Format):
     def hint(self, value: object) -> str:
-        """Return what to give instead: the unit that was most likely forgotten."""
+        """Returns what to give instead: the unit that was most likely forgotten."""
         if isinstance(value, int) and 1 <= value < 1024:
             return f"give a unit: did you mean {value}GiB?"
         return super().hint(value)
@@ -394,7 +394,7 @@ class SearchRequest(Settings):
         return self.time_budget * (1.0 - self.confirm_share - VARIANTS_SHARE)
 
     def new_trials(self, device_type: str) -> int:
-        """Return the number of trials of a new study, without those of earlier studies.
+        """Returns the number of trials of a new study, without those of earlier studies.
 
         A GPU may try the usual number in a part of its time.
         """
@@ -413,14 +413,14 @@ class SearchRequest(Settings):
         return is_limited and not self.trials and not self.until_converged
 
     def default_time_budget_seconds(self, device_type: str) -> float | None:
-        """Return the time budget of a new study; None if the request says when to end."""
+        """Returns the time budget of a new study; None if the request says when to end."""
         is_specified = self.time_budget is not None
         if self.trials or is_specified or self.until_converged:
             return None
         return DEFAULT_TIME_BUDGET_SECONDS[device_type]
 
     def specified_workload(self) -> dict[str, Any]:
-        """Return the fields of `Workload` that are specified, with the seed."""
+        """Returns the fields of `Workload` that are specified, with the seed."""
         return {**self.workload, **({} if self.seed is None else {"seed": self.seed})}
 
 

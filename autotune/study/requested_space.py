@@ -26,7 +26,7 @@ _TOLERANCE = 2.0
 
 
 def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
-    """Return the request's search space, after all checks that need no device.
+    """Returns the request's search space, after all checks that need no device.
 
     The data is looked at only with `reads_data`. Raises InvalidInput for any invalid part of the
     request.
@@ -47,7 +47,7 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
 def devices_per_trial(
     request: SearchRequest, space: SearchSpace | None, *, stored: StudyDefinition | None = None
 ) -> int:
-    """Return how many devices train together, in the `stored` study or in a new one on a space."""
+    """Returns how many devices train together, in the `stored` study or in a new one on a space."""
     if stored is not None:
         return stored.workload.devices_per_trial
     of_space = {} if space is None else space.workload
@@ -56,7 +56,7 @@ def devices_per_trial(
 
 
 def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Workload:
-    """Return the workload on the first kind of device where it is valid.
+    """Returns the workload on the first kind of device where it is valid.
 
     Its dataset is the same on all of them.
     """
@@ -79,7 +79,7 @@ Made = TypeVar("Made")
 
 
 def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
-    """Return what `make` returns for the first kind of device that it accepts.
+    """Returns what `make` returns for the first kind of device that it accepts.
 
     Which devices this machine has is not known yet. Raises the first InvalidInput if `make` accepts
     no kind.
@@ -95,7 +95,7 @@ def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
 
 
 def beginning_line(request: SearchRequest, space: SearchSpace) -> str:
-    """Return what a search is about to prepare, as far as it is known without the device."""
+    """Returns what a search is about to prepare, as far as it is known without the device."""
     specified = {**space.workload, **request.specified_workload()}
     devices = devices_per_trial(request, space)
     trained = specified.get("script") or specified.get("model") or "gpt"

@@ -74,7 +74,7 @@ def check_fresh(request: SearchRequest, stored: StudyDefinition, *, reused: int)
 def check_same_seeds(
     request: SearchRequest, stored: StudyDefinition, records: Sequence[TrialRecord]
 ) -> int | None:
-    """Return with how many seeds the study's perplexities were trained; None: it has none yet.
+    """Returns with how many seeds the study's perplexities were trained; None: it has none yet.
 
     Raises StudyMismatch if the request wants another number: a perplexity of one seed and a mean of
     several do not compare.
@@ -109,7 +109,7 @@ def check_same_device(stored: StudyDefinition, device: DeviceInfo) -> None:
 
 
 def _packages_of(stored: StudyDefinition) -> set[str]:
-    """Return the packages that compute in trials of the study, apart from those of user's code."""
+    """Returns the packages that compute in trials of the study, apart from those of user's code."""
     names = {"torch"}
     if stored.workload.model_config is not None:
         names.add("transformers")

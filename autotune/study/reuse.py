@@ -51,7 +51,7 @@ class ReusedResults:
 
 
 def reuse(store: StudyStore, definition: StudyDefinition, request: SearchRequest) -> ReusedResults:
-    """Return what a new study can reuse from the studies in `store`, as `request` allows."""
+    """Returns what a new study can reuse from the studies in `store`, as `request` allows."""
     if request.fresh:
         return ReusedResults()
     return select(definition, comparable_studies(store, definition), request)
@@ -79,7 +79,7 @@ def comparable_studies(store: StudyStore, new: StudyDefinition) -> Iterator[Earl
 
 
 def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
-    """Return whether a trial of one study would measure the same in the other, except for the cap.
+    """Returns whether a trial of one study would measure the same in the other, except for the cap.
 
     Never for a script, whose training also depends on what only its trials show, and never where
     other processes, or other trials, used the device.
@@ -100,7 +100,7 @@ def are_comparable(earlier: StudyDefinition, new: StudyDefinition) -> bool:
 def select(
     new: StudyDefinition, studies: Iterable[EarlierStudy], request: SearchRequest
 ) -> ReusedResults:
-    """Return what holds in `new` of comparable studies, which come newest first."""
+    """Returns what holds in `new` of comparable studies, which come newest first."""
     legal = new.legal_space()
     first_names = _first_names(new, legal)
     records: dict[str, TrialRecord] = {}
@@ -138,7 +138,7 @@ def select(
 
 
 def _first_names(new: StudyDefinition, legal: LegalSpace) -> dict[str, str]:
-    """Return the names of a study's first configurations by fingerprint, the baseline first."""
+    """Returns the names of a study's first configurations by fingerprint, the baseline first."""
     named = {config.fingerprint: name for name, config in legal.named.items()}
     baseline = new.baseline_config().fingerprint
     return {baseline: named.get(baseline, "baseline"), **named}
@@ -173,7 +173,7 @@ def _valid_records(
 
 
 def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None) -> bool:
-    """Return whether something else seems to have used the device while the speed was measured.
+    """Returns whether something else seems to have used the device while the speed was measured.
 
     The steps of such a trial vary, or it has another speed when it is measured again.
     """
@@ -189,7 +189,7 @@ def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None) -> bool
 def rate_under_cap(
     record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition
 ) -> TrialRecord | None:
-    """Return a trial of `earlier` as it ends under the cap of `new`; None to measure it again."""
+    """Returns a trial of `earlier` as it ends under the cap of `new`; None to measure it again."""
     is_lower = new.cap_bytes <= earlier.cap_bytes
     is_baseline = record.config == new.baseline_config()
     match record.outcome:
@@ -225,7 +225,7 @@ def _measured(
 
 
 def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> bool:
-    """Return whether the live tensors and the context alone exceed the new cap.
+    """Returns whether the live tensors and the context alone exceed the new cap.
 
     Then not even an allocator limited to the cap could make it fit.
     """
@@ -237,7 +237,7 @@ def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefi
 def _has_wanted_perplexity(
     record: TrialRecord, representative: TrialRecord, request: SearchRequest
 ) -> bool:
-    """Return whether the perplexity is of the wanted seeds, and not shared with full trainings.
+    """Returns whether the perplexity is of the wanted seeds, and not shared with full trainings.
 
     One of more seeds is more precise, but differs by them from those that this search measures: two
     trials of the same numerics would seem to learn differently.
@@ -255,7 +255,7 @@ def _has_wanted_perplexity(
 
 
 def _representative_number(record: TrialRecord) -> int:
-    """Return the number of the trial, in the same study, that measured the record's perplexity."""
+    """Returns the number of the trial, in the same study, that measured the record's perplexity."""
     source = record.perplexity_source
     if source is None or source.trial is None or source.trial.study is not None:
         return record.number

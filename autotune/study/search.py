@@ -171,7 +171,7 @@ def search(
 
 
 def _unless_lost(devices: SearchDevices, prepare: Callable[..., T]) -> T:
-    """Return what `prepare` returns, called again with another executor where its is lost."""
+    """Returns what `prepare` returns, called again with another executor where its is lost."""
     while True:
         try:
             return prepare(executor=devices.executor)
@@ -324,7 +324,7 @@ def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str
 def result_of(
     store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> StudyResult:
-    """Return a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
+    """Returns a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
     return chosen_result(records_of(store, study), preferences)
 
 
@@ -349,7 +349,7 @@ class StudyRecords:
 def records_of(
     store: StudyStore, study: str, stored: Sequence[TrialRecord] | None = None
 ) -> StudyRecords:
-    """Return the records of a study. Raises UnknownStudy.
+    """Returns the records of a study. Raises UnknownStudy.
 
     `stored` are its trials as the store has them, for a caller that has read them.
     """
@@ -384,7 +384,7 @@ def records_of(
 
 
 def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResult:
-    """Return the result of a study with the front and the pick that a user prefers."""
+    """Returns the result of a study with the front and the pick that a user prefers."""
     definition, baseline = records.definition, records.baseline
     before_training, remark = records.initial_perplexity, ""
     if before_training is not None:
@@ -421,7 +421,7 @@ def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResul
 
 
 def _running(store: StudyStore, study: str) -> set[int]:
-    """Return the numbers of the trials that a living process works on."""
+    """Returns the numbers of the trials that a living process works on."""
     attempts = store.attempts.running(study)
     if not attempts:
         return set()
@@ -436,7 +436,7 @@ def _running(store: StudyStore, study: str) -> set[int]:
 def view_of(
     store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
 ) -> StudyView:
-    """Return the result with the study's definition and predictions, for figures and reports.
+    """Returns the result with the study's definition and predictions, for figures and reports.
 
     Raises UnknownStudy.
     """
@@ -452,7 +452,7 @@ def view_of(
 
 
 def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Return the baseline's record; None while it has no result to compare others with."""
+    """Returns the baseline's record; None while it has no result to compare others with."""
     baseline = definition.baseline_config()
     for record in records:
         is_comparable = record.outcome == "ok" or record.is_over_cap

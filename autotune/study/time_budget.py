@@ -24,7 +24,7 @@ class TimeBudget:
 
     @classmethod
     def of(cls, request: SearchRequest, *, began: float, seconds_waited: float) -> "TimeBudget":
-        """Return the budget of a search whose command began at `began`, and which is set up now.
+        """Returns the budget of a search whose command began at `began`, and which is set up now.
 
         The `seconds_waited` for a device that another process used do not count.
         """

@@ -118,7 +118,7 @@ class TrialRunner:
         speed_noise: float = PRIOR_NOISE_ALONE,
         may_end_early: bool = True,
     ) -> FinishedTrial:
-        """Return the result of one configuration.
+        """Returns the result of one configuration.
 
         Of `records`, the trials so far, those of its numerics class are looked at.
 
@@ -148,7 +148,7 @@ class TrialRunner:
         return replace(finished, measurement=measurement)
 
     def _with_flops(self, config: TrainingConfig, measurement: Measurement) -> Measurement:
-        """Return the measurement with the FLOPs of its step, as far as they are known.
+        """Returns the measurement with the FLOPs of its step, as far as they are known.
 
         They may take a prediction. If the search is stopped meanwhile, or the prediction's process
         is killed, the result of the training is stored without them.
@@ -164,7 +164,7 @@ class TrialRunner:
         )
 
     def _skip_if_predicted_over_cap(self, config: TrainingConfig) -> FinishedTrial | None:
-        """Return the result of a configuration that is surely over the cap; None to train it.
+        """Returns the result of a configuration that is surely over the cap; None to train it.
 
         The baseline is trained even over the cap if the device can hold it.
         """
@@ -221,7 +221,7 @@ class TrialRunner:
         return representative(config, records, steps=steps, is_same=self._is_same_training)
 
     def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
-        """Return whether two configurations of a numerics class are one training."""
+        """Returns whether two configurations of a numerics class are one training."""
         if config.micro_batch_size == other.micro_batch_size:
             return True
         if self._any_micro_batch:
@@ -304,7 +304,7 @@ class TrialRunner:
         )
 
     def evaluate_untrained(self) -> InitialPerplexity:
-        """Return the perplexity of the pretrained weights before any training.
+        """Returns the perplexity of the pretrained weights before any training.
 
         It is measured in the precision of the baseline or, where the cap has no room for that, with
         smaller weights, and in micro batches of one sequence. Raises as `measure` does.
@@ -333,7 +333,7 @@ class TrialRunner:
         )
 
     def _untrained_configs(self) -> list[TrainingConfig]:
-        """Return how weights may be evaluated, the most precise first.
+        """Returns how weights may be evaluated, the most precise first.
 
         Those that are quantized are so in the way of some trial of the study. A new adapter adds
         nothing to what they compute.
@@ -424,7 +424,7 @@ class TrialRunner:
             self._definition = replace(self._definition, workload=workload)
 
     def _wait_for(self, future: Future[FinishedTrial]) -> FinishedTrial:
-        """Return the trial's result; an exception during the wait cancels the trial."""
+        """Returns the trial's result; an exception during the wait cancels the trial."""
         phase = TrialPhase(doing="starting")
         self._listener(phase)
         try:
@@ -465,7 +465,7 @@ class TrialRunner:
 
 
 def at_depth(workload: Workload, layers: int) -> Workload:
-    """Return the workload with fewer layers, whose weights are those of the study's first ones."""
+    """Returns the workload with fewer layers, whose weights are those of the study's first ones."""
     return replace(workload, layers=layers, pretrained=False)
 
 
@@ -483,7 +483,7 @@ def representative(
     steps: int,
     is_same: IsSameTraining = _always_same,
 ) -> TrialRecord | None:
-    """Return the first trial of the same training that was trained for all `steps`, if any.
+    """Returns the first trial of the same training that was trained for all `steps`, if any.
 
     It is of the numerics class of `config`; `is_same` decides whether two configurations of a
     numerics class are one training.
@@ -508,7 +508,7 @@ def pruning_bounds(
     is_same: IsSameTraining = _always_same,
     speed_noise: float = PRIOR_NOISE_ALONE,
 ) -> tuple[PruningBound, ...]:
-    """Return the feasible trials of the same training: one better in memory and speed prunes it.
+    """Returns the feasible trials of the same training: one better in memory and speed prunes it.
 
     `speed_noise` is the relative standard deviation of a speed between runs.
 

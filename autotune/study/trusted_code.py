@@ -28,7 +28,7 @@ _DIGEST_BYTES = 64
 
 
 def code_of(workload: Workload) -> str | None:
-    """Return the user's code that the workload trains, as text; None if it has none."""
+    """Returns the user's code that the workload trains, as text; None if it has none."""
     if workload.script is not None:
         return shlex.join([workload.script, *workload.script_arguments])
     if is_function_reference(workload.model):
@@ -37,7 +37,7 @@ def code_of(workload: Workload) -> str | None:
 
 
 def names_code(specified: Mapping[str, Any], workload: Workload) -> bool:
-    """Return whether settings name all of the workload's code: a script with its arguments, too."""
+    """Returns whether settings name all of the workload's code: a script with its arguments."""
     if workload.script is None:
         return specified.get("model") == workload.model
     arguments = tuple(specified.get("script_arguments") or ())
@@ -82,7 +82,7 @@ def check_trusted(workload: Workload, *, study: str, storage: str, folder: Path 
 
 
 def _digest(workload: Workload) -> str:
-    """Return a digest of the code's name, its arguments and the content of its file."""
+    """Returns a digest of the code's name, its arguments and the content of its file."""
     code = [
         workload.script,
         *workload.script_arguments,
@@ -93,7 +93,7 @@ def _digest(workload: Workload) -> str:
 
 
 def is_trusted(workload: Workload, folder: Path) -> bool:
-    """Return whether this user has left a note for the code as the study names it now."""
+    """Returns whether this user has left a note for the code as the study names it now."""
     try:
         descriptor = os.open(folder / TRUSTED, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

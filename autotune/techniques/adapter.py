@@ -119,7 +119,7 @@ class AdaptedWeights(Placement):
         return self._numbers_by_quantized[False], self._numbers_by_quantized[True]
 
     def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        """Return a new parameter of an adapter: the first matrix random, the second zero.
+        """Returns a new parameter of an adapter: the first matrix random, the second zero.
 
         The random numbers are drawn on the host, in float32, and depend only on seed and name:
         adapters of one rank begin alike on every device and in every number format.
@@ -133,7 +133,7 @@ class AdaptedWeights(Placement):
 
 
 def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str, nn.Module]]:
-    """Return path and layer of the linear layers that get adapters, empty if there are none.
+    """Returns path and layer of the linear layers that get adapters, empty if there are none.
 
     They are those of the blocks, or of their attention; of the whole model but its head where no
     blocks were found.
@@ -156,18 +156,18 @@ def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str,
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether peft can put an adapter beside it: torch's Linear and GPT-2's Conv1D."""
+    """Returns whether peft can put an adapter beside it: torch's Linear and GPT-2's Conv1D."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def width_of(layer: nn.Module) -> int:
-    """Return the smaller of the layer's two sizes, the largest useful rank."""
+    """Returns the smaller of the layer's two sizes, the largest useful rank."""
     assert isinstance(layer.weight, Tensor)
     return min(layer.weight.shape)
 
 
 def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
-    """Return why a model cannot have this choice about adapters; None if it can.
+    """Returns why a model cannot have this choice about adapters; None if it can.
 
     `technique` is one of the fields about adapters, and `value` its choice.
     """
@@ -191,7 +191,7 @@ def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
 
 
 def _base_dtype(config: TrainingConfig) -> torch.dtype:
-    """Return the number format of frozen weights that are not quantized."""
+    """Returns the number format of frozen weights that are not quantized."""
     if config.base_weights == "trained":
         return precision.weights_dtype(config.precision)
     return precision.compute_dtype(config.precision)

@@ -33,7 +33,7 @@ def prepare(
     compute_dtype: torch.dtype,
     dequantized: bool,
 ) -> frozenset[nn.Module]:
-    """Return the layers, of `layers`, whose weights are to be quantized when they are placed.
+    """Returns the layers, of `layers`, whose weights are to be quantized when they are placed.
 
     The model is on the meta device. For nf4 its layers are replaced by those of bitsandbytes, which
     keep the compressed weight and convert it; torchao's formats are tensors in the same layers.
@@ -54,7 +54,7 @@ def prepare(
 
 
 def quantize(weight: nn.Parameter, value: BaseWeights, *, dequantized: bool) -> nn.Parameter:
-    """Return the compressed weight of a linear layer, or with `dequantized` what it stands for."""
+    """Returns the compressed weight of a linear layer, or with `dequantized` what it stands for."""
     compressed = _nf4(weight) if value == "nf4" else _of_torchao(weight, value)
     if dequantized:
         return nn.Parameter(dequantize(compressed).to(weight.dtype), requires_grad=False)
@@ -62,7 +62,7 @@ def quantize(weight: nn.Parameter, value: BaseWeights, *, dequantized: bool) -> 
 
 
 def dequantize(weight: Tensor) -> Tensor:
-    """Return the numbers that a compressed weight stands for; any other weight as it is."""
+    """Returns the numbers that a compressed weight stands for; any other weight as it is."""
     state = getattr(weight, "quant_state", None)
     if state is not None:
         weight = bitsandbytes().functional.dequantize_4bit(weight.data, state)
@@ -72,7 +72,7 @@ def dequantize(weight: Tensor) -> Tensor:
 
 
 def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
-    """Return why frozen weights cannot have this format on `device`; None if they can.
+    """Returns why frozen weights cannot have this format on `device`; None if they can.
 
     It is found by a product, forward and backward.
     """
@@ -94,7 +94,7 @@ def unavailable(value: BaseWeights, *, device: torch.device) -> str | None:
 
 
 def _four_bit_layer(layer: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
-    """Return bitsandbytes' layer on the meta device, with an ordinary weight for the time being."""
+    """Returns bitsandbytes' layer on the meta device, with an ordinary weight at first."""
     with unset_fake_temporarily():  # its own class of parameter cannot hold a fake tensor
         replacement: nn.Module = bitsandbytes().nn.Linear4bit(
             layer.in_features,
@@ -118,7 +118,7 @@ def _four_bit_layer(layer: nn.Linear, compute_dtype: torch.dtype) -> nn.Module:
 
 
 def _nf4(weight: nn.Parameter) -> nn.Parameter:
-    """Return the weight as bitsandbytes stores it: packed, with its scales in `quant_state`."""
+    """Returns the weight as bitsandbytes stores it: packed, with its scales in `quant_state`."""
     packed, state = bitsandbytes().functional.quantize_4bit(
         weight.data, blocksize=64, compress_statistics=True, quant_type="nf4"
     )

@@ -128,7 +128,7 @@ class DevicesOfEngine(DataParallel):
         return nullcontext()
 
     def held(self) -> Sequence[Tensor]:
-        """Return all tensors of this process: ZeRO has many, in places that releases change."""
+        """Returns all tensors of this process: ZeRO has many, in places that releases change."""
         gc.collect()
         return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
 

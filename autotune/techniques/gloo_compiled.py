@@ -32,7 +32,7 @@ def use_gloo_in_compiled_code() -> torch.library.Library:
 
 
 def _all_reduce(tensor: Tensor, _operation: str, group_name: str) -> Tensor:
-    """Return the sum, which is the only operation of tensor parallelism."""
+    """Returns the sum, which is the only operation of tensor parallelism."""
     return add_up(tensor, _group(group_name))
 
 

@@ -55,7 +55,7 @@ from autotune.techniques.tensor_parallel import TensorParallel
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor:
-    """Return the whole gradient of a parameter, of which each device may have a part."""
+    """Returns the whole gradient of a parameter, of which each device may have a part."""
     assert parameter.grad is not None
     gradient = parameter.grad
     return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
@@ -91,31 +91,31 @@ class DataParallel:
             torch.manual_seed(seed if self.size == 1 else seed + 1 + self.index)
 
     def part_of(self, rows: Tensor) -> Tensor:
-        """Return this device's rows of a tensor [sequences of the global batch, ...]."""
+        """Returns this device's rows of a tensor [sequences of the global batch, ...]."""
         share = rows.shape[0] // self.size
         return rows[self.index * share : (self.index + 1) * share]
 
     def micro_batch(self, *, is_last: bool) -> AbstractContextManager[object]:
-        """Return the context of a micro batch's forward and backward pass."""
+        """Returns the context of a micro batch's forward and backward pass."""
         if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()
 
     def mean(self, value: Tensor) -> Tensor:
-        """Return the mean over all devices of a value that each has for its own part."""
+        """Returns the mean over all devices of a value that each has for its own part."""
         if self.size > 1:
             torch.distributed.all_reduce(value, group=self.group)
             value /= self.size
         return value
 
     def largest(self, value: float) -> float:
-        """Return the largest of the values that all devices of the trial have."""
+        """Returns the largest of the values that all devices of the trial have."""
         if self.devices == 1:
             return value
         return self._reduced([value], torch.distributed.ReduceOp.MAX, group=None)[0]
 
     def add_up(self, *values: float) -> list[float]:
-        """Return each value summed over the parts of a global batch."""
+        """Returns each value summed over the parts of a global batch."""
         if self.size == 1:
             return list(values)
         return self._reduced(values, torch.distributed.ReduceOp.SUM, group=self.group)
@@ -126,7 +126,7 @@ class DataParallel:
         return numbers.tolist()
 
     def held(self) -> Sequence[Tensor]:
-        """Return the tensors that stay on the device for the communication."""
+        """Returns the tensors that stay on the device for the communication."""
         return () if self.buckets is None else self.buckets.buffers
 
     def begin_evaluation(self) -> None:
@@ -224,7 +224,7 @@ def divides_weights(config: TrainingConfig) -> bool:
 
 
 def make_mesh(config: TrainingConfig, *, devices: int, device: torch.device) -> DeviceMesh | None:
-    """Return the arrangement of a trial's devices; None for one device, unless FSDP2 is used.
+    """Returns the arrangement of a trial's devices; None for one device, unless FSDP2 is used.
 
     DeepSpeed arranges them by itself.
 
@@ -247,7 +247,7 @@ def make_mesh(config: TrainingConfig, *, devices: int, device: torch.device) -> 
 
 
 def tensor_parallel_of(mesh: DeviceMesh | None) -> TensorParallel:
-    """Return this device's place among those that train the same rows."""
+    """Returns this device's place among those that train the same rows."""
     assert mesh is not None
     return TensorParallel(mesh["tensor"])
 
@@ -327,7 +327,7 @@ def _divide(
 def divide_state(
     rule: UpdateRule, parameters: list[nn.Parameter], *, group: Any
 ) -> ZeroRedundancyOptimizer:
-    """Return the optimizer of `rule` with the parameters divided among the devices.
+    """Returns the optimizer of `rule` with the parameters divided among the devices.
 
     Each updates its own and sends them to the others.
     """

@@ -98,7 +98,7 @@ class Split:
     matrices: int = 1
 
     def part(self, weight: Tensor, index: int, *, of: int) -> Tensor:
-        """Return one of `of` parts, a view where the weight is one matrix."""
+        """Returns one of `of` parts, a view where the weight is one matrix."""
         length = weight.shape[self.dimension] // (self.matrices * of)
         if self.matrices == 1:
             return weight.narrow(self.dimension, index * length, length)
@@ -111,7 +111,7 @@ class Split:
         )
 
     def together(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the weight of which these are all parts."""
+        """Returns the weight of which these are all parts."""
         pieces = [part.chunk(self.matrices, dim=self.dimension) for part in parts]
         return torch.cat(
             [piece for matrix in zip(*pieces, strict=True) for piece in matrix],
@@ -133,7 +133,7 @@ _SPLITS: Mapping[Style, Split] = {
 
 
 def why_not(parts: ModelParts, degree: int) -> str | None:
-    """Return why a model cannot be split among `degree` devices; None if it can."""
+    """Returns why a model cannot be split among `degree` devices; None if it can."""
     if degree == 1 or any(isinstance(module, SplitLinear) for module in parts.model.modules()):
         return None
     plan = _plan_of(parts)
@@ -169,7 +169,7 @@ def _why_no_split(model: nn.Module, name: str, style: Style, degree: int) -> str
 
 
 def _plan_of(parts: ModelParts) -> Mapping[str, Style] | str:
-    """Return {name of layers of the model, with * for a number: style}, or why there is none."""
+    """Returns {name of layers of the model, with * for a number: style}, or why there is none."""
     if type(parts.model) in _PLANS:
         return _PLANS[type(parts.model)]
     if not isinstance(parts.model, HuggingFaceModel):
@@ -190,7 +190,7 @@ def _plan_of(parts: ModelParts) -> Mapping[str, Style] | str:
 
 
 def _heads(parts: ModelParts) -> dict[str, int]:
-    """Return the numbers of heads, of which a device must have whole ones."""
+    """Returns the numbers of heads, of which a device must have whole ones."""
     if isinstance(parts.model, GPT | DeepOne):
         attention: Any = parts.blocks[0].attention
         return {"heads": attention.heads}
@@ -203,7 +203,7 @@ def _heads(parts: ModelParts) -> dict[str, int]:
 
 
 def _layers(model: nn.Module, plan: Mapping[str, Style]) -> dict[str, Style]:
-    """Return {name: style} of all layers and parameters of the model that are in the plan."""
+    """Returns {name: style} of all layers and parameters of the model that are in the plan."""
     patterns = {
         re.compile(re.escape(name).replace(r"\*", r"\d+")): style for name, style in plan.items()
     }
@@ -292,7 +292,7 @@ class TensorParallel:
         return args, {**kwargs, "hidden_states": hidden}
 
     def part(self, name: str, weight: Tensor) -> Tensor:
-        """Return what this device has of the parameter `name`, of which `weight` is the whole."""
+        """Returns what this device has of the parameter `name`, of which `weight` is the whole."""
         split = self._split_of_name.get(name)
         return weight if split is None else split.part(weight, self.index, of=self.size)
 
@@ -305,7 +305,7 @@ class TensorParallel:
                 self._added_up.append(parameter)
 
     def is_split(self, parameter: Tensor) -> bool:
-        """Return whether a device has only a part of this parameter."""
+        """Returns whether a device has only a part of this parameter."""
         return parameter in self._split_of
 
     # -- gradients ---------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class TensorParallel:
 
     @torch.no_grad()
     def total_norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Return the norm of all gradients together, of whole weights."""
+        """Returns the norm of all gradients together, of whole weights."""
         own: list[Tensor] = []
         common: list[Tensor] = []
         for parameter in parameters:
@@ -341,7 +341,7 @@ class TensorParallel:
 
     @torch.no_grad()
     def whole_gradient(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient of the whole weight, of which this device has a part."""
+        """Returns the gradient of the whole weight, of which this device has a part."""
         split = self._split_of.get(parameter)
         if split is None:
             return gradient

@@ -31,7 +31,7 @@ from autotune.spec.parity import (
     ParityTrace,
     largest_difference,
 )
-from autotune.spec.training_request import Progress, unwatched
+from autotune.spec.training_request import ReportsStage, unwatched
 from autotune.techniques.deepspeed_engine import EngineOptimizer
 from autotune.techniques.offload import StateOnHost
 from autotune.techniques.sharding import gradient_of
@@ -62,7 +62,7 @@ class ParityWatch:
         precision: Precision,
         reference: ParityTrace | None,
         is_trace: bool = False,
-        progress: Progress = unwatched,
+        progress: ReportsStage = unwatched,
         whole_gradient: Callable[[nn.Parameter], Tensor] | None = None,
         buffers: Buffers | None = None,
         shares_out: bool = False,
@@ -393,7 +393,7 @@ def _numbers(group: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 class Stopwatch:
     """Adds up the time that reading takes, and reports it as a phase of its own."""
 
-    def __init__(self, device: torch.device, progress: Progress = unwatched) -> None:
+    def __init__(self, device: torch.device, progress: ReportsStage = unwatched) -> None:
         self._device = device
         self._progress = progress
         self.seconds = 0.0

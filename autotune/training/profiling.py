@@ -33,7 +33,7 @@ from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.prediction import Category
 from autotune.spec.profile import Compilation, CompiledGraph, OperatorUse, Profile
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.techniques import before_the_device
 from autotune.training.trainer import Trainer
 
@@ -49,7 +49,7 @@ _GRADIENTS = PHASE_PREFIX + "gradients "
 
 
 def profile_training(
-    request: TrainingRequest, *, folder: Path, steps: int, progress: Progress = unwatched
+    request: TrainingRequest, *, folder: Path, steps: int, progress: ReportsStage = unwatched
 ) -> Profile:
     """Profiles `steps` steady steps of a training; writes its files to `folder`, which exists.
 
@@ -99,7 +99,7 @@ class _NamedPhases:
 class _ProfiledTraining:
     """The training of a trial, with what a profile needs to know about its steps."""
 
-    def __init__(self, request: TrainingRequest, *, folder: Path, progress: Progress) -> None:
+    def __init__(self, request: TrainingRequest, *, folder: Path, progress: ReportsStage) -> None:
         self._request, self._folder, self._progress = request, folder, progress
         self._trainer = Trainer(request, progress=progress, phase_marker=_NamedPhases())
         self._batches = self._trainer.batches()

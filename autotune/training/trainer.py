@@ -50,7 +50,7 @@ from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.provenance import MEASURED, PerplexitySource
 from autotune.spec.result import Measurement, Outcome
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from autotune.techniques import Training, apply_techniques, before_the_device
 from autotune.techniques.pinned_memory import (
@@ -70,7 +70,7 @@ _BYTES_FOR_PROFILER = 1 << 30
 """What every device must have free for the profiler of CUDA, which takes far less."""
 
 
-def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
+def train(request: TrainingRequest, *, progress: ReportsStage = unwatched) -> Measurement:
     """Trains the workload's steps and returns their measurement; no step with `evaluates_only`.
 
     Raises ParityFailed, Diverged and whatever torch raises.
@@ -81,7 +81,7 @@ def train(request: TrainingRequest, *, progress: Progress = unwatched) -> Measur
 
 
 def train_in_turn(
-    request: TrainingRequest, *, turns: Turns, progress: Progress = unwatched
+    request: TrainingRequest, *, turns: Turns, progress: ReportsStage = unwatched
 ) -> Measurement:
     """Trains while `turns` lets it, which gets the time of its steps; returns only the outcome.
 
@@ -93,7 +93,7 @@ def train_in_turn(
 
 
 def trace(
-    request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
+    request: TrainingRequest, *, dropout: bool, progress: ReportsStage = unwatched
 ) -> ParityTrace:
     """Trains the first steps and returns their trace, to compare with another configuration's.
 
@@ -122,7 +122,7 @@ class Trainer:
         request: TrainingRequest,
         *,
         is_trace: bool = False,
-        progress: Progress = unwatched,
+        progress: ReportsStage = unwatched,
         phase_marker: PhaseMarker | None = None,
     ) -> None:
         """Builds the training. `phase_marker` is told the phases of steps, in place of the meter.

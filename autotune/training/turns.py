@@ -25,7 +25,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
-from autotune.spec.training_request import Progress
+from autotune.spec.training_request import ReportsStage
 
 SETTLE_SECONDS = 0.01
 """How long a training waits at the beginning of its turn: the threads of the one before are still
@@ -106,7 +106,7 @@ class Connection:
 class Turns:
     """The turns of one training, which the search grants at the Unix socket `address`."""
 
-    def __init__(self, *, address: str, progress: Progress) -> None:
+    def __init__(self, *, address: str, progress: ReportsStage) -> None:
         self._address = address
         self._progress = progress
         self._connection: Connection | None = None

@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def train_with_export(result: StudyResult, record: TrialRecord) -> dict[str, float]:
-    """Return the measurements that `TRAIN` prints for the script of one trial."""
+    """Returns the measurements that `TRAIN` prints for the script of one trial."""
     export = TARGETS["pytorch"].write(recipe_of(result, record), "2")
     with tempfile.TemporaryDirectory() as folder:
         for name, text in export.files.items():

@@ -225,7 +225,7 @@ def record(
 def ratios(
     trials: Sequence[dict[str, Any]], subject: str, condition: str, *, to: Sequence[str]
 ) -> list[float]:
-    """Return the speed under `condition` relative to the geometric mean of those under `to`.
+    """Returns the speed under `condition` relative to the geometric mean of those under `to`.
 
     One for each round that has all of them.
     """
@@ -243,7 +243,7 @@ def ratios(
 
 
 def interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval (percentiles) of the median."""
+    """Returns the 95 % bootstrap interval (percentiles) of the median."""
     draw = random.Random(seed)
     medians = sorted(
         statistics.median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES)

@@ -62,21 +62,21 @@ class Place:
         return self.end_line, self.end_column
 
     def text(self, source: bytes) -> str:
-        """Return what stands at this place."""
+        """Returns what stands at this place."""
         lines = source.splitlines(keepends=True)[self.line - 1 : self.end_line]
         lines[-1] = lines[-1][: self.end_column]
         lines[0] = lines[0][self.column :]
         return b"".join(lines).decode()
 
     def replaced(self, source: bytes, text: str) -> bytes:
-        """Return the source of the file with `text` at this place."""
+        """Returns the source of the file with `text` at this place."""
         lines = source.splitlines(keepends=True)
         head = b"".join(lines[: self.line - 1]) + lines[self.line - 1][: self.column]
         tail = lines[self.end_line - 1][self.end_column :] + b"".join(lines[self.end_line :])
         return head + text.encode() + tail
 
     def found_in(self, source: bytes, *, as_in: bytes) -> "Place | None":
-        """Return the place of the same lines in another source; None where they are not there.
+        """Returns the place of the same lines in another source; None where they are not there.
 
         Of several alike it is the one with as many before it.
         """
@@ -103,7 +103,7 @@ def draw(root: Path, *, seed: int, count: int) -> list[Place]:
 
 
 def places_of(file: Path, root: Path) -> list[Place]:
-    """Return every place of a file that can be changed, in the order of the syntax tree."""
+    """Returns every place of a file that can be changed, in the order of the syntax tree."""
     tree = ast.parse(file.read_bytes())
     name = str(file.relative_to(root))
     return [
@@ -174,7 +174,7 @@ def _changed(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Return whether an operand is a text or a list, or the whole a union of types."""
+    """Returns whether an operand is a text or a list, or the whole a union of types."""
     texts = (ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict)
     return any(
         isinstance(side, texts) or (isinstance(side, ast.Constant) and isinstance(side.value, str))

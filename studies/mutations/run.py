@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def results(seed: int) -> tuple[str, dict[int, dict[str, Any]]]:
-    """Return the commit whose places are drawn, and the last result of each place."""
+    """Returns the commit whose places are drawn, and the last result of each place."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{seed}.jsonl"
     if not file.exists():
@@ -98,7 +98,7 @@ def results(seed: int) -> tuple[str, dict[int, dict[str, Any]]]:
 
 
 def git(*arguments: str) -> str:
-    """Return what git prints in the checkout."""
+    """Returns what git prints in the checkout."""
     command = ["git", *arguments]
     printed = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return printed.stdout
@@ -150,7 +150,7 @@ def try_survivors_again(
 
 
 def changed_tests(commit: str, room: str) -> list[str]:
-    """Return the tests of a room that are new or changed since a commit."""
+    """Returns the tests of a room that are new or changed since a commit."""
     found: list[str] = []
     file = ""
     for line in git("diff", "--unified=0", commit, "HEAD", "--", f"tests/{room}").splitlines():
@@ -164,12 +164,12 @@ def changed_tests(commit: str, room: str) -> list[str]:
 
 
 def text_of(test: str) -> str:
-    """Return the file of a test as it is in the latest commit."""
+    """Returns the file of a test as it is in the latest commit."""
     return (ROOT / test.partition("::")[0]).read_text()
 
 
 def copy_of_commit(commit: str, folder: Path) -> Path:
-    """Return a copy of a commit, in which a change harms nobody."""
+    """Returns a copy of a commit, in which a change harms nobody."""
     if not folder.exists():
         folder.mkdir(parents=True)
         archive = subprocess.run(
@@ -201,7 +201,7 @@ def run_marked(copy: Path, room: str, places: list[Place], marks: Path) -> None:
 
 
 def marked(source: bytes, found: list[tuple[int, Place]]) -> bytes:
-    """Return a file's source with a mark at each place; one inside another shares its mark."""
+    """Returns a file's source with a mark at each place; one inside another shares its mark."""
     outermost: list[tuple[list[int], Place]] = []
     for number, place in sorted(found, key=lambda one: (one[1].begin, [-n for n in one[1].end])):
         if outermost and place.end <= outermost[-1][1].end:
@@ -223,7 +223,7 @@ def is_failed(phase: dict[str, Any]) -> bool:
 
 
 def tests_of(number: int, place: Place, marks: Path) -> list[str]:
-    """Return the tests that run a place, the quickest first, and then the files they are in.
+    """Returns the tests that run a place, the quickest first, and then the files they are in.
 
     What ran while a fixture was set up counts for every test of the file, and what ran while the
     tests were collected for every test of the room.

@@ -78,7 +78,7 @@ def cells() -> Iterator[tuple[str, int, dict[str, Any]]]:
 def compare(
     config: TrainingConfig, workload: Workload, *, executor: LocalExecutor, device: DeviceInfo
 ) -> dict[str, Any]:
-    """Return what was predicted and measured of each rank, or why there is no number."""
+    """Returns what was predicted and measured of each rank, or why there is no number."""
     forecaster = Forecaster(executor=executor, workload=workload, device_type="cpu")
     try:
         prediction = forecaster.predict(config)
@@ -166,7 +166,7 @@ def run_now(device: DeviceInfo) -> dict[str, Any]:
 
 
 def largest_error(cell: dict[str, Any]) -> float:
-    """Return the error of the rank that was predicted worst, positive where it needed more."""
+    """Returns the error of the rank that was predicted worst, positive where it needed more."""
     errors = [
         (measured - predicted) / measured
         for measured, predicted in zip(

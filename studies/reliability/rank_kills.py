@@ -168,7 +168,7 @@ class Storm:
             self.violations.append(f"{kind}, {work}: the answer is {said}")
 
     def _begin(self, work: Work) -> str:
-        """Return "ok", or what came of it with its message."""
+        """Returns "ok", or what came of it with its message."""
         config = TrainingConfig(sharding=self.chance.choice(SHARDINGS), micro_batch_size=2)
         options = TrialOptions(
             trial_time_limit_seconds=120.0,
@@ -222,7 +222,7 @@ class Storm:
         return [pid for pid in descendants(server) if _parent(pid) == server]
 
     def _ranks(self) -> list[int]:
-        """Return the processes of the ranks of one trial, in order, once all have begun."""
+        """Returns the processes of the ranks of one trial, in order, once all have begun."""
         for trial in self._trials():
             ranks = sorted(pid for pid in descendants(trial) if _parent(pid) == trial)
             if len(ranks) >= RANKS:

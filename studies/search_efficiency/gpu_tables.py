@@ -65,7 +65,7 @@ class TableName:
 
 @cache
 def table_of(name: TableName) -> DeviceTable:
-    """Return the table of a name."""
+    """Returns the table of a name."""
     assumptions = replace(Assumptions(), gains=name.gains)
     if name.redraw is not None:
         assumptions = assumptions.redrawn(name.redraw)
@@ -110,7 +110,7 @@ class Run:
         return record
 
     def shares(self, seconds: float) -> tuple[float, float, float]:
-        """Return best speed, hypervolume and the pick's speed at that time, as shares."""
+        """Returns best speed, hypervolume and the pick's speed at that time, as shares."""
         table, cap_bytes = self.table, self.cap_bytes
         records = [record for ended_at, record in self.ended if ended_at <= seconds]
         trained = [record for record in records if record.outcome in ("ok", "dominated")]
@@ -125,7 +125,7 @@ class Run:
         )
 
     def to_enough(self) -> tuple[float, int]:
-        """Return the seconds and the trials until the hypervolume was `ENOUGH` of the whole."""
+        """Returns the seconds and the trials until the hypervolume was `ENOUGH` of the whole."""
         table, cap_bytes = self.table, self.cap_bytes
         wanted = ENOUGH * table.whole_hypervolume(cap_bytes)
         points: list[tuple[float, float, float]] = []
@@ -142,7 +142,7 @@ class Run:
 
 
 def _pick_of(records: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return what autotune would pick of the records."""
+    """Returns what autotune would pick of the records."""
     known = [one for one in records if not one.feasible or one.perplexity is not None]
     numbered = [replace(record, number=number) for number, record in enumerate(known)]
     if not any(record.feasible for record in numbered):

@@ -58,14 +58,14 @@ def is_equal(one, other):
 
 
 def confirmed(number, *, alone=1000.0, **fields):
-    """Return a trial that was confirmed, of which the trial itself was as fast as `alone`."""
+    """Returns a trial that was confirmed, of which the trial itself was as fast as `alone`."""
     speed = SpeedAlone(tokens_per_second=alone, spread=None, error=0.08)
     return record(number, confirmations=3, alone=speed, **fields)
 
 
 @st.composite
 def drawn_trials(draw):
-    """Return a trial with or without noise, a perplexity that counts and a confirmation."""
+    """Returns a trial with or without noise, a perplexity that counts and a confirmation."""
     memory, speed, perplexity = draw(OBJECTIVES)
     fields = {"memory": draw(st.integers(1, min(3, memory))), "perplexity": perplexity}
     fields["perplexity_spread"] = draw(st.sampled_from([None, 0.02, 0.1]))
@@ -87,7 +87,7 @@ def numbered(trials):
 
 
 def beats(one, other):
-    """Return whether a trial dominates another, each with its noise, by speeds of one scale."""
+    """Returns whether a trial dominates another, each with its noise, by speeds of one scale."""
     one_noise, other_noise = one.perplexity_spread or 0.0, other.perplexity_spread or 0.0
     perplexity_noise = max(TOLERANCE.perplexity * other.perplexity, one_noise, other_noise)
     counts = not (one.perplexity_says_nothing or other.perplexity_says_nothing)
@@ -110,7 +110,7 @@ def beats(one, other):
 
 
 def all_above(trial, trials):
-    """Return the trials that dominate one directly or through others."""
+    """Returns the trials that dominate one directly or through others."""
     found = []
     remaining = [trial]
     while remaining:
@@ -412,7 +412,7 @@ def test_shared_perplexities_say_nothing_of_the_spread_and_seeds_do():
 
 
 def front_with_errors(smaller, faster):
-    """Return the front of a smaller trial and a faster one, each with its speed and its error."""
+    """Returns the front of a smaller trial and a faster one, each with its speed and its error."""
     return pareto_front(
         [
             record(0, memory=1, speed=smaller[0], speed_error=smaller[1]),

@@ -23,7 +23,7 @@ OTHER = TrainingConfig(checkpointing="sqrt")
 
 
 def found(trial, *others, baseline_speed=1000.0):
-    """Return the match of `trial`, the one trial next to its baseline."""
+    """Returns the match of `trial`, the one trial next to its baseline."""
     other = study(*others, name="other", baseline_speed=baseline_speed)
     return find_matches(study(trial), other, tolerance=Tolerance())[1].found
 

@@ -38,7 +38,7 @@ SUBSETS = [
 
 
 def trials(confirmed, *, disturbance=1.0):
-    """Return trials of which some were confirmed, while something slowed all runs in turn down."""
+    """Returns trials of which some were confirmed, while something slowed all runs in turn down."""
     found = []
     for number, config in enumerate(CONFIGS):
         trial = record(

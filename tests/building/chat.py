@@ -72,7 +72,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 
 
 def conversations(number: int = 200) -> list[dict[str, Any]]:
-    """Return rows of {"messages"}, with one, two or three answers, some after a system message."""
+    """Returns rows of {"messages"}, with one, two or three answers, some after a system message."""
     rows = []
     for index in range(number):
         messages = []
@@ -89,7 +89,7 @@ def conversations(number: int = 200) -> list[dict[str, Any]]:
 
 
 def as_sharegpt(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows as {"conversations"} of from and value."""
+    """Returns the rows as {"conversations"} of from and value."""
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     return [
         {

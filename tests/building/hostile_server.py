@@ -18,7 +18,7 @@ RESULT = asdict(Measurement(outcome="ok"))
 
 
 def hostile_command(*, before: str = "") -> tuple[str, ...]:
-    """Return the command of the server, which runs the statements `before` first."""
+    """Returns the command of the server, which runs the statements `before` first."""
     program = f"""
 {before}
 from tests.building.hostile_server import serve
@@ -28,7 +28,7 @@ serve()
 
 
 def result_pipe() -> int:
-    """Return the descriptor of this process's pipe to the server."""
+    """Returns the descriptor of this process's pipe to the server."""
     pipes = []
     for name in os.listdir("/proc/self/fd"):
         link = f"/proc/self/fd/{name}"

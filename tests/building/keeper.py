@@ -21,7 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def children() -> dict[int, list[int]]:
-    """Return the ids of the live children of each process."""
+    """Returns the ids of the live children of each process."""
     found: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -34,7 +34,7 @@ def children() -> dict[int, list[int]]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of the live processes below a process, parents first."""
+    """Returns the ids of the live processes below a process, parents first."""
     of_each = children()
     found = list(of_each.get(pid, ()))
     for child in found:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def light_command(program: str) -> tuple[str, ...]:
-    """Return the command of a program that can import what is in this folder."""
+    """Returns the command of a program that can import what is in this folder."""
     return (sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}")
 
 

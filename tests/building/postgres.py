@@ -56,7 +56,7 @@ END_WITH_ITS_MAKER = 'read -r _; "$1" -D "$2/data" -m immediate stop; cd /; rm -
 
 
 def unavailable() -> str | None:
-    """Return why no server can be started here; None if it can."""
+    """Returns why no server can be started here; None if it can."""
     if _programs() is None:
         return "PostgreSQL's initdb and pg_ctl are neither in PATH nor in /usr/lib/postgresql/*/bin"
     if os.geteuid() == 0 and _owner() is None:
@@ -209,14 +209,14 @@ class PostgresServer:
             raise RuntimeError(f"{' '.join(command)} failed: {said.strip()}")
 
     def _as_owner(self) -> dict[str, Any]:
-        """Return the arguments of subprocess.run for the owner of the folder."""
+        """Returns the arguments of subprocess.run for the owner of the folder."""
         owner = _owner() if os.geteuid() == 0 else None
         who = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []} if owner else {}
         return {"cwd": self.folder, **who}
 
 
 def _programs() -> Path | None:
-    """Return the folder of initdb and pg_ctl, which on Debian is not in PATH."""
+    """Returns the folder of initdb and pg_ctl, which on Debian is not in PATH."""
     in_path = shutil.which("initdb")
     versions = [
         folder
@@ -236,7 +236,7 @@ def _programs() -> Path | None:
 
 
 def _owner() -> pwd.struct_passwd | None:
-    """Return the user as whom root runs the server; None if this process is not root."""
+    """Returns the user as whom root runs the server; None if this process is not root."""
     try:
         return pwd.getpwnam("postgres") if os.geteuid() == 0 else None
     except KeyError:

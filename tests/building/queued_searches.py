@@ -32,7 +32,7 @@ def wait_until(is_so):
 
 
 def wait_for_end(client, number):
-    """Return the search once it has ended."""
+    """Returns the search once it has ended."""
     ended = []
 
     def has_ended():

@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autotune.errors import AutotuneError, InvalidInput
-from autotune.service.submissions import SubmissionRules, check_submission, checked_workload
+from autotune.service.settings import SubmissionRules, check_submission, checked_workload
 
 
 def planned(settings):
-    """Return what a dry run answers, with the settings as its texts."""
+    """Returns what a dry run answers, with the settings as its texts."""
     asked = json.dumps(settings)
     first = {"name": asked, "label": asked, "config": {}, "is_baseline": True}
     return {

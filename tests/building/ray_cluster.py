@@ -43,7 +43,7 @@ class Node:
         return self.folder / "cache"
 
     def workers(self) -> list[int]:
-        """Return the ids of the processes in which its actors run."""
+        """Returns the ids of the processes in which its actors run."""
         return [pid for pid in descendants(self.raylet) if _title(pid).startswith("ray::NodeWo")]
 
 

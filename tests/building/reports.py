@@ -81,7 +81,7 @@ def plain_view(**changes):
 
 
 def hostile_view(words=HOSTILE):
-    """Return a study in which every text of a user or an error is `words`."""
+    """Returns a study in which every text of a user or an error is `words`."""
     trials = (
         record(
             0,
@@ -109,7 +109,7 @@ def nothing_view():
 
 
 def large_view(count=10_000):
-    """Return a study of `count` configurations, about half of them over the cap."""
+    """Returns a study of `count` configurations, about half of them over the cap."""
     fields = ("precision", "checkpointing", "compile", "optimizer_fusion")
     choices = product(
         *(CHOICES[field] for field in fields), (8, 4, 2, 1), (1.0, 0.8, 0.6, 0.4, 0.2)

@@ -31,7 +31,7 @@ def record(
     config=None,
     **fields,
 ):
-    """Return the record of a trial; ok and feasible by default."""
+    """Returns the record of a trial; ok and feasible by default."""
     settings = {
         "peak_memory_bytes": memory,
         "device_bytes": memory,
@@ -49,7 +49,7 @@ def trial(number, study=None):
 
 
 def shared_with(number, study=None):
-    """Return the source of a perplexity that trial `number` has measured."""
+    """Returns the source of a perplexity that trial `number` has measured."""
     return PerplexitySource.shared_with(trial(number, study))
 
 
@@ -58,18 +58,18 @@ OVER_RANDOM = PerplexitySource(kind="measured", over_random_weights=True)
 
 
 def mean_of(seeds, *failed):
-    """Return the source of a perplexity that is the mean over `seeds`."""
+    """Returns the source of a perplexity that is the mean over `seeds`."""
     return PerplexitySource(kind="measured", seeds=seeds, failed_seeds=failed)
 
 
 def out_of_memory(number, **fields):
-    """Return the record of a trial that ran out of memory before anything was measured."""
+    """Returns the record of a trial that ran out of memory before anything was measured."""
     unmeasured = {"memory": None, "speed": None, "perplexity": None, "message": "out of memory"}
     return record(number, outcome="out_of_memory", **{**unmeasured, **fields})
 
 
 def bound(name, *, global_batch=8, devices=1, unavailable=None) -> LegalSpace:
-    """Return space `name` bound to devices that can do everything but `unavailable`."""
+    """Returns space `name` bound to devices that can do everything but `unavailable`."""
     return bind_space(
         load_space(str(name)),
         LegalityContext(global_batch=global_batch, devices=devices),

@@ -52,12 +52,12 @@ def definition(name="by-hand", **changes):
 
 
 def config(number):
-    """Return a different configuration for each of 0 to 7; number 0 is the baseline."""
+    """Returns a different configuration for each of 0 to 7; number 0 is the baseline."""
     return TrainingConfig(micro_batch_size=GLOBAL_BATCH - number)
 
 
 def measured(**changes):
-    """Return an ok measurement well below the cap, with a perplexity that it measured itself."""
+    """Returns an ok measurement well below the cap, with a perplexity that it measured itself."""
     settings = {
         "outcome": "ok",
         "peak_memory_bytes": 40 * MIB,

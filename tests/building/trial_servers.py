@@ -41,7 +41,7 @@ class TrialServers:
             yield
 
     def lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
-        """Return the running server of a command, which is started where there is none."""
+        """Returns the running server of a command, which is started where there is none."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
         command = tuple(command)
         with self._lending:  # the places of a search each ask in their own thread

@@ -12,7 +12,7 @@ GLOBAL_BATCH = 8
 
 
 def predicted(*, peak=100 * MIB, within=0.1, **sizes):
-    """Return a prediction whose bytes are all activations by default."""
+    """Returns a prediction whose bytes are all activations by default."""
     held = {"activations": peak - sum(sizes.values()), **sizes}
     return Prediction(
         device="cpu",
@@ -60,7 +60,7 @@ BOTH = config(checkpointing="block", precision="bf16-mixed")
 
 
 def four_trials():
-    """Return the baseline, which is over the cap, checkpointing, bf16, and both as the pick."""
+    """Returns the baseline, which is over the cap, checkpointing, bf16, and both as the pick."""
     return [
         record(
             0,
@@ -78,7 +78,7 @@ def four_trials():
 
 
 def ladder_view(trials=None, **changes):
-    """Return a study of `four_trials`, each predicted exactly."""
+    """Returns a study of `four_trials`, each predicted exactly."""
     trials = four_trials() if trials is None else trials
     settings = {
         "front": (3, 1, 2),
@@ -121,7 +121,7 @@ def many_trials(number=32):
 
 
 def failures_only():
-    """Return a study in which only one peak, over the cap, was measured."""
+    """Returns a study in which only one peak, over the cap, was measured."""
     trials = [
         record(
             0,

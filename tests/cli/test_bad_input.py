@@ -56,7 +56,7 @@ def rejected(folder, monkeypatch, capsys):
 
 
 def checked(exit_code, stdout, stderr):
-    """Return the error and the hint; fail if anything else was printed."""
+    """Returns the error and the hint; fail if anything else was printed."""
     assert "Traceback" not in stderr, stderr
     assert exit_code == 2, stderr
     lines = stderr.split("\n")
@@ -185,7 +185,7 @@ def test_a_command_is_rejected_as_it_is_in_this_process(arguments, folder):
 
 
 def commands(of, *path):
-    """Return {path of the command: its parameters} for every command and group below `of`."""
+    """Returns {path of the command: its parameters} for every command and group below `of`."""
     found = {path: of.params}
     for name, command in getattr(of, "commands", {}).items():
         found |= commands(command.load(), *path, name)

@@ -132,7 +132,7 @@ HELPS = (["--help"], ["--version"], *([command, "-h"] for command in COMMANDS))
 
 @pytest.fixture(scope="module")
 def modules_of_helps(folder):
-    """Return {the words of a help: (its exit code, the modules that it imports)}.
+    """Returns {the words of a help: (its exit code, the modules that it imports)}.
 
     Each help is shown by a fork of one interpreter that has imported only the command line.
     """
@@ -153,7 +153,7 @@ def test_help_loads_nothing_heavy(arguments, modules_of_helps):
 
 
 def command_of(name):
-    """Return a command with its options."""
+    """Returns a command with its options."""
     command = typer.main.get_group(app).commands[name]
     assert isinstance(command, LazyCommand)
     return command.load()

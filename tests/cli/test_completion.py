@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 
 def completed(line, *, folder, shell="bash"):
-    """Return what completes the last word of a line, which is empty after a blank."""
+    """Returns what completes the last word of a line, which is empty after a blank."""
     words = line.split(" ")
     protocol = {
         "bash": {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)},

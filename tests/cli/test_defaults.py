@@ -27,7 +27,7 @@ def project(tmp_path, monkeypatch):
 
 
 def parsed(line, *, root=()):
-    """Return the parameters of a command line, with the defaults that apply."""
+    """Returns the parameters of a command line, with the defaults that apply."""
     words = line.split()
     with ROOT.make_context("autotune", list(root)) as parent:
         return ROOT.commands[words[0]].make_context(words[0], words[1:], parent=parent).params
@@ -264,7 +264,7 @@ somebody who is sent something. `model` is looked at."""
 
 
 def kinds_of(command):
-    """Return the requests of a command and of its subcommands."""
+    """Returns the requests of a command and of its subcommands."""
     command = command.load() if hasattr(command, "load") else command
     found = [command.callback.kind] if hasattr(command.callback, "kind") else []
     for inner in getattr(command, "commands", {}).values():

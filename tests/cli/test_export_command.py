@@ -66,7 +66,7 @@ def poor_target(monkeypatch):
 
 
 def run(*arguments):
-    """Return what the command prints; raises what it raises."""
+    """Returns what the command prints; raises what it raises."""
     ended = CliRunner().invoke(app, ["export", *arguments], standalone_mode=False)
     if ended.exception is not None:
         raise ended.exception

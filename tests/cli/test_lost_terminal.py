@@ -48,7 +48,7 @@ def run(arguments, *, folder, shell=AS_IT_IS, **streams):
 
 
 def python_path():
-    """Return the path with this checkout in front; an empty entry would be the current folder."""
+    """Returns the path with this checkout in front; an empty entry would be the current folder."""
     inherited = os.environ.get("PYTHONPATH")
     return os.pathsep.join([str(Path(__file__).parents[2]), *([inherited] if inherited else [])])
 

@@ -30,7 +30,7 @@ from autotune.cli import print_error
 from autotune.cli.dry_run import print_plan_of_server
 from autotune.cli.lines import print_line, print_warning
 from autotune.cli.live import LiveDisplay, PlainDisplay
-from autotune.cli.search_run import Place, print_summary
+from autotune.cli.search_run import StudyLocation, print_summary
 from autotune.cli.serve import PrintableFormatter
 from autotune.cli.tables import make_console, print_result, print_trials
 from autotune.errors import InvalidInput
@@ -80,7 +80,7 @@ INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 def unseen(text):
-    """Return the characters of a text that are no lines and that nobody can see."""
+    """Returns the characters of a text that are no lines and that nobody can see."""
     return {character for character in text if category(character) in INVISIBLE} - {"\n"}
 
 
@@ -143,7 +143,7 @@ def hostile_events():
 
 
 def printed(write):
-    """Return what `write` prints on a console that is not a terminal."""
+    """Returns what `write` prints on a console that is not a terminal."""
     file = io.StringIO()
     write(make_console(file))
     return file.getvalue()
@@ -172,7 +172,9 @@ def a_list_of_many_trials():
 
 
 def a_summary():
-    place = Place(name=HOSTILE, arguments=(HOSTILE,), continue_command=lambda _: f"go on {HOSTILE}")
+    place = StudyLocation(
+        name=HOSTILE, arguments=(HOSTILE,), continue_command=lambda _: f"go on {HOSTILE}"
+    )
     result = hostile_result()
     return printed(
         lambda console: print_summary(result, console, place=place, wanted=9, verbose=True)

@@ -96,7 +96,7 @@ def run(folder, monkeypatch, capsys):
 
 @pytest.fixture
 def complaint(run):
-    """Return the error and the hint of a rejected command, which prints nothing else."""
+    """Returns the error and the hint of a rejected command, which prints nothing else."""
 
     def error_lines(*arguments):
         code, out, lines = run(*arguments)

@@ -19,7 +19,7 @@ from autotune.study.submission import Submission
 
 
 def commands_of(command, name=""):
-    """Return every command and subcommand that can be run, by its name."""
+    """Returns every command and subcommand that can be run, by its name."""
     command = command.load() if hasattr(command, "load") else command
     inner = getattr(command, "commands", {})
     found = {name: command} if name else {}

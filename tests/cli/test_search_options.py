@@ -62,7 +62,7 @@ REPEATED = {
 
 
 def parsed(command):
-    """Return the request that `autotune search` makes of a command line."""
+    """Returns the request that `autotune search` makes of a command line."""
     words = shlex.split(command)
     assert words[:2] == ["autotune", "search"]
     context = COMMAND.make_context("search", words[2:])

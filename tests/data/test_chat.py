@@ -67,7 +67,7 @@ def write(tmp_path, tokenizers):
 
 
 def samples(folder, name="train.npy", **settings):
-    """Return (tokens, labels) of every sequence, without padding."""
+    """Returns (tokens, labels) of every sequence, without padding."""
     length = settings.get("sequence_length", SETTINGS["sequence_length"])
     sequences = TokenSequences(folder / name, sequence_length=length)
     batch = sequences.batch(range(len(sequences)))
@@ -75,7 +75,7 @@ def samples(folder, name="train.npy", **settings):
 
 
 def rows_like(messages, number=80):
-    """Return rows of these messages, each with a number in its first one."""
+    """Returns rows of these messages, each with a number in its first one."""
     first, *others = messages
     return [
         {"messages": [{**first, "content": f"{index} {first['content']}"}, *others]}
@@ -84,7 +84,7 @@ def rows_like(messages, number=80):
 
 
 def learned(template, messages):
-    """Return the texts of the answers by a template without a tokenizer."""
+    """Returns the texts of the answers by a template without a tokenizer."""
     made = ChatTemplate(
         text=template, special_tokens={"bos_token": chat.BEGIN, "eos_token": chat.END}
     )

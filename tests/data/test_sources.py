@@ -313,7 +313,7 @@ except InvalidDataset as error:
 
 
 def hub_error(name, folder, *, seconds, **environment):
-    """Return the lines of the error from a new process, as the hub reads settings at import."""
+    """Returns the lines of the error from a new process, as the hub reads settings at import."""
     settings = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
     ended = subprocess.run(
         [sys.executable, "-c", READ_FROM_THE_HUB, name, str(folder)],

@@ -23,7 +23,7 @@ WORKLOAD = make_workload(
 
 
 def streams(documents, folder):
-    """Return the two token streams of `documents`, and their hash."""
+    """Returns the two token streams of `documents`, and their hash."""
     folder.mkdir()
     text_sha256 = write_tokens(Parts(train=documents), WORKLOAD, folder=folder)
     return numpy.load(folder / "train.npy"), numpy.load(folder / "held_out.npy"), text_sha256

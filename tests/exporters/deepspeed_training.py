@@ -91,7 +91,7 @@ def run(config, settings):
 
 
 def control():
-    """Return the distance between two precisions, to judge how close equal weights are."""
+    """Returns the distance between two precisions, to judge how close equal weights are."""
     plain, mixed = (
         recipe(TrainingConfig(micro_batch_size=8, precision=p), **WORKLOAD)
         for p in ("fp32", "bf16-mixed")

@@ -205,7 +205,7 @@ def axolotl_0_19(folder, asked):
 
 
 def is_as_written(value, read):
-    """Return whether every written key was read; axolotl adds its defaults."""
+    """Returns whether every written key was read; axolotl adds its defaults."""
     if isinstance(value, list):
         return len(value) == len(read) and all(map(is_as_written, value, read))
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ def small_model(workload, precision="fp32"):
 
 
 def global_batches(workload, steps):
-    """Return tokens and labels of global batches; most labels of some rows are left out.
+    """Returns tokens and labels of global batches; most labels of some rows are left out.
 
     As of padded texts and of conversations, where they are the workload's.
     """
@@ -40,7 +40,7 @@ def gives_logits(model):
 
 
 def script_loss(model, recipe, sequences, *, labels_of_step):
-    """Return the loss of a user's script: by the line of the export, where it has one.
+    """Returns the loss of a user's script: by the line of the export, where it has one.
 
     `sequences`, [micro batch, 2, sequence], are tokens and labels. A script without such a line has
     the mean over its micro batch.
@@ -56,12 +56,12 @@ def script_loss(model, recipe, sequences, *, labels_of_step):
 
 
 def count_labels(sequences):
-    """Return how many labels tokens and labels, [sequences, 2, length], have."""
+    """Returns how many labels tokens and labels, [sequences, 2, length], have."""
     return int((sequences[:, 1] >= 0).sum())
 
 
 def trained(recipe, *, steps):
-    """Return the model after `steps` with the trial's update, clipping, autocast and rates."""
+    """Returns the model after `steps` with the trial's update, clipping, autocast and rates."""
     config, workload = recipe.config, recipe.workload
     model = small_model(workload, config.precision)
     rule = UpdateRule(
@@ -86,7 +86,7 @@ def trained(recipe, *, steps):
 
 
 def distance(model, other, start):
-    """Return the distance of two models, relative to how far training has moved them."""
+    """Returns the distance of two models, relative to how far training has moved them."""
 
     def apart(one, two):
         pairs = zip(one.parameters(), two.parameters(), strict=True)

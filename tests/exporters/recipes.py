@@ -79,7 +79,7 @@ ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def recipe(config=None, *, device_type="cuda", **workload):
-    """Return a recipe for the built-in model unless `workload` names another."""
+    """Returns a recipe for the built-in model unless `workload` names another."""
     settled = make_workload("cpu", {"steps": 20, **workload})
     config = config or TrainingConfig(micro_batch_size=settled.global_batch)
     return Recipe(
@@ -95,7 +95,7 @@ def recipe(config=None, *, device_type="cuda", **workload):
 
 
 def configurations(global_batch=8):
-    """Return {`technique=value`: a legal configuration that has it, otherwise with defaults}."""
+    """Returns {`technique=value`: a legal configuration that has it, otherwise with defaults}."""
     values = {
         **SEARCHED,
         "memory_budget": (1.0, 0.5, 0.0),
@@ -128,7 +128,7 @@ _OF_SEVERAL_DEVICES = ("sharding", "offload", "gradient_reduction", "engine")
 
 
 def recipe_on_devices(case, **options):
-    """Return the recipe of a case of `ON_SEVERAL_DEVICES`, with micro batches of 2."""
+    """Returns the recipe of a case of `ON_SEVERAL_DEVICES`, with micro batches of 2."""
     devices, settings = ON_SEVERAL_DEVICES[case]
     config = TrainingConfig(micro_batch_size=2, **settings)
     made = recipe(config, devices_per_trial=devices, **options)

@@ -37,7 +37,7 @@ def plain_peak(model):
 
 
 def a_step(model):
-    """Return operators that ran, gradients in order of parameters, and the peak of live bytes."""
+    """Returns operators that ran, gradients in order of parameters, and the peak of live bytes."""
     tokens = torch.arange(64).view(2, 32)
     meter = CpuMeter()
     with meter.measuring(model.parameters), OperatorCount() as counted:

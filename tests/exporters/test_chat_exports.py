@@ -42,14 +42,14 @@ def chat_workload(folder, *, template=chat.LIKE_CHATML, **settings):
 
 
 def learned_by_the_study(workload, folder):
-    """Return the tokens and labels of every sequence, of both parts together."""
+    """Returns the tokens and labels of every sequence, of both parts together."""
     prepare(workload=workload.to_dict(), folder=str(folder))
     rows = [numpy.load(folder / name) for name in ("train.npy", "held_out.npy")]
     return {learned(row[:LENGTH]) for row in numpy.concatenate(rows).tolist()}
 
 
 def learned(row):
-    """Return (tokens, which of them are labels) of a row as the study stores it."""
+    """Returns (tokens, which of them are labels) of a row as the study stores it."""
     tokens = [token if token >= 0 else max(0, -2 - token) for token in row]
     return tuple(tokens), tuple(token >= 0 for token in row[1:])
 
@@ -183,7 +183,7 @@ def test_trl_has_the_labels_of_the_study(tmp_path, packing, monkeypatch):
 
 
 def chat_answers(workload):
-    """Return the labels of all conversations in order."""
+    """Returns the labels of all conversations in order."""
     from autotune.data.sources import read_documents
 
     parts = read_documents(workload, cache_folder=workload.tokenizer)

@@ -42,7 +42,7 @@ def exported():
 
 
 def filled(tmp_path, **settings):
-    """Return the file after TrainingArguments has replaced `auto` by its values."""
+    """Returns the file after TrainingArguments has replaced `auto` by its values."""
     (tmp_path / AUTO_FILE).write_text(exported()[AUTO_FILE])
     return transformers.TrainingArguments(
         output_dir=str(tmp_path),

@@ -54,7 +54,7 @@ def check(name, version, asked):
 
 
 def difference(name, version, asked):
-    """Return what this version writes in other words than the first version of the target."""
+    """Returns what this version writes in other words than the first version of the target."""
 
     def lines_of(version):
         export = TARGETS[name].write(asked, version)

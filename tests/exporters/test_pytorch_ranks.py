@@ -72,7 +72,7 @@ def exported(case, *, peaks=()):
 
 
 def trial(config, folder):
-    """Return the losses of the steps, and the peak of the last two."""
+    """Returns the losses of the steps, and the peak of the last two."""
     from autotune.training.trainer import Trainer
 
     request = TrainingRequest(
@@ -91,7 +91,7 @@ def trial(config, folder):
 
 
 def by_script(export, rank, folder):
-    """Return the same of the exported script."""
+    """Returns the same of the exported script."""
     with loaded(export) as script:
         train, _ = script.read_text(str(folder), script.TEXT)
         training = script.Training(script.Rank(index=rank, size=RANKS))
@@ -117,7 +117,7 @@ def measured(step, resident):
 
 
 def measure(rank, folder):
-    """Return {case: (of the trial, of the script)} of one rank."""
+    """Returns {case: (of the trial, of the script)} of one rank."""
     found = {}
     for case in CASES:
         config, export = exported(case)

@@ -204,7 +204,7 @@ def test_a_script_of_one_step_prints_no_peak_of_its_own(workload, prepared, monk
 
 
 def peak_on_gpu(step):
-    """Return losses and the peak bytes of the last two steps, without memory from before."""
+    """Returns losses and the peak bytes of the last two steps, without memory from before."""
     torch.cuda.synchronize()
     losses = [step(number) for number in range(STEPS - 2)]
     torch.cuda.reset_peak_memory_stats()

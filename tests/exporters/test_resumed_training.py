@@ -12,7 +12,7 @@ STEPS, SAVED_AT = 6, 3
 
 
 def trained(folder, *, fusion, resume=False):
-    """Return the weights after `STEPS` steps with a falling learning rate.
+    """Returns the weights after `STEPS` steps with a falling learning rate.
 
     `resume`: start from the checkpoint in `folder`.
     """

@@ -104,7 +104,7 @@ KINDS = tuple(_KINDS)
 
 
 def imported(text, *, name="exported"):
-    """Return the module of a text, as Python would import it from a file."""
+    """Returns the module of a text, as Python would import it from a file."""
     module = sys.modules[name] = types.ModuleType(name)
     exec(compile(text, f"{name}.py", "exec"), module.__dict__)
     return module

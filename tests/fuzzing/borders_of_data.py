@@ -45,7 +45,7 @@ def _json_lines(records: Any) -> bytes:
 
 
 def _csv(records: Any) -> bytes:
-    """Return records as CSV; what has no columns is one cell."""
+    """Returns records as CSV; what has no columns is one cell."""
     rows = [
         list(record.values()) if isinstance(record, dict) else [record]
         for record in (records if isinstance(records, list) else [records])
@@ -56,7 +56,7 @@ def _csv(records: Any) -> bytes:
 
 
 def _parquet(records: Any) -> bytes:
-    """Return records as a parquet file; those that no table can hold as one of JSON lines."""
+    """Returns records as a parquet file; those that no table can hold as one of JSON lines."""
     file = io.BytesIO()
     try:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)

@@ -47,7 +47,7 @@ def _url_in(folder: Path) -> str:
 
 
 def _connected(file: Path) -> sqlite3.Connection:
-    """Return a connection without transactions that waits for no disk."""
+    """Returns a connection without transactions that waits for no disk."""
     connection = sqlite3.connect(file, isolation_level=None)
     connection.execute("PRAGMA synchronous=OFF")
     return connection
@@ -140,7 +140,7 @@ IMPORT_FILE = Border(
 
 @cache
 def _outbox_files() -> tuple[Any, ...]:
-    """Return what the files of an outbox have: two results of trials, and each confirmation."""
+    """Returns what the files of an outbox have: two results of trials, and each confirmation."""
     with quick_folder() as folder:
         outbox = Outbox(folder)
         for number, measurement in enumerate((_MEASURED, _FAILED)):
@@ -271,7 +271,7 @@ def _database() -> bytes:
 
 @cache
 def _types(table: str) -> dict[str, str]:
-    """Return the declared type of each column that an input has."""
+    """Returns the declared type of each column that an input has."""
     with _opened_copy() as connection:
         described = connection.execute(f"PRAGMA table_info({table})").fetchall()
     return {name: kind for _, name, kind, *_ in described if name not in _OF_KEYS}
@@ -287,7 +287,7 @@ def _opened_copy() -> Iterator[sqlite3.Connection]:
 
 @cache
 def _rows(*tables: str) -> list[dict[str, Any]]:
-    """Return the rows of tables with their JSON as trees, and the place of each."""
+    """Returns the rows of tables with their JSON as trees, and the place of each."""
     found = []
     with _opened_copy() as connection:
         for table in tables:
@@ -302,7 +302,7 @@ def _rows(*tables: str) -> list[dict[str, Any]]:
 
 
 def _row_bytes(row: dict[str, Any]) -> bytes:
-    """Return a row as an input: JSON in which the JSON columns, and what is nested, are text."""
+    """Returns a row as an input: JSON in which the JSON columns, and what is nested, are text."""
     types = _types(row["table"])
     columns = {
         name: json_text(value)
@@ -391,7 +391,7 @@ def _update(
 
 
 def _bound(value: Any) -> Any:
-    """Return a value as SQLite takes it."""
+    """Returns a value as SQLite takes it."""
     if isinstance(value, bool) or (isinstance(value, int) and abs(value) >= 2**63):
         return str(value).encode()
     if isinstance(value, dict | list):

@@ -121,7 +121,7 @@ class _Configs(Reader):
 
 
 def _completed(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the config with the sizes of its class, by the program that a search asks for them.
+    """Returns the config with the sizes of its class, by the program that a search asks for them.
 
     It is run in this process, as importing transformers takes seconds.
     """
@@ -173,7 +173,7 @@ MODEL_CONFIG = Border(
 
 @cache
 def _weights() -> tuple[dict[str, Any], bytes]:
-    """Return the header and the data of the weights of a tiny model."""
+    """Returns the header and the data of the weights of a tiny model."""
     import transformers
 
     with TemporaryDirectory() as folder, _quiet_transformers():

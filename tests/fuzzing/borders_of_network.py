@@ -50,7 +50,7 @@ def _idle_server(folder: Path, **settings: Any) -> Iterator[Any]:
 
 
 def _answer_of(response: Any) -> Any:
-    """Return the JSON of an answer. Raises Rejected and ServerFailed."""
+    """Returns the JSON of an answer. Raises Rejected and ServerFailed."""
     status = response.status_code
     if status >= 500:
         raise ServerFailed(f"{status}: {response.text[:500]}")
@@ -228,7 +228,7 @@ def _matches(route: Any, scope: dict[str, Any]) -> bool:
 
 
 def _request_of(given: bytes) -> dict[str, Any]:
-    """Return the parts of a request as texts; parts that no client can send are left out."""
+    """Returns the parts of a request as texts; parts that no client can send are left out."""
     content = json.loads(given)
     content = content if isinstance(content, dict) else {}
     path = content.get("path")
@@ -253,7 +253,7 @@ def _request_of(given: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text of at most 5,000 characters: a client sends no URL of any length."""
+    """Returns a value as text of at most 5,000 characters: a client sends no URL of any length."""
     return (value if isinstance(value, str) else json.dumps(value))[:5000]
 
 
@@ -306,7 +306,7 @@ _JSON = {"Accept": "application/json"}
 
 @cache
 def _answers() -> Mapping[str, tuple[int, str, Any]]:
-    """Return {request: (status, content type, content)} as a real server answers."""
+    """Returns {request: (status, content type, content)} as a real server answers."""
     paths = {
         "show": f"/api/v1/studies/{STUDY}",
         "trial": f"/api/v1/studies/{STUDY}/trials/1",
@@ -368,7 +368,7 @@ _ASKED = (
 
 
 def _stream(events: Any) -> bytes:
-    """Return events as a stream has them; what is no event is sent as a comment or as data."""
+    """Returns events as a stream has them; what is no event is sent as a comment or as data."""
     parts = []
     for event in events if isinstance(events, list) else [events]:
         if not isinstance(event, dict):

@@ -12,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies
 
-from autotune.execution.server.replies import MalformedReply, PhaseReport, Remark, parse_line
+from autotune.execution.server.replies import LastSign, MalformedReply, PhaseReport, parse_line
 from autotune.reporting.trial_text import outcome_line
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
@@ -99,11 +99,11 @@ class _Replies(Reader):
         name, _, line = given.partition(b"\n")
         task = name.decode()
         reply = parse_line(line, task=task)
-        if isinstance(reply, PhaseReport | Remark):
+        if isinstance(reply, PhaseReport | LastSign):
             return
         # It travels on, from the server to the search, and is read there again.
         again = json.dumps({**reply.to_dict(), "id": 1, "seconds": 1.5}).encode()
-        assert not isinstance(parse_line(again, task=task), PhaseReport | Remark)
+        assert not isinstance(parse_line(again, task=task), PhaseReport | LastSign)
         if reply.error is not None:
             error = reply.error.exception()
             assert error.message == reply.error.message

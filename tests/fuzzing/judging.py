@@ -99,7 +99,7 @@ class Judge:
         self._reader = self._stack.enter_context(self._border.reader(self._folder))
 
     def passes(self, given: bytes) -> bool:
-        """Return whether an input passes the first check."""
+        """Returns whether an input passes the first check."""
         assert self._reader is not None
         return self._reader.passes_first_check(given)
 
@@ -140,7 +140,7 @@ class Judge:
 
 
 def _rejection(error: Exception, *, passed: bool) -> Verdict:
-    """Return the verdict of a documented error, whose text has to be fit for a terminal."""
+    """Returns the verdict of a documented error, whose text has to be fit for a terminal."""
     kind, message, hint = type(error).__name__, str(error), ""
     if isinstance(error, AutotuneError):
         message, hint = error.message, error.hint
@@ -170,7 +170,7 @@ def _is_active(letter: str) -> bool:
 
 
 def _signature(error: BaseException) -> str:
-    """Return the class of an error and the innermost line of autotune that it went through."""
+    """Returns the class of an error and the innermost line of autotune that it went through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}autotune{os.sep}" in frame.filename] or frames
     where = "" if not own else f" in {Path(own[-1].filename).name}:{own[-1].name}"

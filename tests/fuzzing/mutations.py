@@ -117,7 +117,7 @@ _MOST_LEAVES = 2000
 def changed_trees(
     valid: Sequence[Any], *, verbatim: Sequence[str] = VERBATIM
 ) -> strategies.SearchStrategy[Any]:
-    """Return a strategy of trees, each a valid one with mostly one or two changes."""
+    """Returns a strategy of trees, each a valid one with mostly one or two changes."""
 
     @strategies.composite
     def changed_tree(draw: Draw) -> Any:
@@ -146,7 +146,7 @@ def _changed(draw: Draw, tree: Any, verbatim: Sequence[str]) -> Any:
 
 
 def _changes_of(part: Any, *, is_root: bool) -> list[str]:
-    """Return the names of the changes that are possible, those first that shrink to little."""
+    """Returns the names of the changes that are possible, those first that shrink to little."""
     changes = []
     if isinstance(part, dict | list):
         changes += ["empty", "add", "replace"]
@@ -179,7 +179,7 @@ def _new_part(draw: Draw, part: Any, change: str, verbatim: Sequence[str]) -> An
 
 
 def _replacements(part: Any, verbatim: Sequence[str]) -> strategies.SearchStrategy[Any]:
-    """Return a strategy of extreme values, half of them of the type of `part`."""
+    """Returns a strategy of extreme values, half of them of the type of `part`."""
     same_type: Sequence[Any] = OTHERS
     if isinstance(part, bool):
         same_type = (True, False)
@@ -192,7 +192,7 @@ def _replacements(part: Any, verbatim: Sequence[str]) -> strategies.SearchStrate
 
 
 def _near(number: float) -> list[Any]:
-    """Return numbers beside `number`; a whole one stays whole in most of them."""
+    """Returns numbers beside `number`; a whole one stays whole in most of them."""
     near: list[Any] = [number + 1, number - 1, -number, number * 2, number // 2]
     try:
         near += [float(number), int(number), number * 1000003]
@@ -220,7 +220,7 @@ def _part(tree: Any, place: Path) -> Any:
 
 
 def _at_parent(tree: Any, place: Path, change: Callable[[list[tuple[Any, Any]]], Any]) -> Any:
-    """Return the tree after `change` of the (key, value) pairs of the parent of `place`."""
+    """Returns the tree after `change` of the (key, value) pairs of the parent of `place`."""
     parent = _part(tree, place[:-1])
     if isinstance(parent, dict):
         pairs = list(parent.items())
@@ -261,7 +261,7 @@ def _with_key_twice(tree: Any, place: Path, value: Any) -> Any:
 
 
 def _swapped(tree: Any, first: Path, second: Path) -> Any:
-    """Return the tree with two parts in each other's places; the same where one holds the other."""
+    """Returns the tree with two parts swapped; the same where one holds the other."""
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:
         return tree
@@ -275,7 +275,7 @@ _MARK = "verbatim-b1946ac9:"
 
 
 def json_text(tree: Any) -> str:
-    """Return a tree as JSON; NaN and infinities as Python writes them."""
+    """Returns a tree as JSON; NaN and infinities as Python writes them."""
     return _with_verbatim(json.dumps(_marked(tree)))
 
 
@@ -284,7 +284,7 @@ def json_bytes(tree: Any) -> bytes:
 
 
 def toml_bytes(tree: Any) -> bytes:
-    """Return a tree as TOML, a line for each of its keys; something else as itself.
+    """Returns a tree as TOML, a line for each of its keys; something else as itself.
 
     TOML has no null, for which an empty text stands.
     """
@@ -322,7 +322,7 @@ def _toml_value(value: Any) -> str:
 
 
 def _toml_string(text: str) -> str:
-    """Return a basic string of TOML; a lone surrogate, which TOML cannot have, stays as it is."""
+    """Returns a basic string of TOML; a lone surrogate, which TOML cannot have, stays as it is."""
     return f'"{_ESCAPED_IN_TOML.sub(_toml_escape, text)}"'
 
 
@@ -356,7 +356,7 @@ _INSERTED = (
 
 
 def changed_bytes(valid: Sequence[bytes]) -> strategies.SearchStrategy[bytes]:
-    """Return a strategy of bytes, each valid ones with one or two small changes."""
+    """Returns a strategy of bytes, each valid ones with one or two small changes."""
     return strategies.sampled_from(valid).flatmap(with_changed_bytes)
 
 
@@ -384,7 +384,7 @@ def with_changed_bytes(draw: Draw, content: bytes) -> bytes:
 def changed_files(
     trees: Sequence[Any], to_bytes: Callable[[Any], bytes], *, verbatim: Sequence[str] = VERBATIM
 ) -> strategies.SearchStrategy[bytes]:
-    """Return a strategy of files: three of four have a changed tree, one changed bytes."""
+    """Returns a strategy of files: three of four have a changed tree, one changed bytes."""
     of_trees = changed_trees(trees, verbatim=verbatim).map(to_bytes)
     of_bytes = changed_bytes([to_bytes(tree) for tree in trees])
     # Not one_of, which leaves out what it is given twice.

@@ -108,7 +108,7 @@ def _exported(result: Result, target: str, folder: Path) -> Iterator[str]:
 
 
 def empty_database(folder: Path) -> bytes:
-    """Return the bytes of a database without studies."""
+    """Returns the bytes of a database without studies."""
     file = folder / "without studies.db"
     StudyStore(f"sqlite:///{file}", create=True).close()
     return file.read_bytes()

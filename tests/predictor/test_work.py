@@ -19,7 +19,7 @@ def predicted(workload, *, device="cpu", **choices):
 
 
 def products_of(workload):
-    """Return FLOPs per token of the linear layers and of attention, in the forward pass."""
+    """Returns FLOPs per token of the linear layers and of attention, in the forward pass."""
     with torch.device("meta"):
         model = build_model(workload).model
     linear = sum(

@@ -41,7 +41,7 @@ HOSTILE = "x'; touch hacked; $(touch hacked) `touch hacked`\nEND_OF_FILE\ntouch 
 
 
 def arguments(command, folder):
-    """Return the arguments `autotune` is called with, and the files written next to it."""
+    """Returns the arguments `autotune` is called with, and the files written next to it."""
     told = folder / "told"
     program = f'autotune() {{ printf "%s\\0" "$@" > {told}; }}\n{command}'
     subprocess.run(["bash", "-c", program], cwd=folder, check=True, capture_output=True)

@@ -12,7 +12,7 @@ from autotune.errors import InvalidInput
 from autotune.service.pages import assets, contexts, form
 from autotune.service.pages.plan import Bar, plan_text
 from autotune.service.pages.small_front import HEIGHT, MOST_DOTS, WIDTH, small_front
-from autotune.service.pages.trial_list import PAGE_SIZE, TrialQuery, trial_list
+from autotune.service.pages.trial_list import PAGE_SIZE, ListedTrials, trial_list
 from autotune.service.submissions import ACCEPTED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, new_confirmation_id
@@ -187,7 +187,7 @@ def test_a_plan_that_is_not_possible_says_why():
 
 def listed(view, address=""):
     pairs = [tuple(pair.split("=", 1)) for pair in address.split("&") if pair]
-    return trial_list(view.result, TrialQuery.of(pairs))
+    return trial_list(view.result, ListedTrials.of(pairs))
 
 
 def numbers(found):

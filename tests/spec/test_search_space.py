@@ -70,7 +70,7 @@ EVERY_SHIPPED_SPACE = pytest.mark.parametrize("name", named_spaces())
 
 
 def bound_as_meant(name):
-    """Return a shipped space, bound to as many devices as it is for."""
+    """Returns a shipped space, bound to as many devices as it is for."""
     return bound(name, devices=4 if name == "multi_gpu" else 1)
 
 

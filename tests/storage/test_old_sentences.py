@@ -52,7 +52,7 @@ def old(request):
 
 
 def stored_measurements(url):
-    """Return the measurements of all trials and attempts, as the database has them."""
+    """Returns the measurements of all trials and attempts, as the database has them."""
     engine = sqlalchemy.create_engine(url)
     tables = sqlalchemy.MetaData()
     with engine.connect() as connection:
@@ -70,7 +70,7 @@ def stored_measurements(url):
 
 
 def without_later_fields(trials):
-    """Return the trials with the fields and techniques of when the old database was made."""
+    """Returns the trials with the fields and techniques of when the old database was made."""
     found = []
     for shown, before in zip(trials, TRIALS_SHOWN, strict=True):
         earlier = {name: shown[name] for name in before}

@@ -13,7 +13,7 @@ MODEL, CHECKPOINTED, CHUNKED = 100.0, 130.0, 104.0
 
 
 def cache_in(tmp_path, store, *, asked=None, **changes):
-    """Return a cache; the configurations that are predicted are added to `asked`."""
+    """Returns a cache; the configurations that are predicted are added to `asked`."""
     of_study = definition(**changes)
     store.create_study(of_study, trials_wanted=3)
 

@@ -75,7 +75,7 @@ def places_of(devices, *, first=GPUS[0]):
 
 
 def used_by(place):
-    """Return the devices of a place, by their numbers."""
+    """Returns the devices of a place, by their numbers."""
     devices = (place.device, *place.executor.other_devices)
     return [int(device.device.removeprefix("cuda:")) for device in devices]
 

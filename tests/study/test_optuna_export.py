@@ -82,7 +82,7 @@ def url(tmp_path_factory):
 
 
 def _config(number):
-    """Return a different configuration of the space for each number; number 0 is the baseline."""
+    """Returns a different configuration of the space for each number; number 0 is the baseline."""
     precision = ("fp32", "bf16-mixed")[number % 2]
     checkpointing = ("none", "block")[number // 2 % 2]
     fields = {"precision": precision, "checkpointing": checkpointing, "optimizer_fusion": "foreach"}
@@ -420,7 +420,7 @@ def test_the_command_says_what_it_has_written_and_left_out(url, tmp_path):
 
 
 def get(app, path):
-    """Return what a page of optuna-dashboard gets from `path` of its interface."""
+    """Returns what a page of optuna-dashboard gets from `path` of its interface."""
     environment = {"PATH_INFO": path, "REQUEST_METHOD": "GET"}
     setup_testing_defaults(environment)
     statuses = []

@@ -42,7 +42,7 @@ def url(postgres_url, tmp_path, monkeypatch):
 
 
 def spelled_otherwise(url):
-    """Return a URL of the same database, with its driver and another password."""
+    """Returns a URL of the same database, with its driver and another password."""
     other = with_driver(make_url(url)).set(password="changed", query={"application_name": "me"})
     return other.render_as_string(hide_password=False)
 

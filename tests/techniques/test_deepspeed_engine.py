@@ -58,7 +58,7 @@ def workload(*, ranks=RANKS):
 
 
 def train(config, workload, folder):
-    """Return the losses of the first steps, the norm of each weight's gradient and the training."""
+    """Returns the losses of the first steps, the norm of each gradient and the training."""
     import torch
 
     from autotune.data.batches import Batch
@@ -87,7 +87,7 @@ def train(config, workload, folder):
 
 
 def measure(_rank, folder):
-    """Return {case: (losses, norms of gradients, numbers in the largest weight, and in the state)}.
+    """Returns {case: (losses, norms of gradients, numbers in the largest weight, in the state)}.
 
     They are those of one rank.
     """
@@ -118,7 +118,7 @@ def ranks(weights):
 
 @pytest.fixture(scope="module")
 def alone(weights):
-    """Return a function: losses and norms of one process with torch alone, for a case."""
+    """Returns a function: losses and norms of one process with torch alone, for a case."""
 
     def trained(case):
         config = config_of(case)

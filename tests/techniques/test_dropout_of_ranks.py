@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def masks(*, ranks, **choices):
-    """Return what dropout leaves of ones on each rank; the others do not exist meanwhile."""
+    """Returns what dropout leaves of ones on each rank; the others do not exist meanwhile."""
     config = TrainingConfig(micro_batch_size=1, **choices)
     found = []
     for rank in range(ranks):

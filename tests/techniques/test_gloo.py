@@ -29,7 +29,7 @@ def test_a_collective_ends_when_its_tensors_are_its_callers_alone():
 
 
 def sums_in_compiled_code(rank):
-    """Return what an operator of compiled code gives, and how many collectives go on after it."""
+    """Returns what an operator of compiled code gives, and how many collectives go on after it."""
     import torch.distributed
     from torch._C import _distributed_c10d
 

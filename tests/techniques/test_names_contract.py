@@ -87,7 +87,7 @@ def plain_form(form):
 
 
 def applied(form, config):
-    """Return a model of that form with the configuration; skip what the script cannot have."""
+    """Returns a model of that form with the configuration; skip what the script cannot have."""
     torch.manual_seed(0)
     model = FORMS[form]()
     parts = parts_of_user_model(model)
@@ -382,7 +382,7 @@ STATEFUL = (
 
 
 def trained(model, *, passes, backward_passes=1):
-    """Return losses, gradients, and the state that forward has changed, after three steps."""
+    """Returns losses, gradients, and the state that forward has changed, after three steps."""
     losses = []
     for step in range(3):
         model.train(step != 1)

@@ -51,7 +51,7 @@ def workload(*, ranks=RANKS):
 
 
 def train(config, workload, folder):
-    """Return the losses of the first steps, the meter of the last two and the training."""
+    """Returns the losses of the first steps, the meter of the last two and the training."""
     import torch
 
     from autotune.data.batches import Batch
@@ -93,7 +93,7 @@ def resident(training):
 
 
 def measure(rank, folder, cases):
-    """Return {case: (losses, peak, prediction, communication)} of one rank."""
+    """Returns {case: (losses, peak, prediction, communication)} of one rank."""
     import torch
 
     from autotune.predictor.predict import PredictionRequest, predict
@@ -203,7 +203,7 @@ def test_every_rank_knows_how_long_its_steps_are_in_collectives(case, ranks, ran
 
 
 def held_while_loading(rank, folder, sharding):
-    """Return the most bytes that are alive while the training is built, and the model's bytes.
+    """Returns the most bytes that are alive while the training is built, and the model's bytes.
 
     The weights' file is mapped, which the profiler reports like an allocation of its size. Its
     pages are not memory of the process.

@@ -47,7 +47,7 @@ def workload_of(model, folder, *, ranks=1, **settings):
 
 
 def train(config, workload, weights_file):
-    """Return losses, gradients of the first step by place, and the peak of the last two steps."""
+    """Returns losses, gradients of the first step by place, and the peak of the last two steps."""
     import torch
 
     from autotune.data.batches import Batch
@@ -101,7 +101,7 @@ def resident(training):
 
 
 def measure(rank, cases, folder, ranks):
-    """Return [(losses, gradients, peak, predicted peak)] of one rank, for each case."""
+    """Returns [(losses, gradients, peak, predicted peak)] of one rank, for each case."""
     import torch
 
     from autotune.predictor.predict import PredictionRequest, predict
@@ -124,7 +124,7 @@ def measure(rank, cases, folder, ranks):
 
 
 def compare(cases, folder, *, ranks=2):
-    """Return [(case, of one process, [of each rank])]."""
+    """Returns [(case, of one process, [of each rank])]."""
     from autotune.models.weights import draw_weights
 
     for model in {model for model, _, _ in cases}:
@@ -302,7 +302,7 @@ def test_a_part_is_of_each_matrix_of_a_fused_weight():
 
 
 def held_while_loading(rank, folder):
-    """Return the most bytes that are alive while the training is built, and those of a model."""
+    """Returns the most bytes that are alive while the training is built, and those of a model."""
     import torch
     from torch.profiler import ProfilerActivity, profile, record_function
 

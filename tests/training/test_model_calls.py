@@ -105,7 +105,7 @@ def evaluate_first(network):
 
 
 def excluded(network, loss_of):
-    """Return {technique: values} that are excluded for a script with this model and loop."""
+    """Returns {technique: values} that are excluded for a script with this model and loop."""
     optimizer = torch.optim.SGD(network.parameters())
     examination = _Examination(make_workload("cpu", {"global_batch": 4}), SEARCHED)
     try:

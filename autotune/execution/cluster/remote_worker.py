@@ -17,7 +17,7 @@ import ray
 import ray.exceptions
 
 from autotune.errors import AutotuneError, PreparationFailed, Stopped, TrialLost, error_class
-from autotune.execution.cluster.worker import Answer, WorkerState
+from autotune.execution.cluster.worker import WorkerReply, WorkerState
 from autotune.execution.server_tasks import POLL_SECONDS
 from autotune.spec.reading import check, shown
 from autotune.storage.rows import measurement_from_values, measurement_values
@@ -123,7 +123,7 @@ class RemoteWorker:
             self._lose(error)
             return
         answer = done.result()
-        if not isinstance(answer, Answer):  # of a worker that a trial has changed
+        if not isinstance(answer, WorkerReply):  # of a worker that a trial has changed
             self._lose(TrialLost(f"{self.place} gave an answer that is none"))
             return
         try:
@@ -258,7 +258,7 @@ class RemoteWorker:
         self._kill()
 
 
-def checked_value(answer: Answer, method: str) -> Any:
+def checked_value(answer: WorkerReply, method: str) -> Any:
     """Returns what a request was answered with, as this process can use and store it.
 
     A measurement is as the database will have it: what is not possible is None. Raises ValueError,

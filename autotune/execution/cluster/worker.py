@@ -46,7 +46,7 @@ FORWARDED = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer(Schema):
+class WorkerReply(Schema):
     """What a request to a worker ended with."""
 
     value: Any = None
@@ -186,7 +186,7 @@ class NodeWorker:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def perform(self, request: int, method: str, arguments: Mapping[str, Any]) -> Answer:
+    def perform(self, request: int, method: str, arguments: Mapping[str, Any]) -> WorkerReply:
         """Does what a driver asks for, and returns what came of it."""
         self._request.number = request
         try:
@@ -196,11 +196,11 @@ class NodeWorker:
                 value = getattr(self, f"_{method}")(**arguments)
         except AutotuneError as error:
             told = (type(error).__name__, error.message, error.hint)
-            return Answer(error=told, notes=self._take_notes())
+            return WorkerReply(error=told, notes=self._take_notes())
         finally:
             self._cancelled.discard(request)
             self._tell()
-        return Answer(value=value, notes=self._take_notes())
+        return WorkerReply(value=value, notes=self._take_notes())
 
     def _take_notes(self) -> tuple[str, ...]:
         notes = tuple(self._notes)

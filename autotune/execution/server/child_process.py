@@ -11,10 +11,10 @@ from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits
 from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.execution.server.replies import (
+    LastSign,
     LineBuffer,
     MalformedReply,
     PhaseReport,
-    Remark,
     TaskReply,
     ended_as,
     failure,
@@ -108,8 +108,8 @@ class ChildProcess:
         except MalformedReply as error:
             self.malformed = error
 
-    def _take(self, message: PhaseReport | Remark | TaskReply) -> None:
-        if isinstance(message, Remark):
+    def _take(self, message: PhaseReport | LastSign | TaskReply) -> None:
+        if isinstance(message, LastSign):
             self.remark = message.text
         elif isinstance(message, PhaseReport):
             now = time.monotonic()

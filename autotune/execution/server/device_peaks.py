@@ -52,7 +52,7 @@ def measure_peaks(
     memory_bytes: int,
     shape: LinearShape | None,
 ) -> dict[str, Any]:
-    """Return the fields of a `DeviceInfo` that say what the device can do.
+    """Returns the fields of a `DeviceInfo` that say what the device can do.
 
     The formats are those that products in `precisions` are computed in, the first ones first. What
     does not run on the device is left out, and so is what something else disturbed all the time, or
@@ -98,7 +98,7 @@ def _products_in(kind: MatrixFormat) -> Iterator[None]:
 
 
 def _matrix_rate(kind: MatrixFormat, clock: "_Clock", *, limit_bytes: float) -> float:
-    """Return the FLOPs per second of the fastest of growing square products; 0 for none."""
+    """Returns the FLOPs per second of the fastest of growing square products; 0 for none."""
     best = 0.0
     size = _FIRST_SIZE
     with _products_in(kind):
@@ -114,7 +114,7 @@ def _matrix_rate(kind: MatrixFormat, clock: "_Clock", *, limit_bytes: float) -> 
 
 
 def _layer_rate(kind: MatrixFormat, clock: "_Clock", shape: LinearShape) -> float:
-    """Return the FLOPs per second of a linear layer's forward and backward pass; 0 if disturbed.
+    """Returns the FLOPs per second of a linear layer's forward and backward pass; 0 if disturbed.
 
     In fp8 it is that of the forward pass.
     """
@@ -135,7 +135,7 @@ def _layer_rate(kind: MatrixFormat, clock: "_Clock", shape: LinearShape) -> floa
 
 
 def _product(kind: MatrixFormat, device: torch.device, shape: LinearShape) -> Callable[[], Tensor]:
-    """Return a function that multiplies [rows, inner] by [inner, columns]."""
+    """Returns a function that multiplies [rows, inner] by [inner, columns]."""
     rows, inner, columns = shape
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
     dtype = dtypes.get(kind, torch.float32)
@@ -151,7 +151,7 @@ def _product(kind: MatrixFormat, device: torch.device, shape: LinearShape) -> Ca
 
 
 def _bandwidth(clock: "_Clock", size_bytes: int) -> float | None:
-    """Return the bytes per second, read and written, of a copy; None where it was disturbed."""
+    """Returns the bytes per second, read and written, of a copy; None where it was disturbed."""
     source = torch.zeros(size_bytes, dtype=torch.uint8, device=clock.device)
     target = torch.ones_like(source)
     seconds = clock.seconds(lambda: target.copy_(source))
@@ -159,7 +159,7 @@ def _bandwidth(clock: "_Clock", size_bytes: int) -> float | None:
 
 
 def _operator_seconds(clock: "_Clock") -> float | None:
-    """Return how long an operator of a training takes that computes nearly nothing.
+    """Returns how long an operator of a training takes that computes nearly nothing.
 
     That is what the host needs for it, autograd and views included. None where it was disturbed.
     """
@@ -213,7 +213,7 @@ class _Clock:
     ends: float
 
     def seconds(self, run: Callable[[], object], *, threads: int | None = None) -> float | None:
-        """Return the shortest time of a run; None where each one was disturbed.
+        """Returns the shortest time of a run; None where each one was disturbed.
 
         It is run until more runs do not shorten it, and for 0.4 seconds at most. On a CPU, a run
         counts only if its `threads`, by default all of torch's, had a core each all the time: while

@@ -31,7 +31,7 @@ from autotune.errors import AutotuneError, TrialLost, error_class
 from autotune.execution.server.child import die_with
 from autotune.memory.host import available_bytes, share_with_others
 from autotune.spec.result import Measurement
-from autotune.spec.training_request import Progress
+from autotune.spec.training_request import ReportsStage
 from autotune.training.turns import Turns
 
 COLLECTIVE_TIMEOUT = timedelta(hours=1)
@@ -115,7 +115,7 @@ def run_on_ranks(
     why_failed: Callable[[Mapping[str, Any]], str],
     remark: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """Return the result of `run` for each of `size` ranks, which run in processes of their own.
+    """Returns the result of `run` for each of `size` ranks, which run in processes of their own.
 
     Results are ready for JSON. `why_failed` returns why a result is that of a rank that failed, or
     an empty text. If SIGTERM ends this process meanwhile, it first calls `remark` with what each
@@ -181,7 +181,7 @@ class _Process:
         return bool(received)
 
     def has_ended(self) -> bool:
-        """Return whether it has ended, and reap it."""
+        """Returns whether it has ended, and reap it."""
         if self.exit_status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -200,7 +200,7 @@ class _Process:
             self.stopped_since = time.monotonic()
 
     def what_it_did(self) -> str:
-        """Return where it was at SIGTERM, as far as it is known."""
+        """Returns where it was at SIGTERM, as far as it is known."""
         if self.stopped_since is not None:
             return f"rank {self.index} was stopped by a signal"
         os.lseek(self.stack, 0, os.SEEK_SET)
@@ -327,7 +327,7 @@ class _Group:
         return ", ".join(text for text in said if text)
 
     def results(self) -> list[dict[str, Any]]:
-        """Return the result of every rank, in order. Raises as `run_on_ranks` does."""
+        """Returns the result of every rank, in order. Raises as `run_on_ranks` does."""
         failed = [process for process in self.ended if self._has_failed(process)]
         if failed:
             # Only the first one that does not complain of another rank says why.
@@ -402,7 +402,7 @@ def _run_rank(
 class TurnsOfRanks(Turns):
     """The turns of a training on several devices: rank 0 takes them and tells the others."""
 
-    def __init__(self, *, address: str, progress: Progress, rank: int) -> None:
+    def __init__(self, *, address: str, progress: ReportsStage, rank: int) -> None:
         super().__init__(address=address, progress=progress)
         self._rank = rank
 
@@ -419,7 +419,7 @@ class TurnsOfRanks(Turns):
 
 
 def together(ranks: Sequence[Measurement]) -> Measurement:
-    """Return the measurement of a trial from those of its ranks, which all came to the end.
+    """Returns the measurement of a trial from those of its ranks, which all came to the end.
 
     Memory is that of the rank that needs most, and communication is the mean over all; the rest is
     the same for all, or that of rank 0.
@@ -447,6 +447,6 @@ def together(ranks: Sequence[Measurement]) -> Measurement:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None where a value is not known."""
+    """Returns the mean; None where a value is not known."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if len(known) == len(values) else None

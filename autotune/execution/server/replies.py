@@ -61,7 +61,7 @@ class PhaseReport(Schema):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remark:
+class LastSign:
     """What a process was doing when the server ended it."""
 
     text: str
@@ -145,11 +145,11 @@ class LineBuffer:
         return found
 
 
-def parse_line(line: bytes, *, task: str) -> PhaseReport | Remark | TaskReply:
+def parse_line(line: bytes, *, task: str) -> PhaseReport | LastSign | TaskReply:
     """Returns what a line says that the process of `task` has written. Raises MalformedReply."""
     message = decode(line)
     if isinstance(message.get("remark"), str):
-        return Remark(text=message["remark"])
+        return LastSign(text=message["remark"])
     if "phase" in message:
         return phase_of(message)
     return reply_of(message, task=task)

@@ -42,7 +42,7 @@ from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Prediction
 from autotune.spec.reading import parse, possible
 from autotune.spec.result import DeviceInfo, Measurement, Outcome
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
 from autotune.techniques import find_unavailable
@@ -161,7 +161,7 @@ def _ignore_remark(text: str) -> None:
 
 def train(
     *,
-    progress: Progress = unwatched,
+    progress: ReportsStage = unwatched,
     remark: Callable[[str], None] = _ignore_remark,
     **request: Any,
 ) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def train(
 def _train_on_ranks(
     request: Mapping[str, Any],
     *,
-    progress: Progress,
+    progress: ReportsStage,
     remark: Callable[[str], None],
     turns: Mapping[str, Any] | None = None,
 ) -> Measurement:
@@ -280,7 +280,7 @@ def _trace_on_ranks(
 def train_in_turn(
     *,
     turns: dict[str, Any],
-    progress: Progress = unwatched,
+    progress: ReportsStage = unwatched,
     remark: Callable[[str], None] = _ignore_remark,
     **request: Any,
 ) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def train_in_turn(
 def trace(
     *,
     dropout: bool,
-    progress: Progress = unwatched,
+    progress: ReportsStage = unwatched,
     remark: Callable[[str], None] = _ignore_remark,
     **request: Any,
 ) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def profile(
     *,
     steps: int,
     profile_folder: str,
-    progress: Progress = unwatched,
+    progress: ReportsStage = unwatched,
     remark: Callable[[str], None] = _ignore_remark,
     **request: Any,
 ) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def profile(
 
 
 def _profiled(
-    request: Mapping[str, Any], *, folder: Path, steps: int, progress: Progress
+    request: Mapping[str, Any], *, folder: Path, steps: int, progress: ReportsStage
 ) -> dict[str, Any]:
     """Returns what `profile` does, of one device. Raises as it does."""
     memory_kills = host_memory_kills()

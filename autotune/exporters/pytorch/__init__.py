@@ -26,7 +26,7 @@ CONFIG_FILE = "autotune_config.json"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    """Return the export, which expresses all settings except those that a user's script decides."""
+    """Returns the export, which expresses all settings but those that a user's script decides."""
     if recipe.workload.script is not None:
         return _for_a_script(recipe)
     trial = recipe
@@ -51,7 +51,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that the script can train with."""
+    """Returns the closest recipe that the script can train with."""
     closest = Closest(recipe, "the script", MADE_BY_CLASS)
     closest.use_torch("the script needs no DeepSpeed: export to deepspeed for it")
     closest.leave_out_tensor_parallel(
@@ -65,7 +65,7 @@ def _closest(recipe: Recipe) -> Closest:
 
 
 def config_text(recipe: Recipe) -> str:
-    """Return the file that `autotune.load_config` reads: the configuration and its origin."""
+    """Returns the file that `autotune.load_config` reads: the configuration and its origin."""
     content: dict[str, Any] = {
         "origin": recipe.origin,
         "config": recipe.config.to_dict(),
@@ -86,7 +86,7 @@ def _launcher(recipe: Recipe) -> dict[str, str]:
 
 
 def _for_a_script(recipe: Recipe) -> Export:
-    """Return the export for the user's script, which finds its own files by relative paths."""
+    """Returns the export for the user's script, which finds its own files by relative paths."""
     user_script = recipe.workload.script
     assert user_script is not None
     # The allocator reads its setting once, before autotune.apply could make it.
@@ -115,7 +115,7 @@ def _for_a_script(recipe: Recipe) -> Export:
 
 
 def _decided_by_script(recipe: Recipe) -> list[Unsupported]:
-    """Return the settings that the user's script decides.
+    """Returns the settings that the user's script decides.
 
     The search knows values only of those that it passed to the script, which may use them.
     """

@@ -5,7 +5,7 @@ from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 
 def data_parts(workload: Workload) -> list[Part]:
-    """Return the definition of `read_text(folder, text)`, and the settings of the text.
+    """Returns the definition of `read_text(folder, text)`, and the settings of the text.
 
     It returns the training and the held-out part, each of which makes batches.
     """

@@ -11,7 +11,7 @@ from autotune.spec.config import TrainingConfig
 
 
 def device_parts(recipe: Recipe) -> list[Part]:
-    """Return the definitions of the ranks and of `Training`, whose model they share out."""
+    """Returns the definitions of the ranks and of `Training`, whose model they share out."""
     config = recipe.config
     if divides_weights(config):
         return [_share_out(recipe), shipped("script.sharded")]
@@ -20,7 +20,7 @@ def device_parts(recipe: Recipe) -> list[Part]:
 
 
 def _share_out(recipe: Recipe) -> Part:
-    """Return the definition of `share_out(model, blocks)`."""
+    """Returns the definition of `share_out(model, blocks)`."""
     imports = [
         "import torch",
         "from torch import nn",

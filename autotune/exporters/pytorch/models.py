@@ -9,7 +9,7 @@ MODEL_CONFIG_FILE = "model_config.json"
 
 
 def model_parts(recipe: Recipe) -> list[Part]:
-    """Return the definition of `make_model()`, which draws the initial weights.
+    """Returns the definition of `make_model()`, which draws the initial weights.
 
     For a model that is not built in, also that of `find_blocks(model)`.
     """

@@ -24,14 +24,14 @@ FILE = "train.py"
 
 
 def start(recipe: Recipe) -> str:
-    """Return what the command line begins with, before the name of the script."""
+    """Returns what the command line begins with, before the name of the script."""
     if recipe.devices == 1:
         return "python"
     return f"torchrun --standalone --nproc-per-node {recipe.devices}"
 
 
 def script(recipe: Recipe) -> str:
-    """Return the text of the script."""
+    """Returns the text of the script."""
     is_alone = recipe.devices == 1
     parts = [
         _settings(recipe),
@@ -144,7 +144,7 @@ _MEANINGS = {
 
 
 def _forward(config: TrainingConfig) -> Part:
-    """Return the definition of `forward(model, tokens, labels)`."""
+    """Returns the definition of `forward(model, tokens, labels)`."""
     contexts = []
     dtype = autocast_dtype(config)
     if dtype is not None:
@@ -167,7 +167,7 @@ def forward(model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def _resident_tensors(recipe: Recipe) -> Part:
-    """Return the definition of `resident_tensors(training)`."""
+    """Returns the definition of `resident_tensors(training)`."""
     config = recipe.config
     weights = "*training.model.parameters()"
     imports = ""

@@ -22,12 +22,12 @@ _EVERY = {"every-2": 2, "every-4": 4}
 
 
 def autocast_dtype(config: TrainingConfig) -> str | None:
-    """Return the dtype of autocast as an expression; None without autocast."""
+    """Returns the dtype of autocast as an expression; None without autocast."""
     return _AUTOCAST.get(config.precision)
 
 
 def technique_parts(recipe: Recipe) -> list[Part]:
-    """Return the definitions of `apply_techniques(model)`, `prepare(model)` and `Updater`."""
+    """Returns the definitions of `apply_techniques(model)`, `prepare(model)` and `Updater`."""
     config = recipe.config
     return [
         _application(recipe),
@@ -38,7 +38,7 @@ def technique_parts(recipe: Recipe) -> list[Part]:
 
 
 def _prepare(recipe: Recipe) -> list[Part]:
-    """Return the definition of `prepare(model)`.
+    """Returns the definition of `prepare(model)`.
 
     It moves a model to the device, and freezes it and adds adapters to it if these are trained.
     """
@@ -111,7 +111,7 @@ def prepare(model: Any) -> None:
 
 
 def technique_modules(config: TrainingConfig) -> list[str]:
-    """Return the modules of `autotune.shipped` with the techniques inside the model and the update.
+    """Returns the modules of `autotune.shipped` with the techniques in the model and the update.
 
     Checkpointing is not among them: it is another for transformers' Trainer.
     """
@@ -162,14 +162,14 @@ def apply_techniques(model: Any) -> None:
 
 
 def _compile(config: TrainingConfig, module: str) -> str:
-    """Return the statement that compiles a module."""
+    """Returns the statement that compiles a module."""
     if config.checkpointing == "none":
         return f"{module}.compile(dynamic=False)"
     return f"compile_in_place({module})"
 
 
 def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
-    """Return the lines that change the blocks; `is_ours` for a model that is built in."""
+    """Returns the lines that change the blocks; `is_ours` for a model that is built in."""
     lines = []
     if config.precision == "fp8":
         lines += [
@@ -212,7 +212,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
 
 
 def _optimizer(recipe: Recipe) -> list[Part]:
-    """Return the definitions of `make_optimizer(parameters)` and of `Updater`, which uses it."""
+    """Returns the definitions of `make_optimizer(parameters)` and of `Updater`, which uses it."""
     config = recipe.config
     is_divided = config.sharding == "zero1"
     name = "make_part" if is_divided else "make_optimizer"

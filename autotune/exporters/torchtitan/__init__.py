@@ -52,7 +52,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe, version: str) -> Closest:
-    """Return the closest recipe that torchtitan can share out among devices."""
+    """Returns the closest recipe that torchtitan can share out among devices."""
     closest = Closest(recipe, "torchtitan", KNOWN)
     _fit_adapter(closest, version)
     closest.use_torch("torchtitan has no DeepSpeed")
@@ -113,7 +113,7 @@ _PRECISIONS: Mapping[str, Mapping[str, Reason]] = {
 
 
 def _precision(config: TrainingConfig, version: str) -> Reason | None:
-    """Return (what the files do instead, why), or None if torchtitan supports it."""
+    """Returns (what the files do instead, why), or None if torchtitan supports it."""
     if version == "0.2" and divides_weights(config):
         return _BY_FSDP2.get(config.precision)
     if version == "0.2" and config.tensor_parallel > 1:
@@ -195,7 +195,7 @@ def _fit_adapter(closest: Closest, version: str) -> None:
 
 
 def _checkpointing(value: str, version: str) -> Reason | None:
-    """Return (what the files do instead, why), or None if torchtitan supports `value`."""
+    """Returns (what the files do instead, why), or None if torchtitan supports `value`."""
     if value in ("none", "block"):
         return None
     if value == "selective":

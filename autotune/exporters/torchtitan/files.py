@@ -36,7 +36,7 @@ _FEED_FORWARD_LAYERS = ("w1", "w2", "w3")
 
 
 def module(recipe: Recipe, effective: Mapping[str, Any]) -> str:
-    """Return the module for 0.3: a function that returns the whole configuration."""
+    """Returns the module for 0.3: a function that returns the whole configuration."""
     adamw = {
         **OPTIMIZERS["adamw"].settings,
         "lr": effective["learning_rate"],
@@ -84,7 +84,7 @@ _MODULES = {
 
 
 def _imports(body: str) -> str:
-    """Return the imports of the names that `body` uses."""
+    """Returns the imports of the names that `body` uses."""
     lines = []
     for module_name, names in _MODULES.items():
         used = [name for name in names if f"{name}(" in body or f"{name}." in body]
@@ -120,7 +120,7 @@ def _loss(effective: Mapping[str, Any], recipe: Recipe) -> str:
 
 
 def chunks(recipe: Recipe) -> int:
-    """Return the number of chunks of the loss: at least that of a trial.
+    """Returns the number of chunks of the loss: at least that of a trial.
 
     The number of a trial is in `autotune/techniques/loss.py`. torchtitan cuts sequences evenly, so
     the number must divide the sequence length.
@@ -163,7 +163,7 @@ def _training(effective: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _devices(effective: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the degrees: how many devices there are along each direction."""
+    """Returns the degrees: how many devices there are along each direction."""
     split = effective["tensor_parallel"]
     replicas = effective["devices_per_trial"] // split
     shards = {"none": 1, "ddp": 1, "hsdp": effective["sharding_group"]}
@@ -205,7 +205,7 @@ def _python(value: Any) -> str:
 
 
 def toml(recipe: Recipe, effective: Mapping[str, Any]) -> str:
-    """Return the job configuration for 0.2.
+    """Returns the job configuration for 0.2.
 
     Keys with the value None are omitted: TOML has no None, and it is their default.
     """
@@ -258,7 +258,7 @@ def _sections(values: Mapping[str, Any]) -> str:
 
 
 def attention_module(recipe: Recipe) -> str:
-    """Return the module for 0.2 that chooses the attention kernels.
+    """Returns the module for 0.2 that chooses the attention kernels.
 
     torchtitan selects the kernels at every call, so settings of the process have no effect on it.
     """

@@ -68,7 +68,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 
 def _closest(recipe: Recipe) -> Closest:
-    """Return the closest recipe that Trainer can share out among devices."""
+    """Returns the closest recipe that Trainer can share out among devices."""
     closest = Closest(recipe, "Trainer", MADE_BY_CLASS)
     if recipe.device_type == "cpu":
         closest.use_torch("DeepSpeed of transformers needs a GPU")
@@ -86,7 +86,7 @@ def _closest(recipe: Recipe) -> Closest:
 
 
 def _device_keys(recipe: Recipe, version: str) -> dict[str, Any]:
-    """Return the keys on what devices share out among them."""
+    """Returns the keys on what devices share out among them."""
     config = recipe.config
     if config.engine == "deepspeed":
         # The file has autocast; these would stand for 16-bit weights with a float32 copy.
@@ -120,7 +120,7 @@ _BEYOND_JSON: Table = {
 
 
 def _keys_of_code(recipe: Recipe, keys: Mapping[str, Any], version: str) -> dict[str, Any]:
-    """Return `keys` without those of settings that the code of autotune_trainer.py makes."""
+    """Returns `keys` without those of settings that the code of autotune_trainer.py makes."""
     config = recipe.config
     has_key = config.checkpointing in ("block", "every-2", "every-4") and version != "4.57"
     # With compiled blocks transformers would recompute outside the compiled code. With adapters it

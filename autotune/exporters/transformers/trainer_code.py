@@ -26,7 +26,7 @@ FILE = "autotune_trainer.py"
 
 
 def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> str:
-    """Return the text of the file.
+    """Returns the text of the file.
 
     `keys` are those of TrainingArguments; the code makes the settings that they do not make.
     """
@@ -48,7 +48,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
 
 
 def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str]:
-    """Return the modules of `autotune.shipped` that the file needs.
+    """Returns the modules of `autotune.shipped` that the file needs.
 
     `by_keys`: the keys of TrainingArguments do the checkpointing.
     """
@@ -75,7 +75,7 @@ def _needs_blocks(config: TrainingConfig, *, by_keys: bool) -> bool:
 
 
 def _needs_causal_flag(config: TrainingConfig, version: str) -> bool:
-    """Return whether `keep_causal_flag` is needed; 4.57 makes masks by another interface."""
+    """Returns whether `keep_causal_flag` is needed; 4.57 makes masks by another interface."""
     return config.compile != "none" and version != "4.57"
 
 
@@ -123,7 +123,7 @@ is N times as large, unless gradient_accumulation_steps is divided by N."""
 
 
 def _settings(recipe: Recipe, keys: Mapping[str, Any]) -> Part:
-    """Return the settings of the process and the constants."""
+    """Returns the settings of the process and the constants."""
     config = recipe.config
     lines = ["import torch"]
     if config.memory_budget != 1.0:
@@ -352,13 +352,13 @@ def make_optimizer(
 
 
 def _call(function: str, *arguments: str) -> str:
-    """Return a call with one argument per line, for the body of a function."""
+    """Returns a call with one argument per line, for the body of a function."""
     lines = "".join(f"        {argument},\n" for argument in arguments)
     return f"{function}(\n{lines}    )"
 
 
 def _optimizer_arguments(recipe: Recipe) -> list[str]:
-    """Return the arguments as in `autotune/techniques/optimizer.py`."""
+    """Returns the arguments as in `autotune/techniques/optimizer.py`."""
     flags = recipe.optimizer.flags(recipe.config.optimizer_fusion)
     settings: dict[str, object] = {"lr": "learning_rate", **recipe.optimizer.arguments, **flags}
     if "weight_decay" in settings:

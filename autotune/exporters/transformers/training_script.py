@@ -23,7 +23,7 @@ LOADERS = {
 
 
 def training_script(recipe: Recipe) -> dict[str, str]:
-    """Return {file name: text}, with the model's config if it was trained from random weights."""
+    """Returns {file name: text}, with the model's config if it was trained from random weights."""
     workload = recipe.workload
     is_chat = workload.chat_column is not None
     data = "rows, tokenizer" if is_chat else "texts, encode"
@@ -57,7 +57,7 @@ trainer.save_model()
 
 
 def _names(recipe: Recipe) -> list[str]:
-    """Return what the script imports from the trainer's file."""
+    """Returns what the script imports from the trainer's file."""
     names = ["AutotuneTrainer", "model_kwargs", "sequences", "training_arguments"]
     if "WEIGHTS_DTYPE" in _model(recipe):
         names.insert(0, "WEIGHTS_DTYPE")
@@ -65,19 +65,19 @@ def _names(recipe: Recipe) -> list[str]:
 
 
 def names_model(workload: Workload) -> bool:
-    """Return whether transformers can make the workload's model."""
+    """Returns whether transformers can make the workload's model."""
     return workload.model_config is not None
 
 
 def says_tokenizer(workload: Workload) -> bool:
-    """Return whether the script has the trial's tokenizer, not that of a model to be filled in."""
+    """Returns whether the script has the trial's tokenizer, not that of a model to be filled in."""
     if workload.tokenizer == "bytes":
         return names_model(workload)
     return workload.tokenizer != "bpe"
 
 
 def _classes(workload: Workload) -> str:
-    """Return the classes that the script imports from transformers."""
+    """Returns the classes that the script imports from transformers."""
     classes = ["AutoModelForCausalLM"]
     if names_model(workload) and not workload.pretrained:
         classes.insert(0, "AutoConfig")
@@ -89,7 +89,7 @@ def _classes(workload: Workload) -> str:
 
 
 def _tokenizer(workload: Workload) -> str:
-    """Return the definition of `encode(text)`, or of the tokenizer of conversations."""
+    """Returns the definition of `encode(text)`, or of the tokenizer of conversations."""
     if workload.chat_column is not None:
         path = PurePath(workload.tokenizer)
         folder = str(path.parent) if path.suffix == ".json" else workload.tokenizer
@@ -146,7 +146,7 @@ model = AutoModelForCausalLM.from_pretrained("initial_weights", **model_kwargs()
 
 
 def _texts(workload: Workload) -> str:
-    """Return the lines that read the dataset and define `texts`."""
+    """Returns the lines that read the dataset and define `texts`."""
     column = repr(workload.text_column or "text")
     lines = [f"rows = {_dataset(workload)}"]
     if workload.chat_column is not None:

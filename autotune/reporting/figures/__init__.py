@@ -146,7 +146,7 @@ FIGURES: Mapping[str, FigureKind] = {
 
 
 def figure_kind(name: str) -> FigureKind:
-    """Return the kind of figure of that name. Raises InvalidInput for an unknown name."""
+    """Returns the kind of figure of that name. Raises InvalidInput for an unknown name."""
     if name not in FIGURES:
         raise InvalidInput(
             f"there is no figure {name!r}",

@@ -230,7 +230,7 @@ def _note(view: StudyView, steps: Sequence[AblationStep], folded: Sequence[Row])
 
 
 def by_reason(rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return names and reason of the rows without numbers, those with the same reason as one."""
+    """Returns names and reason of the rows without numbers, those with the same reason as one."""
     reasons = dict.fromkeys(row.why_no_numbers for row in rows)
     return [
         (listed(*(row.words for row in rows if row.why_no_numbers == reason)), reason)
@@ -350,7 +350,7 @@ def _bars(figure: AblationFigure, kind: int, number: str, *, name: str, legend: 
 
 
 def _zero_label(value: float | None, is_predicted: bool) -> str:
-    """Return the text instead of a bar that is too small to be seen."""
+    """Returns the text instead of a bar that is too small to be seen."""
     if value is None or abs(value) >= _ZERO:
         return ""
     text = format_percent(value, digits=2)
@@ -365,7 +365,7 @@ def _middle(effect: Effect | Pairs | str, number: str) -> float | None:
 
 
 def _whiskers(effects: Sequence[Effect | Pairs | str], number: str) -> dict[str, object] | None:
-    """Return error bars in percent: the spread of one effect, or the range over pairs."""
+    """Returns error bars in percent: the spread of one effect, or the range over pairs."""
     up, down = [], []
     for effect in effects:
         above = below = 0.0

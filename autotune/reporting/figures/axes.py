@@ -28,14 +28,14 @@ class Axis:
     _spread: Callable[[TrialRecord], float | None]
 
     def of(self, record: TrialRecord) -> float | None:
-        """Return the value of a trial, or None if it was not measured or is not finite."""
+        """Returns the value of a trial, or None if it was not measured or is not finite."""
         value = self._value(record)
         if value is None or not math.isfinite(value) or value <= 0:
             return None
         return value if self.unit is None else self.unit.of(value)
 
     def spread_of(self, record: TrialRecord) -> float:
-        """Return the spread of the measurement, 0.0 if there is none."""
+        """Returns the spread of the measurement, 0.0 if there is none."""
         return self._spread(record) or 0.0
 
     def is_better(self, one: float, other: float) -> bool:
@@ -43,7 +43,7 @@ class Axis:
 
 
 def make_axis(name: str, *, unit: Unit) -> Axis:
-    """Return the axis of that name, memory in `unit`. Raises InvalidInput for an unknown name."""
+    """Returns the axis of that name, memory in `unit`. Raises InvalidInput for an unknown name."""
     if name not in AXES:
         raise InvalidInput(
             f"there is no axis {name!r}",
@@ -63,13 +63,13 @@ def make_axis(name: str, *, unit: Unit) -> Axis:
 
 
 def memory_unit(records: Sequence[TrialRecord], *, cap_bytes: int) -> Unit:
-    """Return the unit that suits the cap or, if that is smaller, the largest trial."""
+    """Returns the unit that suits the cap or, if that is smaller, the largest trial."""
     largest = max((record.device_bytes or 0 for record in records), default=0)
     return unit_for(min(cap_bytes, largest) if largest else cap_bytes)
 
 
 def capped_axis(device_type: str) -> AxisName:
-    """Return the axis to which the cap applies.
+    """Returns the axis to which the cap applies.
 
     On a CPU that is peak memory, on CUDA the memory the device must have, which is more.
     """

@@ -21,7 +21,7 @@ INCOMPARABLE = "perplexities and speeds cannot be compared"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrialOnFront:
     """One trial of a front; memory in the unit of the figure."""
 
     number: int
@@ -40,7 +40,7 @@ class Side:
     cap_bytes: int
     workload: str
     trials: int
-    front: tuple[Point, ...]
+    front: tuple[TrialOnFront, ...]
     pick: int | None
     pick_words: str
     """The configuration of the pick, or why there is none."""
@@ -64,7 +64,7 @@ class Side:
     """`speedup` over the ratio of devices: 1 where twice as many are twice as fast."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready dictionary, with the front as trial numbers."""
+        """Returns a JSON-ready dictionary, with the front as trial numbers."""
         return {**dataclasses.asdict(self), "front": [point.number for point in self.front]}
 
 
@@ -115,7 +115,7 @@ def compute(views: Sequence[StudyView]) -> Comparison:
 
 
 def _scaled(sides: Sequence[Side]) -> list[Side]:
-    """Return the sides with their speedup, where they have different numbers of devices."""
+    """Returns the sides with their speedup, where they have different numbers of devices."""
     picked = [side for side in sides if side.tokens_per_second]
     fewest = min(picked, key=lambda side: side.devices, default=None)
     if fewest is None or len({side.devices for side in picked}) == 1:
@@ -186,10 +186,10 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
     )
 
 
-def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> Point:
+def _point(view: StudyView, record: TrialRecord, unit: style.Unit) -> TrialOnFront:
     axis = make_axis(capped_axis(view.result.device.type), unit=unit)
     study = style.wrapped(view.result.study, width=40)
-    return Point(
+    return TrialOnFront(
         number=record.number,
         memory=axis.of(record) or 0.0,
         tokens_per_second=record.tokens_per_second or 0.0,
@@ -319,8 +319,8 @@ def draw(comparison: Comparison) -> go.Figure:
     return drawing
 
 
-def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> go.Scatter:
-    """Return a stepped line through the fastest trials by memory.
+def _line(front: Sequence[TrialOnFront], *, name: str, color: str, dash: str) -> go.Scatter:
+    """Returns a stepped line through the fastest trials by memory.
 
     Trials that are on the front for their perplexity lie below it.
     """
@@ -338,7 +338,7 @@ def _line(front: Sequence[Point], *, name: str, color: str, dash: str) -> go.Sca
     )
 
 
-def _star(points: Sequence[Point], *, name: str, color: str) -> go.Scatter:
+def _star(points: Sequence[TrialOnFront], *, name: str, color: str) -> go.Scatter:
     return go.Scatter(
         x=[point.memory for point in points],
         y=[point.tokens_per_second for point in points],

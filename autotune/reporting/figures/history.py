@@ -97,7 +97,7 @@ def _best(axis: Axis, trials: Sequence[TrialRecord]) -> Iterator[float | None]:
 
 
 def _reference(feasible: Sequence[TrialRecord], *, cap_bytes: int) -> Corner:
-    """Return the cap, and `BEYOND` times the worst speed and perplexity of feasible trials."""
+    """Returns the cap, and `BEYOND` times the worst speed and perplexity of feasible trials."""
     corners = [_corner(record) for record in with_neutral_perplexities(feasible)]
     return (
         float(cap_bytes),
@@ -117,7 +117,7 @@ def _corner(record: TrialRecord) -> Corner:
 
 
 def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[float, ...]:
-    """Return after each trial the share of the box up to `reference` that feasible trials dominate.
+    """Returns after each trial the share of the box up to `reference` that is dominated.
 
     Optuna computes it. Its public interface offers the numbers only in the figure it draws.
     """
@@ -200,6 +200,6 @@ def draw(figure: HistoryFigure) -> go.Figure:
 
 
 def _corners(values: Sequence[float | None]) -> list[int]:
-    """Return the indices where a stepped line changes, and its ends; the rest is invisible."""
+    """Returns the indices where a stepped line changes, and its ends; the rest is invisible."""
     ends = {0, len(values) - 1}
     return [i for i, value in enumerate(values) if i in ends or value != values[i - 1]]

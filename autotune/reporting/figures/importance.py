@@ -118,7 +118,7 @@ def _importance(view: StudyView, axis: Axis) -> Importance:
 
 
 def _tried(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, tuple[object, ...]]:
-    """Return the values of each technique of which at least two were tried."""
+    """Returns the values of each technique of which at least two were tried."""
     tried = {
         field: tuple(dict.fromkeys(getattr(record.config, field) for record, _ in losses))
         for field in FIELD_ORDER
@@ -127,7 +127,7 @@ def _tried(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, tuple[objec
 
 
 def _shares(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, float]:
-    """Return the importance of each technique of which at least two values were tried."""
+    """Returns the importance of each technique of which at least two values were tried."""
     tried = _tried(losses)
     columns = [(field, value) for field, values in tried.items() for value in values]
     if not columns:

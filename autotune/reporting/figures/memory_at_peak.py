@@ -78,7 +78,7 @@ def compute(view: StudyView, *, trials: Sequence[int] | None = None) -> MemoryFi
 
 
 def trial_of(view: StudyView, number: int) -> TrialRecord:
-    """Return the trial of that number. Raises InvalidInput if the study has none."""
+    """Returns the trial of that number. Raises InvalidInput if the study has none."""
     for record in view.result.trials:
         if record.number == number:
             return record

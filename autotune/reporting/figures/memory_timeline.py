@@ -122,7 +122,7 @@ def compute_of_trial(
 
 
 def trial_shown(view: StudyView, number: int | None) -> TrialRecord:
-    """Return trial `number`, or the pick if it is None. Raises InvalidInput if there is none."""
+    """Returns trial `number`, or the pick if it is None. Raises InvalidInput if there is none."""
     if number is not None:
         return trial_of(view, number)
     if view.pick is None:
@@ -203,7 +203,7 @@ def _shade(drawing: go.Figure, number: int, phase: tuple[str, int, int]) -> None
 
 
 def page(figure: TimelineFigure) -> str:
-    """Return an HTML page with the figure and the largest holders of memory at the peak."""
+    """Returns an HTML page with the figure and the largest holders of memory at the peak."""
     rows = "".join(f"<li>{html_text(line)}</li>" for line in figure.holders)
     return whole_page(
         figure.title,

@@ -79,7 +79,7 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
 
 
 def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRecord]:
-    """Return at most about `MOST_LINES` trials, evenly spaced, and always the front."""
+    """Returns at most about `MOST_LINES` trials, evenly spaced, and always the front."""
     every = math.ceil(len(shown) / MOST_LINES)
     on_front = set(front)
     return [
@@ -90,7 +90,7 @@ def _thinned(shown: Sequence[TrialRecord], front: Sequence[int]) -> list[TrialRe
 
 
 def nothing_to_show(view: StudyView, what: str) -> InvalidInput:
-    """Return the error for a figure if no trial of the study has the data that it shows."""
+    """Returns the error for a figure if no trial of the study has the data that it shows."""
     study, number = view.result.study, len(view.result.trials)
     tried = f"none of the {number} trials" if number > 1 else "no trial"
     return InvalidInput(

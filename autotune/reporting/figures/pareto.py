@@ -145,7 +145,7 @@ def _mark(
 
 
 def _front_line(marks: Sequence[Mark], x: Axis, y: Axis) -> tuple[tuple[float, float], ...]:
-    """Return the line from the best x to the worst, through the marks of the front that improve y.
+    """Returns the line from the best x to the worst, through the marks of the front that improve y.
 
     Marks that are on the front for the third objective lie off the line.
     """
@@ -199,7 +199,7 @@ def _cap_note(result: StudyResult) -> str:
 
 
 def colour_scale(marks: Sequence[Mark], *, title: str) -> dict[str, object]:
-    """Return the colour scale of the third objective, hidden if no mark has a colour.
+    """Returns the colour scale of the third objective, hidden if no mark has a colour.
 
     It spans at least 2 %, so that noise does not look like a difference.
     """

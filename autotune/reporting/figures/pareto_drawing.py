@@ -86,7 +86,7 @@ def _points(
     color: str | None = None,
     opacity: float = 1.0,
 ) -> go.Scatter | go.Scattergl:
-    """Return marks in the colour of the third objective, or in `color`."""
+    """Returns marks in the colour of the third objective, or in `color`."""
     colouring: dict[str, object] = {"color": color}
     if color is None:
         colours = _short(mark.colour or 0.0 for mark in marks)
@@ -127,7 +127,7 @@ def _short(values: Iterable[float]) -> list[float]:
 def _marked(
     marks: Sequence[Mark], *, name: str, symbol: str, size: int, is_coloured: bool = False
 ) -> go.Scatter:
-    """Return a symbol around some marks; its hover text is that of the mark itself."""
+    """Returns a symbol around some marks; its hover text is that of the mark itself."""
     fill: dict[str, object] = {"color": style.VERMILLION}
     if is_coloured:
         fill = {"color": [mark.colour for mark in marks], "coloraxis": "coloraxis"}
@@ -147,7 +147,7 @@ def _marked(
 
 
 def _labels(marks: Sequence[Mark], *, pick: int | None) -> go.Scatter:
-    """Return the numbers of marks. Invisible marks of the same size keep them at a distance."""
+    """Returns the numbers of marks. Invisible marks of the same size keep them at a distance."""
     return go.Scatter(
         x=[mark.x for mark in marks],
         y=[mark.y for mark in marks],
@@ -169,7 +169,7 @@ def _labels(marks: Sequence[Mark], *, pick: int | None) -> go.Scatter:
 
 
 def _ticks(not_timed: Sequence[tuple[float, str]]) -> go.Scatter:
-    """Return trials without a speed, as ticks on the memory axis."""
+    """Returns trials without a speed, as ticks on the memory axis."""
     return go.Scatter(
         x=[memory for memory, _ in not_timed],
         y=[0.0 for _ in not_timed],

@@ -71,7 +71,7 @@ def _points(marks: Sequence[Mark], *, name: str, marker: dict[str, object]) -> g
 
 
 def _wall(figure: ParetoFigure, marks: Sequence[Mark]) -> go.Mesh3d:
-    """Return the cap as a plane."""
+    """Returns the cap as a plane."""
     low, high = min(m.y for m in marks), max(m.y for m in marks)
     bottom, top = min(m.colour or 0.0 for m in marks), max(m.colour or 0.0 for m in marks)
     return go.Mesh3d(

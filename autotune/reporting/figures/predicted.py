@@ -20,7 +20,7 @@ from autotune.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class PredictedTrial:
     """Prediction and measurement of one trial, in the unit of the figure."""
 
     number: int
@@ -47,7 +47,7 @@ class PredictedFigure:
     quantity: str
     """peak or speed."""
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[PredictedTrial, ...]
     note: str
 
 
@@ -70,7 +70,7 @@ def compute(view: StudyView) -> PredictedFigure:
 
 def _point(
     record: TrialRecord, prediction: Prediction, unit: style.Unit, *, is_short: bool
-) -> Point:
+) -> PredictedTrial:
     measured = record.peak_memory_bytes or 0
     error = 100 * (measured / prediction.peak_memory_bytes - 1)
     hover = f"#{record.number}: measured {error:+.2f} % against predicted"
@@ -82,7 +82,7 @@ def _point(
             f"expected from {format_size(prediction.lower_bound_bytes)} "
             f"to {format_size(prediction.upper_bound_bytes)}"
         )
-    return Point(
+    return PredictedTrial(
         number=record.number,
         group=group_of(record),
         predicted=unit.of(prediction.peak_memory_bytes),
@@ -94,14 +94,14 @@ def _point(
 
 
 def group_of(record: TrialRecord) -> str:
-    """Return the group of a trial, such as `compiled 16-bit`."""
+    """Returns the group of a trial, such as `compiled 16-bit`."""
     mode = "eager" if record.config.compile == "none" else "compiled"
     width = "fp32" if record.config.precision in ("fp32", "tf32") else "16-bit"
     return f"{mode} {width}"
 
 
-def note_of(points: Sequence[Point], quantity: str) -> str:
-    """Return how far measurements are from predictions, in a sentence."""
+def note_of(points: Sequence[PredictedTrial], quantity: str) -> str:
+    """Returns how far measurements are from predictions, in a sentence."""
     ratios = [point.ratio for point in points]
     outside = sum(not point.is_inside for point in points)
     trials = "1 trial" if len(points) == 1 else f"{len(points)} trials"
@@ -153,20 +153,20 @@ def draw(figure: PredictedFigure) -> go.Figure:
     return drawing
 
 
-Height = Callable[[Point, float], float]
+Height = Callable[[PredictedTrial, float], float]
 """Maps a point and one of its sizes to the height on the y axis."""
 
 
-def _size(_: Point, size: float) -> float:
+def _size(_: PredictedTrial, size: float) -> float:
     return size
 
 
-def _percent_off(point: Point, size: float) -> float:
+def _percent_off(point: PredictedTrial, size: float) -> float:
     return 100 * (size / point.predicted - 1)
 
 
 def _band(
-    points: Sequence[Point], height: Height, *, name: str, color: str
+    points: Sequence[PredictedTrial], height: Height, *, name: str, color: str
 ) -> Iterator[go.Scatter]:
     """Yield the two edges of the bounds, with the area between them filled."""
     points = points[:: math.ceil(len(points) / MANY)]
@@ -191,7 +191,12 @@ def _band(
 
 
 def _marks(
-    points: Sequence[Point], height: Height, *, name: str, marker: dict[str, object], legend: bool
+    points: Sequence[PredictedTrial],
+    height: Height,
+    *,
+    name: str,
+    marker: dict[str, object],
+    legend: bool,
 ) -> go.Scatter:
     scatter = go.Scattergl if len(points) > MANY else go.Scatter
     return scatter(

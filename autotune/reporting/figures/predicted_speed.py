@@ -6,7 +6,13 @@ from autotune.analysis.expected_step import with_speed
 from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
-from autotune.reporting.figures.predicted import Point, PredictedFigure, draw, group_of, note_of
+from autotune.reporting.figures.predicted import (
+    PredictedFigure,
+    PredictedTrial,
+    draw,
+    group_of,
+    note_of,
+)
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_text import speed_text, trial_label
 from autotune.spec.prediction import Prediction
@@ -31,11 +37,11 @@ def compute(view: StudyView) -> PredictedFigure:
     )
 
 
-def _point(record: TrialRecord, prediction: Prediction) -> Point:
+def _point(record: TrialRecord, prediction: Prediction) -> PredictedTrial:
     predicted = prediction.predicted_tokens_per_second or 0.0
     lower, upper = prediction.predicted_tokens_per_second_bounds or (0.0, 0.0)
     measured = record.tokens_per_second or 0.0
-    return Point(
+    return PredictedTrial(
         number=record.number,
         group=group_of(record),
         predicted=predicted,

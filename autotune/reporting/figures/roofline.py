@@ -23,7 +23,7 @@ from autotune.units import format_percent, format_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrialOnRoofline:
     """One trial."""
 
     number: int
@@ -39,7 +39,7 @@ class Point:
 class RooflineFigure:
     """All data of the figure, ready to draw."""
 
-    points: tuple[Point, ...]
+    points: tuple[TrialOnRoofline, ...]
     roofs: Mapping[MatrixFormat, float]
     """FLOPs per second of each number format of the points, of all devices of a trial."""
     bandwidth: float
@@ -48,7 +48,7 @@ class RooflineFigure:
 
 
 def trials_shown(view: StudyView) -> list[TrialRecord]:
-    """Return the trials to be drawn even if they must be predicted: pick, front and baseline."""
+    """Returns the trials to be drawn even if they must be predicted: pick, front and baseline."""
     result = view.result
     numbers = dict.fromkeys(result.front)
     if result.pick is not None:
@@ -94,7 +94,7 @@ def compute(view: StudyView, predictions: Mapping[str, Prediction] | None = None
     )
 
 
-def _point(view: StudyView, record: TrialRecord, found: Roofline) -> Point:
+def _point(view: StudyView, record: TrialRecord, found: Roofline) -> TrialOnRoofline:
     result = view.result
     recomputed = (record.recomputed_flops_per_token or 0.0) * (record.places_per_second or 0.0)
     is_pick = result.pick is not None and result.pick.number == record.number
@@ -106,7 +106,7 @@ def _point(view: StudyView, record: TrialRecord, found: Roofline) -> Point:
         f"{found.flops_per_byte:.3g} FLOPs per byte accessed",
         f"{limit} % of the roofline there",
     ]
-    return Point(
+    return TrialOnRoofline(
         number=record.number,
         is_pick=is_pick,
         is_front=record.number in result.front,
@@ -116,7 +116,7 @@ def _point(view: StudyView, record: TrialRecord, found: Roofline) -> Point:
     )
 
 
-def _note(pick: TrialRecord | None, points: Sequence[Point], without: int) -> str:
+def _note(pick: TrialRecord | None, points: Sequence[TrialOnRoofline], without: int) -> str:
     sentences = [
         "Bars reach down to the FLOPs of the model: the rest is recomputed. The roofs are what "
         "matrix products and copies reach on this device, measured when the study began. Bytes are "

@@ -28,7 +28,7 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Headline:
     """The top of the page: the pick, or why there is none."""
 
     found: bool
@@ -39,14 +39,14 @@ class Answer:
     tiles: tuple[Tile, ...] = ()
 
 
-def answer_of(view: StudyView) -> Answer:
-    """Return the answer of a study."""
+def answer_of(view: StudyView) -> Headline:
+    """Returns the answer of a study."""
     if view.pick is not None:
         return _picked(view, view.pick)
     return _nothing(view.result)
 
 
-def _picked(view: StudyView, pick: TrialRecord) -> Answer:
+def _picked(view: StudyView, pick: TrialRecord) -> Headline:
     assert view.result.pick is not None
     comparison = savings(pick, view.baseline)
     if view.baseline is not None and view.baseline.number == pick.number:
@@ -61,7 +61,7 @@ def _picked(view: StudyView, pick: TrialRecord) -> Answer:
         sentence = f"{doubt[0].upper()}{doubt[1:]}. {sentence}"
     # Comparison and doubt have a sentence of their own.
     reason = replace(view.result.pick, comparison="", doubt="").reason
-    return Answer(
+    return Headline(
         found=True,
         headline=headline,
         sentence=sentence,
@@ -151,7 +151,7 @@ def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
 
 
 def _perplexity_source(pick: TrialRecord) -> str:
-    """Return where the perplexity comes from, or an empty text if the trial measured it."""
+    """Returns where the perplexity comes from, or an empty text if the trial measured it."""
     source = pick.perplexity_source
     if source is None or source.is_plain:
         return ""
@@ -168,11 +168,11 @@ def _percent(value: float, before: float) -> str:
     return "the same" if percent == "0" else f"{percent} %"
 
 
-def _nothing(result: StudyResult) -> Answer:
+def _nothing(result: StudyResult) -> Headline:
     if not any(record.is_finished for record in result.trials):
-        return Answer(found=False, headline=no_pick_reason(result), sentence="", reason="")
+        return Headline(found=False, headline=no_pick_reason(result), sentence="", reason="")
     advice = advice_without_pick(result)
-    return Answer(
+    return Headline(
         found=False,
         headline=no_pick_reason(result),
         sentence=advice[0] if advice else "",

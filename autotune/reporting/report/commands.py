@@ -37,7 +37,7 @@ _END = "END_OF_FILE"
 
 
 def rerun_template(definition: StudyDefinition) -> str:
-    """Return the command that runs one configuration, after the baseline that every search runs.
+    """Returns the command that runs one configuration, after the baseline that every search runs.
 
     It contains the placeholders `NUMBER` and `CONFIGURATION`.
     """
@@ -66,13 +66,13 @@ def rerun_template(definition: StudyDefinition) -> str:
 
 
 def rerun_command(definition: StudyDefinition, *, number: int, config: TrainingConfig) -> str:
-    """Return the command that runs one trial again."""
+    """Returns the command that runs one trial again."""
     template = rerun_template(definition)
     return template.replace(NUMBER, str(number)).replace(CONFIGURATION, configuration_lines(config))
 
 
 def template_parts(template: str) -> list[str]:
-    """Return the template's texts and, between each two of them, the name of a placeholder.
+    """Returns the template's texts and, between each two of them, the name of a placeholder.
 
     A page receives this form: in its texts every control character becomes an escape.
     """
@@ -80,12 +80,12 @@ def template_parts(template: str) -> list[str]:
 
 
 def configuration_lines(config: TrainingConfig) -> str:
-    """Return every technique as a line of TOML."""
+    """Returns every technique as a line of TOML."""
     return "\n".join(f"{field} = {_literal(getattr(config, field))}" for field in FIELD_ORDER)
 
 
 def search_command(definition: StudyDefinition, *, trials: int) -> str:
-    """Return the command that repeats the study, with `trials` trials, under a new name."""
+    """Returns the command that repeats the study, with `trials` trials, under a new name."""
     name = f"{_stem(definition.name)}-again"
     settings, files, options = _model(definition.workload, stem=name)
     space = definition.space
@@ -119,7 +119,7 @@ def reading_command(
     preferences: Preferences = DEFAULT_PREFERENCES,
     suffix: str = "",
 ) -> str:
-    """Return a command that reads the study, such as `autotune report tour --prefer smallest`.
+    """Returns a command that reads the study, such as `autotune report tour --prefer smallest`.
 
     `storage` is the URL of a database, or of the server that has the study. `suffix` is appended
     unquoted.
@@ -134,7 +134,7 @@ def reading_command(
 
 
 def preference_arguments(preferences: Preferences) -> list[str]:
-    """Return the arguments that set the preferences, without those that are defaults."""
+    """Returns the arguments that set the preferences, without those that are defaults."""
     arguments = []
     for name, option in options_of(Preferences).items():
         arguments += option.arguments(getattr(preferences, name))
@@ -142,7 +142,7 @@ def preference_arguments(preferences: Preferences) -> list[str]:
 
 
 def export_template(study: str, *, storage: str) -> str:
-    """Return the command that exports a trial, with the placeholders `NUMBER` and `TARGET`."""
+    """Returns the command that exports a trial, with the placeholders `NUMBER` and `TARGET`."""
     return reading_command(
         "export", study, storage=storage, suffix=f" --trial {NUMBER} --to {TARGET}"
     )
@@ -152,7 +152,7 @@ def export_template(study: str, *, storage: str) -> str:
 
 
 def _shell(files: list[tuple[str, str]], command: str) -> str:
-    """Return the command after the files it reads; the shell interprets nothing in a file."""
+    """Returns the command after the files it reads; the shell interprets nothing in a file."""
     written = [f"cat > {name} <<'{_END}'\n{text.rstrip()}\n{_END}\n" for name, text in files]
     return "".join(written) + command.rstrip()
 
@@ -164,7 +164,7 @@ def _device(definition: StudyDefinition) -> list[str]:
 def _model(
     workload: Workload, *, stem: str
 ) -> tuple[dict[str, Any], list[tuple[str, str]], list[str]]:
-    """Return how to name a model that is not built in.
+    """Returns how to name a model that is not built in.
 
     The result is (settings of a search-space file, files to write as (name, text), options).
     """
@@ -181,7 +181,7 @@ def _model(
 
 
 def _script_arguments(workload: Workload) -> list[str]:
-    """Return what stands at the end of the command line for the script's arguments."""
+    """Returns what stands at the end of the command line for the script's arguments."""
     return ["--", *workload.script_arguments] if workload.script_arguments else []
 
 
@@ -190,7 +190,7 @@ def _is_shipped(space: SearchSpace) -> bool:
 
 
 def _workload_options(definition: StudyDefinition) -> list[str]:
-    """Return an option for every setting that differs from the defaults and the search space."""
+    """Returns an option for every setting that differs from the defaults and the search space."""
     workload = definition.workload
     expected = _expected(definition)
     arguments: list[str] = []
@@ -204,7 +204,7 @@ def _workload_options(definition: StudyDefinition) -> list[str]:
 
 
 def _expected(definition: StudyDefinition) -> dict[str, Any]:
-    """Return the workload that results if the command line sets nothing but the model."""
+    """Returns the workload that results if the command line sets nothing but the model."""
     defaults = {field.name: field.default for field in fields(Workload)}
     by_device: Mapping[str, Any] = DEFAULTS_BY_DEVICE[definition.device.type]
     by_space = definition.space.workload
@@ -221,14 +221,14 @@ def _expected(definition: StudyDefinition) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as TOML. For techniques that is JSON, except that 1.0 is written as 1."""
+    """Returns a value as TOML. For techniques that is JSON, except that 1.0 is written as 1."""
     if isinstance(value, float):
         return repr(value).removesuffix(".0")
     return json.dumps(value)
 
 
 def _stem(study: str) -> str:
-    """Return the study's name if it can be a file name; a database may hold other names."""
+    """Returns the study's name if it can be a file name; a database may hold other names."""
     try:
         check_study_name(study)
     except InvalidInput:

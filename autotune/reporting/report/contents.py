@@ -8,7 +8,7 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
 from autotune.reporting.outcomes import outcome_counts, outcome_label
 from autotune.reporting.report import commands
-from autotune.reporting.report.answer import Answer, answer_of
+from autotune.reporting.report.answer import Headline, answer_of
 from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
 from autotune.reporting.report.trials import trial_table
@@ -58,7 +58,7 @@ class Report:
     study: str
     about: str
     """Workload and device in one line."""
-    answer: Answer
+    answer: Headline
     outcomes: str
     front: tuple[FrontRow, ...]
     before_training: BeforeTraining | None
@@ -120,7 +120,7 @@ def compute(
 
 
 def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
-    """Return the front, sorted by memory, and the baseline if it is not on the front."""
+    """Returns the front, sorted by memory, and the baseline if it is not on the front."""
     by_number = {record.number: record for record in view.result.trials}
     records = [by_number[number] for number in view.result.front]
     if view.baseline is not None and view.baseline not in records:

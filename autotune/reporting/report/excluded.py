@@ -37,13 +37,13 @@ class Group:
 
 
 def excluded(view: StudyView) -> tuple[Group, ...]:
-    """Return the groups of excluded configurations that are not empty."""
+    """Returns the groups of excluded configurations that are not empty."""
     groups = [*_never_suggested(view.definition), *_not_run(view), *_failed(view.result.trials)]
     return tuple(group for group in groups if group.count)
 
 
 def combinations(definition: StudyDefinition) -> tuple[int, int | None]:
-    """Return the number of combinations of the space's values, and how many of them are legal.
+    """Returns the number of combinations of the space's values, and how many of them are legal.
 
     The second is None if there are too many to count.
     """
@@ -213,7 +213,7 @@ def _with_outcome(
 
 
 def _group(title: str, lines: Sequence[str], *, why: str, count: int | None = None) -> Group:
-    """Return a group; `count` is the number of all configurations if `lines` has only the first."""
+    """Returns a group; `count` is that of all configurations if `lines` has only the first."""
     return Group(
         title=title,
         count=len(lines) if count is None else count,

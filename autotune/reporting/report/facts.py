@@ -15,7 +15,7 @@ Facts = tuple[tuple[str, str], ...]
 
 
 def workload_facts(workload: Workload) -> Facts:
-    """Return the facts about the model or script, the data and the training."""
+    """Returns the facts about the model or script, the data and the training."""
     if workload.script is not None:
         return tuple(_script_facts(workload))
     return tuple(_model_facts(workload))
@@ -98,7 +98,7 @@ def _held_out(workload: Workload) -> str:
 
 
 def study_facts(view: StudyView, preferences: Preferences) -> Facts:
-    """Return the facts about the device, the search and how the pick was made."""
+    """Returns the facts about the device, the search and how the pick was made."""
     return tuple(_study_facts(view, preferences))
 
 

@@ -62,7 +62,7 @@ class ReportFigure:
 
 
 def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
-    """Return the figures of front, ablation, memory and roofline, without those that lack data."""
+    """Returns the figures of front, ablation, memory and roofline, without those that lack data."""
     makers = (_pareto, _ablation, _memory, _roofline, _predicted_speed)
     found = (_or_none(make, view) for make in makers)
     return tuple(figure for figure in found if figure is not None)

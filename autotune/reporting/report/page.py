@@ -30,7 +30,7 @@ _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
 def page(report: Report) -> str:
-    """Return the HTML of the page."""
+    """Returns the HTML of the page."""
     scripts = {
         "plotly": get_plotlyjs(),
         "paper": PAPER_SCRIPT,
@@ -72,7 +72,7 @@ def page(report: Report) -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON for a script element: nothing in it can end the element or begin a comment.
+    """Returns JSON for a script element: nothing in it can end the element or begin a comment.
 
     Control characters in its texts are shown as escapes: the scripts show the texts as they are.
     """
@@ -86,7 +86,7 @@ def _resource(name: str) -> str:
 
 
 def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str, str]]:
-    """Return (id, title) of the sections of the page, in order."""
+    """Returns (id, title) of the sections of the page, in order."""
     sections = [("answer", "Answer"), ("front", "Front")]
     sections += [(figure.id, figure.short_title) for figure in others]
     sections.append(("trials", "All trials"))
@@ -99,7 +99,7 @@ def _sections(report: Report, others: Sequence[ReportFigure]) -> list[tuple[str,
 
 
 def _policy(scripts: Sequence[str], figures: Sequence[ReportFigure]) -> str:
-    """Return the content security policy of the page.
+    """Returns the content security policy of the page.
 
     It allows `eval` only if a figure is drawn with WebGL, which compiles code at run time.
     """

@@ -68,7 +68,7 @@ _DIGITS = 7
 
 
 def trial_table(view: StudyView) -> dict[str, Any]:
-    """Return the trials as JSON-ready columns.
+    """Returns the trials as JSON-ready columns.
 
     A column is a list with a value for each trial, or an object with the distinct `values` and, in
     `of`, the index of each trial's value.
@@ -116,7 +116,7 @@ def _indexed(column: Sequence[Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """Return the sentence for where a result comes from, and any other value as it is."""
+    """Returns the sentence for where a result comes from, and any other value as it is."""
     return str(value) if isinstance(value, PerplexitySource | TrialReference) else value
 
 
@@ -128,7 +128,7 @@ def _short(value: Any) -> Any:
 
 
 def columns_of(table: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of the table, without those that no trial of the study has."""
+    """Returns the columns of the table, without those that no trial of the study has."""
     missing: set[str] = set()
     if not table["is_cuda"]:
         missing.add("device_bytes")

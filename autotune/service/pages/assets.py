@@ -28,7 +28,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def _plotly_file() -> Path:
-    """Return the file of plotly.js. The package itself is not imported, which would take 0.2 s."""
+    """Returns the file of plotly.js. The package itself is not imported, which would take 0.2 s."""
     found = importlib.util.find_spec("plotly")
     assert found is not None
     assert found.origin is not None
@@ -36,7 +36,7 @@ def _plotly_file() -> Path:
 
 
 def _files() -> dict[str, Path]:
-    """Return the files that are served, by name; no other can be asked for."""
+    """Returns the files that are served, by name; no other can be asked for."""
     own = {file.name: file for file in sorted(_FOLDER.iterdir()) if file.suffix in _MEDIA_TYPES}
     return {**own, PLOTLY: _plotly_file()}
 
@@ -55,13 +55,13 @@ VERSION = _version()
 
 
 def address(name: str) -> str:
-    """Return the path of a static file, such as /static/1f2e3d4c5b6a/page.css."""
+    """Returns the path of a static file, such as /static/1f2e3d4c5b6a/page.css."""
     return f"/static/{VERSION}/{name}"
 
 
 @router.get("/static/{version}/{name}")
 def static_file(request: Request, version: str, name: str) -> Response:
-    """Return a file. One of an older version is not there: its page has to be loaded again."""
+    """Returns a file. One of an older version is not there: its page has to be loaded again."""
     if name not in FILES or version != VERSION:
         raise HTTPException(404)
     media_type = _MEDIA_TYPES[FILES[name].suffix]
@@ -73,5 +73,5 @@ def static_file(request: Request, version: str, name: str) -> Response:
 
 @functools.cache
 def _compressed_plotly() -> bytes:
-    """Return plotly.js in 1.4 MB instead of 5, for a team whose server is not next to them."""
+    """Returns plotly.js in 1.4 MB instead of 5, for a team whose server is not next to them."""
     return gzip.compress(FILES[PLOTLY].read_bytes(), compresslevel=6)

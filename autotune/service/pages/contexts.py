@@ -13,7 +13,7 @@ from autotune.analysis.reasons import left_in_16_bits
 from autotune.exporters import TARGETS
 from autotune.reporting.figures import FIGURES
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
-from autotune.reporting.report.answer import Answer, answer_of
+from autotune.reporting.report.answer import Headline, answer_of
 from autotune.reporting.report.contents import FrontRow, front_rows
 from autotune.reporting.report.excluded import Group, excluded
 from autotune.reporting.report.facts import Facts, study_facts, workload_facts
@@ -47,7 +47,7 @@ ACTIVE = ("queued", "running")
 
 
 def sentence(text: str) -> str:
-    """Return the text of an error with a capital letter and a full stop."""
+    """Returns the text of an error with a capital letter and a full stop."""
     if not text:
         return ""
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DeviceActivity:
     """What a search does on one of its devices."""
 
     name: str
@@ -94,7 +94,7 @@ class SearchRow:
     best: str
     seconds_left: float | None
     time_left: str
-    places: tuple[Place, ...]
+    places: tuple[DeviceActivity, ...]
     is_stopping: bool
     reason: str
     hint: str
@@ -103,7 +103,7 @@ class SearchRow:
 
 
 def search_row(search: Mapping[str, Any]) -> SearchRow:
-    """Return the texts of a search, which is an object of the HTTP interface."""
+    """Returns the texts of a search, which is an object of the HTTP interface."""
     progress = search.get("progress") or {}
     seconds_left = progress.get("seconds_left")
     is_stopping = bool(search.get("is_stopping"))
@@ -135,9 +135,9 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
     )
 
 
-def _places(places: Iterable[Mapping[str, Any]]) -> Iterable[Place]:
+def _places(places: Iterable[Mapping[str, Any]]) -> Iterable[DeviceActivity]:
     for place in places:
-        yield Place(
+        yield DeviceActivity(
             name=place.get("name") or "",
             trial=place.get("trial"),
             label=place.get("label") or "",
@@ -146,7 +146,7 @@ def _places(places: Iterable[Mapping[str, Any]]) -> Iterable[Place]:
 
 
 def _request_text(request: Mapping[str, Any]) -> str:
-    """Return the main settings of a submission in one line: `48MiB, space quick, 8 trials`."""
+    """Returns the main settings of a submission in one line: `48MiB, space quick, 8 trials`."""
     parts = []
     cap = request.get("max_mem")
     if cap is not None:
@@ -168,7 +168,7 @@ def _trials_text(trials: int | None, wanted: int | None) -> str:
 
 
 def moment_text(moment: str | None) -> str:
-    """Return `2026-03-04 05:06` of a moment in ISO 8601, in UTC; empty for none."""
+    """Returns `2026-03-04 05:06` of a moment in ISO 8601, in UTC; empty for none."""
     return "" if not moment else moment[:16].replace("T", " ")
 
 
@@ -184,7 +184,7 @@ class RunningSearch:
 
 
 def running_search(search: Mapping[str, Any], result: StudyResult | None) -> RunningSearch:
-    """Return a running search; `result` is that of its study, None before it has begun."""
+    """Returns a running search; `result` is that of its study, None before it has begun."""
     if result is None:
         return RunningSearch(row=search_row(search), picture=None, cap="", answer="")
     return RunningSearch(
@@ -223,7 +223,7 @@ class DeviceRow:
 
 
 def device_row(device: Mapping[str, Any]) -> DeviceRow:
-    """Return the texts of a device, which is an object of the HTTP interface."""
+    """Returns the texts of a device, which is an object of the HTTP interface."""
     memory, used = device.get("memory_bytes"), device.get("used_bytes")
     busy = device.get("utilization_percent")
     share = None if not memory or used is None else min(1.0, used / memory)
@@ -291,7 +291,7 @@ def study_list(
     sort: str = DEFAULT_SORT,
     page: int = 1,
 ) -> StudyList:
-    """Return the studies whose name has the words of `query`; `states` are of their searches."""
+    """Returns the studies whose name has the words of `query`; `states` are of their searches."""
     field = sort.removeprefix("-")
     if field not in STUDY_COLUMNS:
         sort, field = DEFAULT_SORT, "created"
@@ -398,7 +398,7 @@ class StudyPage:
 
     name: str
     about: str
-    answer: Answer
+    answer: Headline
     outcomes: str
     front: tuple[FrontRow, ...]
     before_training: BeforeTraining | None
@@ -419,7 +419,7 @@ class StudyPage:
 
 
 def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
-    """Return the page of a study, whose `view` was made with these preferences."""
+    """Returns the page of a study, whose `view` was made with these preferences."""
     result = view.result
     return StudyPage(
         name=result.study,
@@ -444,7 +444,7 @@ def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
 
 
 def preference_pairs(preferences: Preferences) -> tuple[tuple[str, str], ...]:
-    """Return the parameters of an address that say these preferences, none for the defaults."""
+    """Returns the parameters of an address that say these preferences, none for the defaults."""
     default = Preferences()
     pairs: list[tuple[str, str]] = []
     if preferences.prefer != default.prefer:
@@ -456,7 +456,7 @@ def preference_pairs(preferences: Preferences) -> tuple[tuple[str, str], ...]:
 
 
 def left_out(view: StudyView) -> tuple[Group, ...]:
-    """Return the configurations that are excluded from the front, and why."""
+    """Returns the configurations that are excluded from the front, and why."""
     return excluded(view)
 
 
@@ -485,7 +485,7 @@ class TrialPage:
 
 
 def trial_page(result: StudyResult, number: int) -> TrialPage:
-    """Return the page of a trial. Raises InvalidInput if the study has none of that number."""
+    """Returns the page of a trial. Raises InvalidInput if the study has none of that number."""
     record = result.trial(number)
     marks = []
     if result.pick is not None and result.pick.number == number:
@@ -611,7 +611,7 @@ class ComparePage:
 
 
 def compare_page(views: Sequence[StudyView]) -> ComparePage:
-    """Return the picks of several studies. Raises InvalidInput for fewer than two."""
+    """Returns the picks of several studies. Raises InvalidInput for fewer than two."""
     # It imports plotly, half a second that the start of the server does without.
     from autotune.reporting.figures import comparison  # noqa: PLC0415
 

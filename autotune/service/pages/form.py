@@ -142,7 +142,7 @@ def filled(given: Mapping[str, str]) -> Filled:
 
 
 def with_error(given: Mapping[str, str], error: InvalidInput) -> Form:
-    """Return the form with an error of the whole next to the field that its sentence names first.
+    """Returns the form with an error of the whole next to the field that its sentence names first.
 
     Without such a field, the form has no error of a field, and the page shows the sentence.
     """
@@ -205,13 +205,13 @@ def _field(keyword: str, option: Option, value: str, error: InvalidInput | None)
 
 
 def _label(keyword: str, option: Option) -> str:
-    """Return the name of a field; that of a switch says what it does when it is on."""
+    """Returns the name of a field; that of a switch says what it does when it is on."""
     name = option.parameter if option.turns_off else keyword
     return _LABELS.get(keyword) or name.replace("_", " ").capitalize()
 
 
 def _without_flags(text: str) -> str:
-    """Return help with the names of fields in place of those on the command line."""
+    """Returns help with the names of fields in place of those on the command line."""
     for keyword, option in FIELDS.items():
         text = re.sub(rf"{option.flag}(?![\w-])", f"“{_label(keyword, option)}”", text)
     return text
@@ -228,7 +228,7 @@ def _control(keyword: str, option: Option) -> str:
 
 
 def _help_and_default(option: Option) -> tuple[str, str]:
-    """Return the help without the default that it ends in, and that default."""
+    """Returns the help without the default that it ends in, and that default."""
     text, _, rest = option.help.partition(" [default: ")
     default = rest.removesuffix("]")
     if not default and option.default is not None and not option.is_switch:
@@ -237,7 +237,7 @@ def _help_and_default(option: Option) -> tuple[str, str]:
 
 
 def _placeholder(keyword: str, default: str) -> str:
-    """Return an example, or what an empty field means where that is short."""
+    """Returns an example, or what an empty field means where that is short."""
     if keyword in _EXAMPLES:
         return f"for example {_EXAMPLES[keyword]}"
     return default if len(default) <= 20 and "--" not in default else ""

@@ -31,7 +31,7 @@ class PlanText:
 
 
 def plan_text(plan: Mapping[str, Any] | AutotuneError) -> PlanText:
-    """Return the texts of the plan of the HTTP interface, or of why there is none."""
+    """Returns the texts of the plan of the HTTP interface, or of why there is none."""
     if isinstance(plan, AutotuneError):
         return PlanText(error=sentence(plan.message), hint=sentence(plan.hint))
     baseline, bar = _baseline(plan)

@@ -30,7 +30,7 @@ from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
 from autotune.service.pages.plan import plan_text
 from autotune.service.pages.rendering import render
-from autotune.service.pages.trial_list import TrialQuery, trial_list
+from autotune.service.pages.trial_list import ListedTrials, trial_list
 from autotune.service.problems import Problem
 from autotune.service.routes.devices import devices as devices_of
 from autotune.service.routes.searches import log_of_search
@@ -196,7 +196,7 @@ async def plan_part(request: Request, service: Service) -> Response:
 
 
 def _key_of(of_form: str, body: Mapping[str, Any]) -> str | None:
-    """Return the key of a submission: a form that is sent twice is one search.
+    """Returns the key of a submission: a form that is sent twice is one search.
 
     One that was gone back to and changed is another search.
     """
@@ -357,7 +357,7 @@ def files_part(
 def _trials(
     request: Request, service: ServiceState, name: str, preferences: Preferences
 ) -> dict[str, Any]:
-    query = TrialQuery.of(request.query_params.multi_items())
+    query = ListedTrials.of(request.query_params.multi_items())
     pairs = contexts.preference_pairs(preferences)
     trials = service.reader.part_in_thread(
         name,
@@ -374,7 +374,7 @@ def _trials(
 
 
 def _files(service: ServiceState, name: str, number: int, target: str) -> dict[str, Any]:
-    """Return the files of a trial for a trainer, or the sentence that says why there are none."""
+    """Returns the files of a trial for a trainer, or the sentence that says why there are none."""
     if target not in TARGETS:
         raise HTTPException(404)
     result = _view(service, name, Preferences()).result
@@ -424,7 +424,7 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
 
 
 def _log(service: ServiceState, name: str, number: int) -> str | None:
-    """Return the end of the log of a trial; None where there is none on this machine."""
+    """Returns the end of the log of a trial; None where there is none on this machine."""
     try:
         return end_of_log(service.work_folder, name, number, most_bytes=_LOG_BYTES)
     except Problem:
@@ -487,7 +487,7 @@ def _result_if_begun(service: ServiceState, study: str) -> StudyResult | None:
 
 
 def _preferences(request: Request) -> Preferences:
-    """Return the preferences of the address. Raises InvalidInput."""
+    """Returns the preferences of the address. Raises InvalidInput."""
     given: dict[str, Any] = {}
     parameters = request.query_params
     if parameters.get("prefer"):
@@ -504,7 +504,7 @@ def _preferences(request: Request) -> Preferences:
 
 
 def _with_share(request: Request) -> str:
-    """Return the address with the percent of the form as the share that programs use."""
+    """Returns the address with the percent of the form as the share that programs use."""
     pairs = [
         (name, value)
         for name, value in request.query_params.multi_items()

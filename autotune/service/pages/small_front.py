@@ -15,17 +15,17 @@ _MARGIN = 8
 MOST_DOTS = 150
 """Of the trials that are not on the front; more could not be told apart."""
 
-Point = tuple[float, float]
+Dot = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallFront:
     """Positions in a box of `WIDTH` times `HEIGHT`, with y downwards as in SVG."""
 
-    dots: tuple[Point, ...]
+    dots: tuple[Dot, ...]
     """Trials that are not on the front."""
-    front: tuple[Point, ...]
-    pick: Point | None
+    front: tuple[Dot, ...]
+    pick: Dot | None
     line: str
     """The stepped line through the front as an SVG path; empty without a front."""
     cap: float | None
@@ -35,7 +35,7 @@ class SmallFront:
 
 
 def small_front(result: StudyResult) -> SmallFront:
-    """Return the picture of a study; without any measured trial it has no marks."""
+    """Returns the picture of a study; without any measured trial it has no marks."""
     measured = [record for record in result.trials if _memory(record) and record.tokens_per_second]
     on_front = [record for record in measured if record.number in set(result.front)]
     others = [record for record in measured if record not in on_front]
@@ -50,7 +50,7 @@ def small_front(result: StudyResult) -> SmallFront:
     def x_of(size_bytes: float) -> float:
         return round(_MARGIN + (WIDTH - 2 * _MARGIN) * size_bytes / most_bytes, 1)
 
-    def position(record: TrialRecord) -> Point:
+    def position(record: TrialRecord) -> Dot:
         speed_share = (record.tokens_per_second or 0.0) / most_speed
         y = HEIGHT - _MARGIN - (HEIGHT - 2 * _MARGIN) * speed_share
         return x_of(_memory(record)), round(y, 1)
@@ -68,12 +68,12 @@ def small_front(result: StudyResult) -> SmallFront:
 
 
 def _memory(record: TrialRecord) -> int:
-    """Return the bytes that are compared with the cap, 0 where they were not measured."""
+    """Returns the bytes that are compared with the cap, 0 where they were not measured."""
     return record.device_bytes or record.peak_memory_bytes or 0
 
 
-def _stepped(front: Sequence[Point]) -> str:
-    """Return the path through the marks from left to right that are above all before them.
+def _stepped(front: Sequence[Dot]) -> str:
+    """Returns the path through the marks from left to right that are above all before them.
 
     Marks that are on the front for their perplexity lie below the line.
     """

@@ -43,7 +43,7 @@ _SHOWN = ("front", "feasible", "running", *OUTCOME_LABELS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialQuery:
+class ListedTrials:
     """Which trials a reader wants to see, and in which order."""
 
     find: str = ""
@@ -57,8 +57,8 @@ class TrialQuery:
     page: int = 1
 
     @classmethod
-    def of(cls, parameters: Iterable[tuple[str, str]]) -> "TrialQuery":
-        """Return the query of the parameters of an address, without those that are not valid."""
+    def of(cls, parameters: Iterable[tuple[str, str]]) -> "ListedTrials":
+        """Returns the query of the parameters of an address, without those that are not valid."""
         given = list(parameters)
         last = dict(given)
         show = last.get("show", "")
@@ -75,9 +75,9 @@ class TrialQuery:
         )
 
     def address(self, **changes: Any) -> str:
-        """Return the parameters of the query with `changes`, for a link; defaults are left out."""
+        """Returns the parameters of the query with `changes`, for a link; defaults are left out."""
         changed = replace(self, **changes)
-        default = TrialQuery()
+        default = ListedTrials()
         pairs = [
             (name, str(getattr(changed, name)))
             for name in ("find", "show", "sort", "page")
@@ -135,7 +135,7 @@ class Heading:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SelectOption:
     value: str
     title: str
     is_chosen: bool
@@ -145,7 +145,7 @@ class Choice:
 class TrialList:
     """One page of the table and what stands around it."""
 
-    query: TrialQuery
+    query: ListedTrials
     headings: tuple[Heading, ...]
     rows: tuple[TrialRow, ...]
     found: int
@@ -156,8 +156,8 @@ class TrialList:
     before: str | None
     """Parameters of the page before; None on the first."""
     after: str | None
-    outcomes: tuple[Choice, ...]
-    techniques: tuple[tuple[str, tuple[Choice, ...]], ...]
+    outcomes: tuple[SelectOption, ...]
+    techniques: tuple[tuple[str, tuple[SelectOption, ...]], ...]
     """The techniques that differ between trials, each with its values."""
     perplexity_notes: tuple[str, ...]
     before_training: BeforeTraining | None
@@ -168,8 +168,8 @@ class TrialList:
         return self.first + len(self.rows) - 1 if self.rows else 0
 
 
-def trial_list(result: StudyResult, query: TrialQuery) -> TrialList:
-    """Return the page of the table that the query asks for; past the last it is the last."""
+def trial_list(result: StudyResult, query: ListedTrials) -> TrialList:
+    """Returns the page of the table that the query asks for; past the last it is the last."""
     found = _sorted(_found(result, query), query)
     pages = max(1, -(-len(found) // PAGE_SIZE))
     query = replace(query, page=min(query.page, pages))
@@ -195,7 +195,7 @@ def trial_list(result: StudyResult, query: TrialQuery) -> TrialList:
 # -- finding ---------------------------------------------------------------------------------------
 
 
-def _found(result: StudyResult, query: TrialQuery) -> list[TrialRecord]:
+def _found(result: StudyResult, query: ListedTrials) -> list[TrialRecord]:
     front = set(result.front)
     words = query.find.lower().split()
     choices = [choice.partition(":")[::2] for choice in query.techniques]
@@ -228,7 +228,7 @@ def _has_words(record: TrialRecord, words: Sequence[str]) -> bool:
 # -- sorting ---------------------------------------------------------------------------------------
 
 
-def _sorted(records: list[TrialRecord], query: TrialQuery) -> list[TrialRecord]:
+def _sorted(records: list[TrialRecord], query: ListedTrials) -> list[TrialRecord]:
     """Sort by a field; what was not measured is last in both directions."""
     value_of: Callable[[TrialRecord], Any]
     if query.field == "name":
@@ -251,7 +251,7 @@ def _label_in_lower_case(record: TrialRecord) -> str:
     return trial_label(record).lower()
 
 
-def _headings(result: StudyResult, query: TrialQuery) -> Iterable[Heading]:
+def _headings(result: StudyResult, query: ListedTrials) -> Iterable[Heading]:
     has_predictions = any(record.predicted_peak_memory_bytes for record in result.trials)
     for field, title in COLUMNS.items():
         if field == "device_bytes" and result.device.type != "cuda":
@@ -276,19 +276,19 @@ def _headings(result: StudyResult, query: TrialQuery) -> Iterable[Heading]:
 # -- choices ---------------------------------------------------------------------------------------
 
 
-def _outcome_choices(result: StudyResult, query: TrialQuery) -> Iterable[Choice]:
+def _outcome_choices(result: StudyResult, query: ListedTrials) -> Iterable[SelectOption]:
     outcomes = {record.outcome for record in result.trials if not record.is_running}
     titles = {"": "all trials", "front": "the front", "feasible": "under the cap and ok"}
     if any(record.is_running for record in result.trials):
         titles["running"] = "running"
     titles |= {outcome: label for outcome, label in OUTCOME_LABELS.items() if outcome in outcomes}
     for value, title in titles.items():
-        yield Choice(value=value, title=title, is_chosen=value == query.show)
+        yield SelectOption(value=value, title=title, is_chosen=value == query.show)
 
 
 def _technique_choices(
-    result: StudyResult, query: TrialQuery
-) -> Iterable[tuple[str, tuple[Choice, ...]]]:
+    result: StudyResult, query: ListedTrials
+) -> Iterable[tuple[str, tuple[SelectOption, ...]]]:
     for field in FIELD_ORDER:
         values = {str(getattr(record.config, field)) for record in result.trials}
         if len(values) < 2:
@@ -296,7 +296,9 @@ def _technique_choices(
         choices = []
         for value in sorted(values):
             choice = f"{field}:{value}"
-            choices.append(Choice(value=choice, title=value, is_chosen=choice in query.techniques))
+            choices.append(
+                SelectOption(value=choice, title=value, is_chosen=choice in query.techniques)
+            )
         yield field.replace("_", " "), tuple(choices)
 
 
@@ -304,7 +306,7 @@ def _technique_choices(
 
 
 def trial_row(result: StudyResult, record: TrialRecord) -> TrialRow:
-    """Return one trial as the texts of a line."""
+    """Returns one trial as the texts of a line."""
     is_pick = result.pick is not None and record.number == result.pick.number
     marks = []
     if is_pick:

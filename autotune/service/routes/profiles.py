@@ -150,7 +150,7 @@ def _check_trial(result: StudyResult, number: int) -> None:
 
 
 def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
-    """Return the profile of a trial. Raises UnknownStudy, and Problem where there is none."""
+    """Returns the profile of a trial. Raises UnknownStudy, and Problem where there is none."""
     result = _result(service, name)
     _check_trial(result, number)
     profile = profile_of(result, number)
@@ -164,7 +164,7 @@ def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
 
 
 def _entry(study: str, profile: TrialProfile) -> dict[str, Any]:
-    """Return the JSON object of a profile."""
+    """Returns the JSON object of a profile."""
     taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
     address = f"/api/v1/studies/{study}/trials/{profile.trial}/profile"
     return {

@@ -103,7 +103,7 @@ async def fit(service: Service, question: Annotated[dict[str, Any], Body()]) -> 
 async def _order(
     service: ServiceState, kind: type[Settings], question: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a question with all that its answer depends on."""
+    """Returns a question with all that its answer depends on."""
     settings = {name: value for name, value in question.items() if value is not None}
     check_names(settings, kind, accepted=open_beside_parts(kind))
     check_values(settings)

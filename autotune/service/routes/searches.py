@@ -71,7 +71,7 @@ IdempotencyKey = Annotated[
 ]
 
 
-class Progress(BaseModel):
+class SearchProgress(BaseModel):
     """What a running search does; null where that is not known."""
 
     doing: str | None
@@ -107,7 +107,7 @@ class Search(BaseModel):
     starts: int = Field(description="How often a process was started for it.")
     trials: int | None
     trials_wanted: int | None
-    progress: Progress | None
+    progress: SearchProgress | None
     version: str = Field(description="Of the autotune that runs it.")
 
 
@@ -205,7 +205,7 @@ def _checked(
 
 
 def _key_of(caller: Caller, key: str | None) -> str | None:
-    """Return the key as it is stored: that of one caller is none of another."""
+    """Returns the key as it is stored: that of one caller is none of another."""
     if key is None:
         return None
     if not key.isascii() or not key.isprintable() or not key.strip():
@@ -343,7 +343,7 @@ def continue_search(
 def _trials_of_continuation(
     service: ServiceState, before: QueuedSearch, *, more: int | None
 ) -> tuple[int | None, int]:
-    """Return how many trials the study is to have, and how many it has, without reused ones."""
+    """Returns how many trials the study is to have, and how many it has, without reused ones."""
     if not service.store.has_study(before.study):
         return more or before.request.get("trials"), 0
     records = service.store.trials(before.study)
@@ -388,7 +388,7 @@ def log(
 
 
 def log_of_search(service: ServiceState, number: int, *, most_bytes: int) -> str:
-    """Return the end of the log of a search's process; empty where there is none."""
+    """Returns the end of the log of a search's process; empty where there is none."""
     text = end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes) or ""
     return HiddenUrl(service.settings.storage).without(text)
 

@@ -105,7 +105,7 @@ def next_step(
     preferences: Preferences,
     seeds: Sequence[int] = (),
 ) -> Step | None:
-    """Return what to measure next; None where nothing is uncertain, or nothing can be measured.
+    """Returns what to measure next; None where nothing is uncertain, or nothing can be measured.
 
     `records` are as the trials measured them. `seeds` are the further seeds with which a class in
     16 bit is trained where it competes for the pick.
@@ -155,7 +155,7 @@ def next_step_of(
     preferences: Preferences,
     until: int = PICK_CONFIRMATIONS,
 ) -> TimeInTurn | None:
-    """Return the next measurement of one trial; None once it has `until` confirmations.
+    """Returns the next measurement of one trial; None once it has `until` confirmations.
 
     Also None for a trial that fails in turn, and for the only feasible trial.
     """
@@ -174,7 +174,7 @@ def next_variants(
     baseline: TrainingConfig,
     preferences: Preferences,
 ) -> TimeInTurn | None:
-    """Return a run of the variants that trained within the cap and were not measured in turn."""
+    """Returns a run of the variants that trained within the cap and were not measured in turn."""
     state = _State(records, confirmations, baseline=baseline, preferences=preferences)
     if state.partner is None:
         return None
@@ -196,13 +196,13 @@ def pick_of(
     baseline: TrainingConfig,
     preferences: Preferences,
 ) -> TrialRecord | None:
-    """Return the trial that is announced as the pick, by all that was measured so far."""
+    """Returns the trial that is announced as the pick, by all that was measured so far."""
     state = _State(records, confirmations, baseline=baseline, preferences=preferences)
     return state.announced
 
 
 def _repeat_alone(record: TrialRecord, confirmations: Sequence[Confirmation]) -> RepeatAlone | None:
-    """Return a repetition of a trial without another to compare it with."""
+    """Returns a repetition of a trial without another to compare it with."""
     done = [
         one
         for one in confirmations
@@ -230,7 +230,7 @@ def _next_seed(
 
 
 def _is_much_faster_kept_back(state: "_State") -> bool:
-    """Return whether only its perplexity keeps a much faster trial from being the pick."""
+    """Returns whether only its perplexity keeps a much faster trial from being the pick."""
     assert state.pick is not None
     numbers = contenders(state.pick, state.front, preferences=state.preferences)
     fastest = max(
@@ -294,7 +294,7 @@ class _State:
         self.announced = self._choose(self._front_of(self.records))
 
     def _front_of(self, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Return the records on the front of `records`; without speed errors, noise hides none."""
+        """Returns the records on the front of `records`; without speed errors, noise hides none."""
         by_number = {record.number: record for record in self.records}
         numbers = pareto_front(records, tolerance=self.preferences.tolerance)
         return [by_number[number] for number in numbers]
@@ -313,7 +313,7 @@ class _State:
     def _choose_partner(
         self, confirmations: Sequence[Confirmation], *, baseline: TrainingConfig
     ) -> TrialRecord | None:
-        """Return the baseline where it is feasible, otherwise the smallest trial of the front.
+        """Returns the baseline where it is feasible, otherwise the smallest trial of the front.
 
         One that is far slower than the fastest comes last: each round takes a step of the partner,
         too, and on a GPU one in fp32 would take most of the time.
@@ -340,7 +340,7 @@ class _State:
         return None
 
     def baseline_over_cap(self) -> list[TrialRecord]:
-        """Return the baseline where it trained over the cap and was not measured in turn yet."""
+        """Returns the baseline where it trained over the cap and was not measured in turn yet."""
         return [
             record
             for record in self.records
@@ -355,7 +355,7 @@ class _State:
         return self._failures[record.config] < MOST_FAILURES
 
     def in_turn(self, wanted: Sequence[TrialRecord], reason: str) -> TimeInTurn | None:
-        """Return a run of the first of `wanted`, without the partner and without repetitions.
+        """Returns a run of the first of `wanted`, without the partner and without repetitions.
 
         None where nothing is left of them.
         """
@@ -373,7 +373,7 @@ class _State:
         )
 
     def company_of(self, record: TrialRecord) -> list[TrialRecord]:
-        """Return with whom to measure the partner itself, one trial; none for another record.
+        """Returns with whom to measure the partner itself, one trial; none for another record.
 
         It is a trial of the front where there is one, otherwise the fastest that is feasible.
         """
@@ -387,7 +387,7 @@ class _State:
         return []
 
     def challengers(self) -> list[TrialRecord]:
-        """Return whoever may still be picked instead of the pick, the most likely first.
+        """Returns whoever may still be picked instead of the pick, the most likely first.
 
         Their perplexity is good, and within CERTAIN_DEVIATIONS they may be better than the pick by
         more than the tolerance.
@@ -413,14 +413,14 @@ class _State:
         return [record for _, record in sorted(found, key=lambda item: item[0])]
 
     def _lead(self, pick: TrialRecord, other: TrialRecord) -> float:
-        """Return the difference in log speed, or in log balance, by which the pick is better."""
+        """Returns the difference in log speed, or in log balance, by which the pick is better."""
         lead = math.log(_speed(pick) / _speed(other))
         if self.preferences.prefer == "balanced":
             lead += math.log(_memory(other) / _memory(pick))
         return lead
 
     def hopeful(self) -> list[TrialRecord]:
-        """Return trials measured once that would be on the front if they had bad luck.
+        """Returns trials measured once that would be on the front if they had bad luck.
 
         That is, with a speed higher by one standard deviation of a single measurement, where a
         confirmed trial had no more luck than it turned out to have.
@@ -444,7 +444,7 @@ class _State:
         return sorted(found, key=lambda record: -_speed(record))
 
     def is_precise(self, record: TrialRecord) -> bool:
-        """Return whether two standard errors of the speed are within its tolerance."""
+        """Returns whether two standard errors of the speed are within its tolerance."""
         error = CERTAIN_DEVIATIONS * self._error(record)
         return error <= self.preferences.tolerance.speed or (
             record.confirmations >= MOST_CONFIRMATIONS
@@ -455,13 +455,13 @@ class _State:
 
 
 def _exact(record: TrialRecord) -> TrialRecord:
-    """Return the record without errors of its speeds."""
+    """Returns the record without errors of its speeds."""
     alone = None if record.alone is None else replace(record.alone, error=0.0)
     return replace(record, speed_error=None, alone=alone)
 
 
 def _without_luck(record: TrialRecord) -> TrialRecord:
-    """Return the record of a confirmed trial that was no faster alone than it is in turn."""
+    """Returns the record of a confirmed trial that was no faster alone than it is in turn."""
     if record.alone is None:
         return record
     speed = min(record.alone.tokens_per_second, _speed(record))

@@ -93,7 +93,7 @@ def allowed_seconds(
     *,
     share: float,
 ) -> tuple[float, float]:
-    """Return how many seconds are left for the finalists, and for the variants of the pick.
+    """Returns how many seconds are left for the finalists, and for the variants of the pick.
 
     Each is its share of the whole search, trials and all, less what was spent already:
 
@@ -117,7 +117,7 @@ def allowed_seconds(
 
 
 def seconds_of_trials(times: Iterable[tuple[float, float]]) -> float:
-    """Return for how many seconds any trial ran; `times` are when each began and its seconds.
+    """Returns for how many seconds any trial ran; `times` are when each began and its seconds.
 
     A time in which several ran at once, on several devices or machines, counts once: what is
     confirmed is measured on one device.
@@ -133,5 +133,5 @@ def seconds_of_trials(times: Iterable[tuple[float, float]]) -> float:
 
 
 def seconds_of_search(seconds_of_trials: float, *, share: float) -> float:
-    """Return how long a search takes whose confirmation uses all the time that it may."""
+    """Returns how long a search takes whose confirmation uses all the time that it may."""
     return seconds_of_trials / (1.0 - share - VARIANTS_SHARE)

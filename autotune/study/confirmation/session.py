@@ -159,7 +159,7 @@ class ConfirmationSession:
         return any(isinstance(one, PairedSpeed) for one in self._shared.confirmations())
 
     def _next_step(self, trial: int | None, *, wanted: int) -> Step | None:
-        """Return what to measure next; of a `trial`, until it has `wanted` confirmations."""
+        """Returns what to measure next; of a `trial`, until it has `wanted` confirmations."""
         self._shared.refresh()
         records = self._records()
         confirmations = self._shared.confirmations()
@@ -184,7 +184,7 @@ class ConfirmationSession:
         return sorted(self._shared.records.values(), key=lambda record: record.number)
 
     def _further_seeds(self) -> list[int]:
-        """Return the seeds of the repetitions; none where every class was trained with several."""
+        """Returns the seeds of the repetitions; none where every class was trained with several."""
         workload = self._definition.workload
         if self._options.perplexity_seeds > 1:
             return []
@@ -208,7 +208,7 @@ class ConfirmationSession:
             failpoint("confirmation stored")
 
     def _time_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
-        """Return the speeds; where the machine ended the run, that it did.
+        """Returns the speeds; where the machine ended the run, that it did.
 
         Raises TrialLost where the device no longer works.
         """
@@ -276,7 +276,7 @@ class ConfirmationSession:
         return self._trial_runner.repeat_speed(step.record.config, log_name=log_name)
 
     def _expected_seconds(self, step: Step) -> float:
-        """Return about how long a step takes: as long as the last one of its kind, or its trials.
+        """Returns about how long a step takes: as long as the last one of its kind, or its trials.
 
         Compiled code comes from the study's cache.
         """
@@ -328,7 +328,7 @@ class ConfirmationSession:
             self._note_time_is_up(what_was_left_out(left_out, are_compared=are_compared))
 
     def _variants(self) -> dict[str, TrainingConfig]:
-        """Return the pick without each of its techniques, by technique, where that is legal."""
+        """Returns the pick without each of its techniques, by technique, where that is legal."""
         pick = pick_of(
             self._records(),
             self._shared.confirmations(),
@@ -378,7 +378,7 @@ class ConfirmationSession:
         )
 
     def _next_variants_in_turn(self) -> TimeInTurn | None:
-        """Return a run of variants whose speed was measured only once; None if there is none."""
+        """Returns a run of variants whose speed was measured only once; None if there is none."""
         confirmations = self._shared.confirmations()
         records = [*self._records(), *variant_records(confirmations)]
         return next_variants(
@@ -390,7 +390,7 @@ class ConfirmationSession:
         )
 
     def _expected_variant_seconds(self) -> float:
-        """Return about how long a trial takes here, by the median of those that were trained."""
+        """Returns about how long a trial takes here, by the median of those that were trained."""
         seconds = [
             record.seconds for record in self._records() if record.was_trained and record.seconds
         ]
@@ -418,7 +418,7 @@ class ConfirmationSession:
 
 
 def what_was_left_out(techniques: list[str], *, are_compared: bool) -> str:
-    """Return which variants of the pick were not measured.
+    """Returns which variants of the pick were not measured.
 
     `techniques` are those without which it was not trained; `are_compared` is whether the others
     were measured in turn with it.

@@ -63,7 +63,7 @@ class Wanted:
 
 
 def unavailable_on(device_type: str, unavailable: Unavailable) -> Unavailable:
-    """Return what does not work on a type of device, and besides what is known `unavailable`."""
+    """Returns what does not work on a type of device, and besides what is known `unavailable`."""
     if device_type == "cpu":
         return {**HELD_BY_THE_HOST, **unavailable}
     return unavailable
@@ -76,7 +76,7 @@ def wanted_variants(
     at: LegalityContext,
     unavailable: Unavailable,
 ) -> Wanted:
-    """Return the changes to predict: each technique removed if in use, and set to other values."""
+    """Returns the changes to predict: each technique removed if in use, and set to other values."""
     variants: list[Variant] = []
     impossible: dict[str, str] = {}
     for technique in FIELD_ORDER:
@@ -112,7 +112,7 @@ def wanted_variants(
 def wanted_pairs(
     explained: Explained, variants: Sequence[Variant], *, unavailable: Unavailable
 ) -> list[Pair]:
-    """Return pairs of a technique that saves nothing alone with a partner that saves most.
+    """Returns pairs of a technique that saves nothing alone with a partner that saves most.
 
     Both train the same numbers as the explained configuration.
     """
@@ -130,7 +130,7 @@ def wanted_pairs(
 def without_technique(
     config: TrainingConfig, technique: str, at: LegalityContext
 ) -> TrainingConfig | None:
-    """Return `config` without a technique; None if it has not the technique or needs it."""
+    """Returns `config` without a technique; None if it has not the technique or needs it."""
     plain = TrainingConfig(micro_batch_size=at.global_batch)
     if technique == "optimizer" or getattr(config, technique) == getattr(plain, technique):
         return None
@@ -146,7 +146,7 @@ def _values(
     at: LegalityContext,
     unavailable: Unavailable,
 ) -> list[Any]:
-    """Return the values worth a prediction, except that of `config` and the plain value."""
+    """Returns the values worth a prediction, except that of `config` and the plain value."""
     current = getattr(config, technique)
     values: Sequence[Any] = _WORTH_A_PREDICTION.get(technique, SEARCHED.get(technique, ()))
     is_off = technique in DEPENDENT_FIELDS["adapter"] and config.adapter == "none"
@@ -178,7 +178,7 @@ def _values(
 
 
 def _with_least_state(optimizers: Sequence[str]) -> list[str]:
-    """Return the optimizer with the least state of each algorithm, and the least paged one."""
+    """Returns the optimizer with the least state of each algorithm, and the least paged one."""
     least: dict[tuple[str, bool], str] = {}
     for name in sorted(optimizers, key=lambda name: OPTIMIZERS[name].state):
         least.setdefault((algorithm_of(name), OPTIMIZERS[name].is_paged), name)
@@ -186,7 +186,7 @@ def _with_least_state(optimizers: Sequence[str]) -> list[str]:
 
 
 def _optimizer_bytes(prediction: Prediction) -> int:
-    """Return the bytes at the peak that another optimizer could save.
+    """Returns the bytes at the peak that another optimizer could save.
 
     They are its state and, if an update is running then, its temporaries.
     """
@@ -202,7 +202,7 @@ def _why_not(
     at: LegalityContext,
     unavailable: Unavailable,
 ) -> str:
-    """Return why `technique` cannot have `value` here; empty if it can."""
+    """Returns why `technique` cannot have `value` here; empty if it can."""
     if reason := unavailable.get(technique, {}).get(str(value)):
         return f"{named(technique, value)} does not work on this device: {reason}"
     chosen = {**config.to_dict(), technique: value}
@@ -214,7 +214,7 @@ def _why_not(
 
 
 def _partner(explained: Explained, variants: Sequence[Variant], variant: Variant) -> Variant | None:
-    """Return the variant that saves most, to combine with `variant`.
+    """Returns the variant that saves most, to combine with `variant`.
 
     A graph of the whole model keeps optimizer fusion from saving anything, so its partner is the
     compilation of each block.

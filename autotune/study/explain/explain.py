@@ -16,7 +16,7 @@ from autotune.study.explain.alternatives import (
 )
 from autotune.study.predictions import Forecaster
 
-Progress = Callable[[int, int], None]
+OnPrediction = Callable[[int, int], None]
 """Called with the number of predictions made, and the number planned so far."""
 
 
@@ -27,9 +27,9 @@ def explain_configuration(
     record: TrialRecord | None = None,
     records: Sequence[TrialRecord] = (),
     unavailable: Unavailable | None = None,
-    progress: Progress = lambda made, wanted: None,
+    progress: OnPrediction = lambda made, wanted: None,
 ) -> Explanation:
-    """Return the explanation of `config`.
+    """Returns the explanation of `config`.
 
     `record` and `records` are its trial and all trials of the study, if it is of one. Raises
     PredictionImpossible and IllegalConfiguration.
@@ -63,7 +63,7 @@ def explain_configuration(
 class _Predictions:
     """Predictions, each made once and several at a time."""
 
-    def __init__(self, forecaster: Forecaster, progress: Progress) -> None:
+    def __init__(self, forecaster: Forecaster, progress: OnPrediction) -> None:
         self._forecaster = forecaster
         self._progress = progress
         self._made: dict[str, Forecast] = {}
@@ -87,7 +87,7 @@ class _Predictions:
         )
 
     def fill_in(self, variant: Variant) -> Variant:
-        """Return the variant with its prediction, or the reason why there is none."""
+        """Returns the variant with its prediction, or the reason why there is none."""
         forecast = self._made[variant.config.fingerprint]
         return replace(variant, prediction=forecast.prediction, error=forecast.error)
 

@@ -32,7 +32,7 @@ class Question:
         return f"{workload.describe()}, for {self.forecaster.device_type}"
 
     def explain(self, *, progress: Callable[[int, int], None]) -> Explanation:
-        """Return the explanation; `progress` as in `explain_configuration`, which says the rest."""
+        """Returns the explanation; `progress` is that of `explain_configuration`."""
         return explain_configuration(
             self.forecaster,
             self.config,

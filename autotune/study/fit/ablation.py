@@ -9,7 +9,7 @@ from autotune.spec.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationStep:
+class FitStep:
     """One configuration of the ablation."""
 
     name: str
@@ -17,7 +17,7 @@ class AblationStep:
     config: TrainingConfig
 
 
-def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[AblationStep]:
+def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[FitStep]:
     """Yield the steps, each with the changes of all steps before it; all are legal.
 
     The order follows what dominates the peak. Activations are most of it in a plain training, so
@@ -28,7 +28,7 @@ def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[Ablat
     that stores one or two numbers for each parameter). Compiling blocks that are recomputed anyway
     changes memory least and takes longest to predict, so it is last.
     """
-    yield AblationStep(name="plain fp32", config=base)
+    yield FitStep(name="plain fp32", config=base)
     steps: list[tuple[str, dict[str, Any]]] = [
         ("+ block checkpointing", {"checkpointing": "block"}),
         ("+ bf16-mixed", {"precision": "bf16-mixed"}),
@@ -42,14 +42,14 @@ def ablation_steps(base: TrainingConfig, *, accumulates: bool) -> Iterator[Ablat
     config = base
     for name, changes in steps:
         config = replace(config, **changes)
-        yield AblationStep(name=name, config=config)
+        yield FitStep(name=name, config=config)
 
 
-def sharding_steps(base: TrainingConfig) -> Iterator[AblationStep]:
+def sharding_steps(base: TrainingConfig) -> Iterator[FitStep]:
     """Yield configurations that divide ever more of the model among devices; all are legal."""
     shardings: tuple[Sharding, ...] = ("ddp", "zero1", "zero2", "zero3")
     for sharding in shardings:
-        yield AblationStep(name=sharding, config=replace(base, sharding=sharding))
+        yield FitStep(name=sharding, config=replace(base, sharding=sharding))
     base = replace(base, sharding="zero3", checkpointing="block")
-    yield AblationStep(name="+ block checkpointing", config=base)
-    yield AblationStep(name="+ bf16-mixed", config=replace(base, precision="bf16-mixed"))
+    yield FitStep(name="+ block checkpointing", config=base)
+    yield FitStep(name="+ bf16-mixed", config=replace(base, precision="bf16-mixed"))

@@ -25,7 +25,7 @@ _FP32_BYTES = 4
 def why_not(
     prediction: Prediction, *, needed_bytes: int, device: DeviceInfo, host: DeviceInfo
 ) -> str:
-    """Return why this machine cannot train what was predicted; empty if it can."""
+    """Returns why this machine cannot train what was predicted; empty if it can."""
     if needed_bytes > device.total_memory_bytes:
         return (
             f"{device.device} has {format_size(device.total_memory_bytes)} in all, less than the "

@@ -26,7 +26,7 @@ from autotune.spec.workload import Workload
 from autotune.study.fit.confirm import confirm, why_not
 from autotune.study.fit.largest import Largest, find_largest, find_smallest
 from autotune.study.fit.request import FitRequest
-from autotune.study.fit.result import Confirmation, FitResult, FitRow
+from autotune.study.fit.result import FitResult, FitRow, RealTrial
 from autotune.study.fit.varying import Varying
 from autotune.study.predicted_device import PredictedDevice, predicted_device_of
 from autotune.study.predictions import Forecaster
@@ -48,7 +48,7 @@ Listener = Callable[[FitProgress], None]
 
 
 def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResult:
-    """Return the largest value that fits, for each step of the ablation or the best of a space.
+    """Returns the largest value that fits, for each step of the ablation or the best of a space.
 
     The best of a space is the configuration with the largest value: every other one was predicted
     to be too large at the next value, or at a smaller one, so it cannot do better unless its memory
@@ -106,7 +106,7 @@ class _Search:
     # -- which configurations ----------------------------------------------------------------------
 
     def ablation(self) -> list[FitRow]:
-        """Return one row for each step of the ablation, or for the one configuration."""
+        """Returns one row for each step of the ablation, or for the one configuration."""
         rows = []
         for step in self.request.steps(self.varying):
             row, _ = self._row(step.name, step.config, start=self.varying.start(step.config))
@@ -114,7 +114,7 @@ class _Search:
         return rows
 
     def best_of_space(self, device: DeviceInfo | None) -> FitRow:
-        """Return the row of the configuration with the largest value.
+        """Returns the row of the configuration with the largest value.
 
         Each round predicts all candidates at one value. Of those that fit, the one of least memory
         is bisected; the others stay candidates if they fit at the value after. If none fits, the
@@ -160,7 +160,7 @@ class _Search:
         return replace(best, predictions_made=len(self._predicted), message=message)
 
     def _configurations(self, device: DeviceInfo | None) -> list[TrainingConfig]:
-        """Return the legal configurations that the space names, or all, without duplicates.
+        """Returns the legal configurations that the space names, or all, without duplicates.
 
         All also where it names none that is legal. With a varying micro batch or rank, the space's
         choices of it do not apply.
@@ -197,7 +197,7 @@ class _Search:
     def _row(
         self, technique: str, config: TrainingConfig, *, start: int
     ) -> tuple[FitRow, int | None]:
-        """Return the configuration's row, and the value after its largest, None if unknown."""
+        """Returns the configuration's row, and the value after its largest, None if unknown."""
         predicted_before = len(self._predicted)
         values, end = self.varying.legal_values(config)
         impossible: dict[int, str] = {}
@@ -250,7 +250,7 @@ class _Search:
         return self._forecaster(workload).forecast(config)
 
     def _forecast_all(self, configs: Sequence[TrainingConfig], value: int) -> list[Forecast]:
-        """Return the forecasts of the configurations that are legal at `value`."""
+        """Returns the forecasts of the configurations that are legal at `value`."""
         ended: list[Forecast] = []
 
         def note(forecast: Forecast) -> None:
@@ -282,7 +282,7 @@ class _Search:
         )
 
     def _needed(self, forecast: Forecast) -> int:
-        """Return the bytes that the device must have. Raises PredictionImpossible."""
+        """Returns the bytes that the device must have. Raises PredictionImpossible."""
         if forecast.prediction is None:
             raise PredictionImpossible(forecast.error)
         return forecast.prediction.upper_bound_bytes + self.context_bytes
@@ -292,7 +292,7 @@ class _Search:
     def confirmed(
         self, found: FitResult, *, device: DeviceInfo | None, host: DeviceInfo, folder: Path
     ) -> FitResult:
-        """Return `found` with one real trial of its largest value, or why there is none."""
+        """Returns `found` with one real trial of its largest value, or why there is none."""
         best = found.best
         if best is None or best.value is None or best.prediction is None:
             return replace(found, not_confirmed="nothing fits")
@@ -330,9 +330,7 @@ class _Search:
             )
         except InvalidInput as error:  # the text is too short for such sequences, or not available
             return replace(found, not_confirmed=error.message)
-        return replace(
-            found, confirmed=Confirmation(row=best, device=device, measurement=measurement)
-        )
+        return replace(found, confirmed=RealTrial(row=best, device=device, measurement=measurement))
 
     def _say_found(self, row: FitRow) -> None:
         value = "nothing" if row.value is None else self.varying.describe(row.value)
@@ -345,7 +343,7 @@ class _Search:
 
 
 def need_text(described: str, needed_bytes: int, *, cap_bytes: int, context_bytes: int) -> str:
-    """Return `26 layers would need up to 96.57 MiB`: the upper bound of the prediction.
+    """Returns `26 layers would need up to 96.57 MiB`: the upper bound of the prediction.
 
     The CUDA context, which is in no predicted peak, is named.
     """

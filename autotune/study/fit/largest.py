@@ -30,7 +30,7 @@ class Largest:
 def find_largest(
     need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int
 ) -> Largest:
-    """Return a value with a need within `cap` whose successor in `values` needs more.
+    """Returns a value with a need within `cap` whose successor in `values` needs more.
 
     `values` are ascending. If the need grows with the value, the result is the largest value that
     fits. `need` is called at most once for each value: first at `start`, then at about twice or
@@ -59,7 +59,7 @@ def find_largest(
 def find_smallest(
     need: Callable[[int], int], *, cap: int, values: Sequence[int], start: int
 ) -> Largest:
-    """Return a value with a need within `cap` whose predecessor needs more; the need falls.
+    """Returns a value with a need within `cap` whose predecessor needs more; the need falls.
 
     `successor` of the result is the next smaller value. Otherwise as `find_largest`.
     """
@@ -79,7 +79,7 @@ def find_smallest(
 def _next_index(
     needs: Mapping[int, int], *, cap: int, values: Sequence[int], below: int, above: int
 ) -> int:
-    """Return an index between `below` and `above`, if there is one."""
+    """Returns an index between `below` and `above`, if there is one."""
     is_open = above == len(values)
     safe = min(2 * below + 1, above - 1) if is_open else (below + above) // 2
     root = _value_on_line(cap, needs)
@@ -94,7 +94,7 @@ def _next_index(
 
 
 def _value_on_line(cap: int, needs: Mapping[int, int]) -> int | None:
-    """Return the value where the line through the two needs nearest to the cap meets the cap.
+    """Returns the value where the line through the two needs nearest to the cap meets the cap.
 
     None if there are fewer than two needs, or the line does not rise.
     """

@@ -10,7 +10,7 @@ from autotune.spec.prediction import context_bytes_on
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, setting
 from autotune.spec.workload import Workload
-from autotune.study.fit.ablation import AblationStep, ablation_steps, sharding_steps
+from autotune.study.fit.ablation import FitStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import Vary, Varying
 from autotune.study.predicted_training import PredictedSpace
 from autotune.study.request import Cap
@@ -111,7 +111,7 @@ class FitRequest(PredictedSpace):
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
 
     def of_study(self, result: StudyResult, *, trial: TrialRecord | None) -> "FitRequest":
-        """Return the request with what a study says: workload, device, cap and configuration.
+        """Returns the request with what a study says: workload, device, cap and configuration.
 
         The configuration is that of `trial`. Raises InvalidInput.
         """
@@ -144,7 +144,7 @@ class FitRequest(PredictedSpace):
             )
 
     def context_bytes_on(self, device_type: str) -> int:
-        """Return the memory of the context. Raises InvalidInput where it is given for a CPU."""
+        """Returns the memory of the context. Raises InvalidInput where it is given for a CPU."""
         if device_type == "cuda":
             return context_bytes_on(device_type) if self.context is None else self.context
         if self.context is not None:
@@ -156,7 +156,7 @@ class FitRequest(PredictedSpace):
         return 0
 
     def varying(self, device_type: str) -> Varying:
-        """Return the size that varies, with the workload on a kind of device."""
+        """Returns the size that varies, with the workload on a kind of device."""
         from autotune.study.predictions import workload_of  # noqa: PLC0415  # as above
 
         workload = workload_of(device_type, self.workload, space=self.search_space)
@@ -172,7 +172,7 @@ class FitRequest(PredictedSpace):
         return Varying(vary=self.vary, workload=workload, keeps_global_batch=keeps)
 
     def base(self, varying: Varying) -> TrainingConfig:
-        """Return a plain fp32 training with the configuration's options."""
+        """Returns a plain fp32 training with the configuration's options."""
         given = dict(self.configuration)
         if self.vary == "devices":  # the least memory, whatever the number of devices
             given.setdefault("micro_batch_size", 1)
@@ -180,8 +180,8 @@ class FitRequest(PredictedSpace):
         check_legal(config, varying.workload.legality_context)
         return config
 
-    def steps(self, varying: Varying) -> list[AblationStep]:
-        """Return the steps of the ablation, or the one configuration that the options request."""
+    def steps(self, varying: Varying) -> list[FitStep]:
+        """Returns the steps of the ablation, or the one configuration that the options request."""
         base = self.base(varying)
         if all(name in _BASE for name in self.configuration):
             # Clipping needs all gradients at once, so it excludes the step in backward, too.
@@ -191,10 +191,10 @@ class FitRequest(PredictedSpace):
             if self.vary == "devices":
                 return list(sharding_steps(base))
             return list(ablation_steps(base, accumulates=accumulates))
-        return [AblationStep(name="as given", config=base)]
+        return [FitStep(name="as given", config=base)]
 
     def _first_guess(self, workload: Workload) -> int:
-        """Return the number of devices to predict first. Raises InvalidInput if only one works."""
+        """Returns the number of devices to predict first. Raises InvalidInput if only one works."""
         batch = workload.global_batch
         micro_batch_size = int(self.configuration.get("micro_batch_size", 1))
         split = int(self.configuration.get("tensor_parallel", 1))

@@ -51,7 +51,7 @@ class FitRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Confirmation:
+class RealTrial:
     """One real trial of a row's configuration at its value."""
 
     row: FitRow
@@ -95,7 +95,7 @@ class FitResult:
     """Compute capability of the GPU predicted for; None for a CPU, or if one was assumed."""
     torch_version: str | None
     rows: tuple[FitRow, ...]
-    confirmed: Confirmation | None = None
+    confirmed: RealTrial | None = None
     not_confirmed: str = ""
     """Why there was no real trial."""
 
@@ -110,7 +110,7 @@ class FitResult:
         )
 
     def __str__(self) -> str:
-        """Return the rows and how the real trial of the best ended, as text."""
+        """Returns the rows and how the real trial of the best ended, as text."""
         cap = format_size(self.cap_bytes)
         lines = [f"What fits under {cap}, by prediction", ""]
         lines += [f"  {self._line(row)}" for row in self.rows]
@@ -136,7 +136,7 @@ class FitResult:
         return f"{row.technique}: {fits}; {beyond}: {row.message}"
 
     def __repr__(self) -> str:
-        """Return the text, which Python and notebooks show, instead of the fields."""
+        """Returns the text, which Python and notebooks show, instead of the fields."""
         return str(self)
 
     def to_dict(self) -> dict[str, Any]:

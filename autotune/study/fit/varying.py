@@ -59,7 +59,7 @@ class Varying:
         return self.vary == "devices"
 
     def legal_values(self, config: TrainingConfig) -> tuple[Sequence[int], str]:
-        """Return the values that `config` can be trained with, ascending, and why they end there.
+        """Returns the values that `config` can be trained with, ascending, and why they end there.
 
         Raises InvalidInput if there is none.
         """
@@ -81,7 +81,7 @@ class Varying:
         return values[:end], self._why_illegal(values[end], config)
 
     def _values_for_precision(self, config: TrainingConfig) -> Sequence[int]:
-        """Return the values, for fp8 only those whose number of tokens it can multiply.
+        """Returns the values, for fp8 only those whose number of tokens it can multiply.
 
         Between values that fp8 cannot multiply there are others that it can, so bisection needs
         them removed.
@@ -92,7 +92,7 @@ class Varying:
         return [value for value in self._values if value * others[self.vary] % FP8_MULTIPLE == 0]
 
     def _why_illegal(self, value: int, config: TrainingConfig) -> str:
-        """Return why the value is illegal; empty if it is legal."""
+        """Returns why the value is illegal; empty if it is legal."""
         try:
             self._check(value, config)
         except InvalidInput as error:
@@ -122,7 +122,7 @@ class Varying:
         return range(1, _MOST + 1)
 
     def start(self, config: TrainingConfig) -> int:
-        """Return the first value to try: the one given.
+        """Returns the first value to try: the one given.
 
         For a micro batch of a fixed global batch, the whole global batch (no accumulation).
         """
@@ -143,7 +143,7 @@ class Varying:
         return given
 
     def at(self, value: int, config: TrainingConfig) -> tuple[Workload, TrainingConfig]:
-        """Return the workload and configuration of a value.
+        """Returns the workload and configuration of a value.
 
         Raises InvalidInput for a value that the model cannot have.
         """
@@ -166,7 +166,7 @@ class Varying:
                 return replace(self.workload, devices_per_trial=value), config
 
     def accumulates(self, config: TrainingConfig) -> bool:
-        """Return whether an optimizer step may have several micro batches."""
+        """Returns whether an optimizer step may have several micro batches."""
         if self.vary == "micro-batch":
             return self._is_divisor
         return config.micro_batch_size != self.workload.global_batch

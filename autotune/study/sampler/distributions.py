@@ -35,7 +35,7 @@ def decide(legal: LegalSpace, choose: Chooser) -> TrainingConfig:
 def as_parameters(
     legal: LegalSpace, config: TrainingConfig
 ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-    """Return the parameters and distributions with which Optuna would have suggested `config`.
+    """Returns the parameters and distributions with which Optuna would have suggested `config`.
 
     The configuration must be in the space.
     """

@@ -39,7 +39,7 @@ class Point:
 
 
 def not_dominated(points: Sequence[Point]) -> list[Point]:
-    """Return the points that no other equals or beats in all objectives.
+    """Returns the points that no other equals or beats in all objectives.
 
     Of equal points the first is returned.
     """
@@ -50,7 +50,7 @@ def not_dominated(points: Sequence[Point]) -> list[Point]:
 
 
 def indices_not_dominated(memory: Array, speed: Array, perplexity: Array) -> list[int]:
-    """Return the indices of the points that are not dominated, in the order of their memory.
+    """Returns the indices of the points that are not dominated, in the order of their memory.
 
     Each pass takes the remaining point of least memory and drops all that it dominates.
     """
@@ -66,7 +66,7 @@ def indices_not_dominated(memory: Array, speed: Array, perplexity: Array) -> lis
 
 
 def hypervolume(points: Sequence[Point], *, reference: Point) -> float:
-    """Return the volume between `points` and `reference` that the points dominate."""
+    """Returns the volume between `points` and `reference` that the points dominate."""
     total = 0.0
     for level in _levels(points, reference):
         stairs = _staircase(points, level.upper_end, reference)
@@ -85,7 +85,7 @@ def expected_hypervolume_improvement(
     speed_mean: Array,
     speed_deviation: Array,
 ) -> Array:
-    """Return the expected growth of the hypervolume by each candidate, [candidate].
+    """Returns the expected growth of the hypervolume by each candidate, [candidate].
 
     `memory`, `perplexity`, `speed_mean` and `speed_deviation` are [candidate]; the speed of a
     candidate is normally distributed. The formula is at the top of the module.
@@ -136,7 +136,7 @@ class _Stairs:
 
 
 def _staircase(points: Sequence[Point], below_perplexity: float, reference: Point) -> _Stairs:
-    """Return the staircase of the points below a perplexity, from no memory to the reference's."""
+    """Returns the staircase of the points below a perplexity, from no memory to the reference's."""
     candidates = sorted(
         (point.memory, point.speed)
         for point in points
@@ -158,12 +158,12 @@ def _staircase(points: Sequence[Point], below_perplexity: float, reference: Poin
 
 
 def _split_at(perplexity: float, reference: Point) -> Point:
-    """Return a point that ends a level at `perplexity` and dominates nothing."""
+    """Returns a point that ends a level at `perplexity` and dominates nothing."""
     return Point(memory=reference.memory, speed=reference.speed, perplexity=float(perplexity))
 
 
 def _expected_improvement(mean: Array, deviation: Array, speeds: Array) -> Array:
-    """Return E[max(0, speed - s)] for each candidate and each s of `speeds`, [candidate, speed]."""
+    """Returns E[max(0, speed - s)] for each candidate and s of `speeds`, [candidate, speed]."""
     above = mean[:, None] - speeds[None, :]
     spread = numpy.maximum(deviation, 1e-12)[:, None]
     ratio = above / spread
@@ -176,7 +176,7 @@ def normal_density(values: Array) -> Array:
 
 
 def normal_cdf(values: Array) -> Array:
-    """Return Phi of each value, erfc(-value / sqrt(2)) / 2.
+    """Returns Phi of each value, erfc(-value / sqrt(2)) / 2.
 
     numpy has no error function, so the standard library's is called value by value, but only where
     the result can differ from 0 and 1.

@@ -158,7 +158,7 @@ class EhviSampler:
         predicts: bool = True,
         in_flight: Sequence[TrainingConfig] = (),
     ) -> Choice | None:
-        """Return the first of the `suggestions`, or None."""
+        """Returns the first of the `suggestions`, or None."""
         suggestions = self.suggestions(
             records,
             forecasts,
@@ -223,7 +223,7 @@ class EhviSampler:
         predicts: bool,
         in_flight: Sequence[TrainingConfig],
     ) -> "tuple[Choice, Scored] | None":
-        """Return the configuration to try next, and the candidates that it was chosen from."""
+        """Returns the configuration to try next, and the candidates that it was chosen from."""
         excluded_fingerprints = {config.fingerprint for config in excluded}
         remaining = [
             index
@@ -300,7 +300,7 @@ class EhviSampler:
             yield [index for index in following if index not in seen]
 
     def _one_change_away(self, config: TrainingConfig) -> list[int]:
-        """Return the indices of the legal configurations that differ in one technique."""
+        """Returns the indices of the legal configurations that differ in one technique."""
         if config.fingerprint not in self._neighbours:
             neighbours = []
             for field, values in self._legal.values.items():
@@ -314,7 +314,7 @@ class EhviSampler:
 
 
 def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the Pareto front without any tolerance, in the order of memory."""
+    """Returns the Pareto front without any tolerance, in the order of memory."""
     feasible = [record for record in records if record.feasible]
     memory = numpy.array([float(record.peak_memory_bytes or 0) for record in feasible])
     speed = numpy.array([record.tokens_per_second or 0.0 for record in feasible])
@@ -325,7 +325,7 @@ def front_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
 def _best_of(
     candidates: Candidates, scores: "Scores", knowledge: "Knowledge", *, rng: random.Random
 ) -> Choice | None:
-    """Return the candidate with the largest score; among nearly equal ones the seed decides."""
+    """Returns the candidate with the largest score; among nearly equal ones the seed decides."""
     if not (scores.expected > 0).any():
         return None
     values = scores.reservation_values
@@ -484,7 +484,7 @@ class Knowledge:
         return bool(self._timed and self._perplexities)
 
     def assess(self, candidates: Candidates) -> "Assessment":
-        """Return what a score needs of the candidates, except for their speed."""
+        """Returns what a score needs of the candidates, except for their speed."""
         memory = self._memory.estimate(candidates)
         least_to_predict = 0.0
         if self._memory.seen >= ENOUGH_KNOWN_PEAKS:
@@ -508,7 +508,7 @@ class Knowledge:
         )
 
     def speeds_one_by_one(self, candidates: Candidates) -> PosteriorOneByOne:
-        """Return the posterior of the logarithms of speed, to believe one after the other."""
+        """Returns the posterior of the logarithms of speed, to believe one after the other."""
         return self._speed.one_by_one(candidates.for_speed)
 
     def scores(
@@ -560,7 +560,7 @@ class Knowledge:
         )
 
     def _expected_gain(self, speed: Posterior) -> Array:
-        """Return the expected improvement of the logarithm of the largest speed, [candidate].
+        """Returns the expected improvement of the logarithm of the largest speed, [candidate].
 
         Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions",
         1998, equation 15.
@@ -570,7 +570,7 @@ class Knowledge:
         return speed.deviation * (z * normal_cdf(z) + normal_density(z))
 
     def _relative_costs(self, candidates: Candidates) -> Array:
-        """Return how many times as long as an eager trial each takes, [candidate].
+        """Returns how many times as long as an eager trial each takes, [candidate].
 
         They count as equal where compiling does not dwarf the rest of a trial.
         """
@@ -585,7 +585,7 @@ class Knowledge:
         return TrialSeconds(self._records, device_type=device_type)
 
     def _share_of_value_now(self, candidates: Candidates) -> Array:
-        """Return what each candidate is worth at this moment, relative to later, [candidate]."""
+        """Returns what each candidate is worth at this moment, relative to later, [candidate]."""
         if not self._being_compiled:
             return numpy.ones(len(candidates.configs))
         is_compiling = [
@@ -594,13 +594,13 @@ class Knowledge:
         return numpy.where(is_compiling, VALUE_WHILE_COMPILING, 1.0)
 
     def probability_of_feasibility(self, config: TrainingConfig) -> float:
-        """Return the probability that the configuration fits the cap."""
+        """Returns the probability that the configuration fits the cap."""
         return float(
             self._memory.estimate(self._candidates([config])).probability_of_feasibility[0]
         )
 
     def relative(self, score: float) -> float:
-        """Return a score relative to the hypervolume of the front; infinite without a front."""
+        """Returns a score relative to the hypervolume of the front; infinite without a front."""
         return score / self._volume if self._volume > 0 else math.inf
 
     @cached_property
@@ -636,7 +636,7 @@ class Knowledge:
         return [math.log(record.tokens_per_second or 1.0) for record in self._timed]
 
     def _probability_of_no_failure(self, candidates: Candidates) -> Array:
-        """Return the probability that a candidate neither crashes nor fails the parity check.
+        """Returns the probability that a candidate neither crashes nor fails the parity check.
 
         It is estimated from the failures of similar configurations.
         """
@@ -660,7 +660,7 @@ class Knowledge:
         return Candidates.of(configs, expected=self._expected)
 
     def _perplexity(self, config: TrainingConfig) -> float:
-        """Return the perplexity of its numerics class, or the best guess where that is not known.
+        """Returns the perplexity of its numerics class, or the best guess where that is not known.
 
         The guess is the best of the classes with the same precision and optimizer, or of all.
         """
@@ -724,7 +724,7 @@ class Shortlist:
         self._score_anew(risen)
 
     def best(self) -> Choice | None:
-        """Return the candidate with the largest score; None where none has an improvement."""
+        """Returns the candidate with the largest score; None where none has an improvement."""
         scored_anew: set[int] = set()
         while True:
             first = numpy.argsort(-self._bounds, kind="stable")[:_SCORED_ANEW].tolist()
@@ -761,7 +761,7 @@ def _point(record: TrialRecord) -> Point:
 
 
 def _perplexity_of_classes(records: Iterable[TrialRecord]) -> dict[tuple[str, ...], float]:
-    """Return the first finite perplexity of each numerics class."""
+    """Returns the first finite perplexity of each numerics class."""
     perplexities: dict[tuple[str, ...], float] = {}
     for record in records:
         if record.perplexity is not None and math.isfinite(record.perplexity):

@@ -39,12 +39,12 @@ TECHNIQUE_WEIGHTS = numpy.array([_WEIGHTS.get(field, 1.0) for field in FIELD_ORD
 
 
 def with_expectation(features: Array, logarithms: Array) -> Array:
-    """Return the features with the logarithm that is expected of each row."""
+    """Returns the features with the logarithm that is expected of each row."""
     return numpy.concatenate([features[:, :EXPECTATION], logarithms[:, None]], axis=1)
 
 
 def features_of(configs: Sequence[TrainingConfig]) -> Array:
-    """Return the features, [configuration, technique]."""
+    """Returns the features, [configuration, technique]."""
     return numpy.array([_row(config) for config in configs], dtype=float).reshape(
         len(configs), len(FIELD_ORDER)
     )

@@ -102,7 +102,7 @@ class MemoryModel:
         )
 
     def _by_similar_configurations(self, features: Array) -> tuple[Array, Array]:
-        """Return mean and standard deviation of the logarithm of each peak.
+        """Returns mean and standard deviation of the logarithm of each peak.
 
         Without any known peak: half of the room, within a factor of e.
         """
@@ -122,7 +122,7 @@ class MemoryModel:
 
 
 def _room_bytes(records: Sequence[TrialRecord], *, cap_bytes: int) -> float:
-    """Return the cap less the device's context, and at least the largest peak that has fitted.
+    """Returns the cap less the device's context, and at least the largest peak that has fitted.
 
     What the allocator reserves beyond the tensors is not subtracted: under a cap it returns most of
     that.
@@ -142,7 +142,7 @@ _Peak = tuple[TrainingConfig, float]
 def _known_peaks(
     records: Sequence[TrialRecord], forecasts: Iterable[Forecast], *, room_bytes: float
 ) -> dict[str, _Peak]:
-    """Return peaks by fingerprint: measured, else assumed after running out, else predicted."""
+    """Returns peaks by fingerprint: measured, else assumed after running out, else predicted."""
     peaks: dict[str, _Peak] = {}
     for record in records:
         size = float(record.peak_memory_bytes or 0)
@@ -199,7 +199,7 @@ class _PredictionErrors:
         self._by_precision = {precision: _moments(errors) for precision, errors in measured.items()}
 
     def of(self, config: TrainingConfig, prediction: Prediction) -> _Error:
-        """Return the distribution of the error of `prediction`."""
+        """Returns the distribution of the error of `prediction`."""
         count, mean, squares = self._by_precision.get(config.precision, (0, 0.0, 0.0))
         pseudo_error = (
             (prediction.upper_bound_bytes - prediction.lower_bound_bytes)
@@ -211,6 +211,6 @@ class _PredictionErrors:
 
 
 def _moments(errors: Sequence[float]) -> tuple[int, float, float]:
-    """Return their number n, sum(errors) / (n + 1), and the sum of squared distances from it."""
+    """Returns their number n, sum(errors) / (n + 1), and the sum of squared distances from it."""
     mean = sum(errors) / (len(errors) + 1)
     return len(errors), mean, sum((error - mean) ** 2 for error in errors)

@@ -67,7 +67,7 @@ _GENERATION = "NSGAIISampler:generation"
 
 
 def derived_seed(seed: int, *, told: int, repeat: int = 0) -> int:
-    """Return the seed of a suggestion after `told` results.
+    """Returns the seed of a suggestion after `told` results.
 
     It depends on nothing else, so a resumed study goes on like an uninterrupted one. `repeat`
     counts the suggestions since the last result that were not used.
@@ -100,7 +100,7 @@ class OptunaStudy:
             self._told.append((config, values))
 
     def ask(self, *, repeat: int = 0, in_flight: Sequence[TrainingConfig] = ()) -> TrainingConfig:
-        """Return the suggestion after the results so far, a different one for each `repeat`.
+        """Returns the suggestion after the results so far, a different one for each `repeat`.
 
         The sampler is shown the configurations `in_flight`, which run at this moment, as Optuna's
         running trials. TPE and the Gaussian process avoid them; the others ignore them.
@@ -134,7 +134,7 @@ class OptunaStudy:
         return range(first, first + len(running))
 
     def unseen(self, seen: set[str]) -> Iterator[TrainingConfig]:
-        """Return the legal configurations without a trial, in order for `grid`, else shuffled.
+        """Returns the legal configurations without a trial, in order for `grid`, else shuffled.
 
         `seen` holds the fingerprints of those with a trial.
         """
@@ -201,7 +201,7 @@ def _settle_parents(study: optuna.Study) -> None:
 
 
 def optuna_study_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> optuna.Study:
-    """Return an Optuna study, in memory, with all results, for Optuna's figures and tools."""
+    """Returns an Optuna study, in memory, with all results, for Optuna's figures and tools."""
     legal = definition.legal_space()
     encoder = ObjectiveEncoder(
         cap_bytes=definition.cap_bytes, vocab_size=definition.workload.vocab_size
@@ -228,7 +228,7 @@ def _empty_study(name: str | None = None) -> optuna.Study:
 
 
 def _first_of_window(told: int, *, most: int) -> int:
-    """Return the index from which all results are told.
+    """Returns the index from which all results are told.
 
     Of the results before it, only the front and the latest are told.
     """

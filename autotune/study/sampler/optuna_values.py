@@ -27,7 +27,7 @@ class OptunaValues:
 
 
 def constraints_of(record: TrialRecord, *, cap_bytes: int) -> dict[str, float]:
-    """Return the constraints of a trial, each feasible at or below zero.
+    """Returns the constraints of a trial, each feasible at or below zero.
 
     The first is the memory over the cap, relative to it, so that both are of one size.
     """

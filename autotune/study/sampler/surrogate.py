@@ -85,7 +85,7 @@ def posterior(
     y_train: Sequence[float],
     noises: Sequence[float],
 ) -> Posterior:
-    """Return the posterior for `x_test`, given the logarithms `y_train` measured for `x_train`.
+    """Returns the posterior for `x_test`, given the logarithms `y_train` measured for `x_train`.
 
     `noises` are the standard deviations of the measurements to choose from.
     """
@@ -114,7 +114,7 @@ class Surrogate:
         """The process that the scales come from, if not from this one's own values."""
 
     def believing(self, x_more: Array, y_more: Array) -> "Surrogate":
-        """Return the process with further values that are only expected.
+        """Returns the process with further values that are only expected.
 
         They take part in the mean and the variance, but not in the choice of the scales: values
         that agree with the model would make it too certain.
@@ -127,7 +127,7 @@ class Surrogate:
         return more
 
     def one_by_one(self, x_test: Array) -> "PosteriorOneByOne":
-        """Return the posterior at `x_test`, whose rows can be believed one after the other.
+        """Returns the posterior at `x_test`, whose rows can be believed one after the other.
 
         If there is a fit over more techniques, as of more configurations than these, it is of that.
         """
@@ -148,12 +148,12 @@ class Surrogate:
         return Posterior(mean=fit.mean(covariance, x_test), deviation=fit.deviation(covariance))
 
     def predict_mean(self, x_test: Array) -> Array:
-        """Return the mean of `predict` alone, at half of the cost."""
+        """Returns the mean of `predict` alone, at half of the cost."""
         fit, covariance = self._fit_for(x_test)
         return fit.mean(covariance, x_test)
 
     def _fit_for(self, x_test: Array) -> "tuple[_Fit, Array]":
-        """Return the fit over the techniques that differ anywhere in x_train or x_test.
+        """Returns the fit over the techniques that differ anywhere in x_train or x_test.
 
         With it the covariance of x_test and x_train, [configuration of x_test, of x_train].
         """
@@ -239,7 +239,7 @@ class Surrogate:
 
 
 def _log_normal(value: float, *, median: float, spread: float) -> float:
-    """Return the logarithm of a log-normal density, up to a constant and the factor 1 / value."""
+    """Returns the logarithm of a log-normal density, up to a constant and the factor 1 / value."""
     return -0.5 * (math.log(value / median) / spread) ** 2
 
 
@@ -278,7 +278,7 @@ class _Closeness:
         )
 
     def sum(self, weights: Array, *, power: int = 1) -> Array:
-        """Return sum_i weight_i c_i^power, [row, column]; one weight for each field."""
+        """Returns sum_i weight_i c_i^power, [row, column]; one weight for each field."""
         size = self.rows.shape[1]
         table = numpy.zeros((size, size))
         begin = 0
@@ -302,7 +302,7 @@ class _Scales:
     noise: float
 
     def kernel(self, closeness: _Closeness) -> Array:
-        """Return k, [row, column]."""
+        """Returns k, [row, column]."""
         scales = numpy.array(self.techniques)
         singles = closeness.sum(scales**2)
         # sum_{i<j} a_i a_j = ((sum_i a_i)^2 - sum_i a_i^2) / 2
@@ -320,7 +320,7 @@ class _PriorMean:
 
     @classmethod
     def with_weight(cls, weight: float, x_train: Array, y_train: Array) -> "_PriorMean":
-        """Return the one with this weight whose center is that of the measurements."""
+        """Returns the one with this weight whose center is that of the measurements."""
         left = y_train
         if weight:
             left = y_train - weight * x_train[:, EXPECTATION]
@@ -332,7 +332,7 @@ class _PriorMean:
         return [cls.with_weight(weight, x_train, y_train) for weight in weights]
 
     def at(self, x: Array) -> Array | float:
-        """Return the mean of each row of features."""
+        """Returns the mean of each row of features."""
         if not self.weight:
             return self.center
         return numpy.asarray(self.center + self.weight * x[:, EXPECTATION])
@@ -388,17 +388,17 @@ class _Fit:
         return numpy.asarray(numpy.linalg.inv(self._root))
 
     def mean(self, covariance: Array, x_test: Array) -> Array:
-        """Return m(x_test) + k(x_test, x_train) K^-1 (y - m(x_train)), [row of x_test]."""
+        """Returns m(x_test) + k(x_test, x_train) K^-1 (y - m(x_train)), [row of x_test]."""
         return numpy.asarray(covariance @ self._weights + self.prior_mean.at(x_test))
 
     def deviation(self, covariance: Array) -> Array:
-        """Return sqrt(k(x, x) - k(x, x_train) K^-1 k(x_train, x)), [configuration of x_test]."""
+        """Returns sqrt(k(x, x) - k(x, x_train) K^-1 k(x_train, x)), [configuration of x_test]."""
         explained = self.explained(covariance)
         variance = self.prior_variance - numpy.einsum("ij,ij->j", explained, explained)
         return numpy.asarray(numpy.sqrt(numpy.maximum(variance, 0.0)))
 
     def explained(self, covariance: Array) -> Array:
-        """Return L^-1 k(x_train, x_test) with K = L L', [configuration of x_train, of x_test]."""
+        """Returns L^-1 k(x_train, x_test) with K = L L', [configuration of x_train, of x_test]."""
         return numpy.asarray(self._inverse_root @ covariance.T)
 
 
@@ -428,7 +428,7 @@ class PosteriorOneByOne:
         self._variance = fit.prior_variance - numpy.einsum("ij,ij->j", explained, explained)
 
     def at(self, indices: Sequence[int]) -> Posterior:
-        """Return the posterior at the rows `indices` of x_test."""
+        """Returns the posterior at the rows `indices` of x_test."""
         variance = numpy.maximum(self._variance[indices], 0.0)
         return Posterior(mean=self._mean[indices], deviation=numpy.sqrt(variance))
 

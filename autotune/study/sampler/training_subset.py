@@ -26,7 +26,7 @@ class TrainingSubset:
     """Fingerprints of the front's configurations and of those one technique away from it."""
 
     def indices(self, configs: Sequence[TrainingConfig]) -> Sequence[int]:
-        """Return the indices of the selected trials; all indices if there are few enough.
+        """Returns the indices of the selected trials; all indices if there are few enough.
 
         `configs` are in the order of the study. The evenly spaced trials come first, because the
         scales of the surrogate's kernel are chosen by the first ones.

@@ -44,7 +44,7 @@ class TrialSeconds:
         }
 
     def of(self, config: TrainingConfig) -> float:
-        """Return the expected seconds of a trial of the configuration."""
+        """Returns the expected seconds of a trial of the configuration."""
         seconds = self._compiling.get(config.compile, 0.0)
         if config.compiled_class in self._compiled:
             seconds *= SHARE_OF_CACHED

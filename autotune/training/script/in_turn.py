@@ -8,7 +8,7 @@ import torch
 
 from autotune.memory.device_meter import make_meter
 from autotune.spec.result import Measurement
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.training.script.interface import begin
 from autotune.training.script.run import prepare_process, run_script
 from autotune.training.script.timed_run import Step, TimedRun
@@ -16,7 +16,7 @@ from autotune.training.turns import Turns
 
 
 def train_script_in_turn(
-    request: TrainingRequest, *, turns: Turns, progress: Progress = unwatched
+    request: TrainingRequest, *, turns: Turns, progress: ReportsStage = unwatched
 ) -> Measurement:
     """Runs the script while `turns` lets it, which gets the time of its steps.
 
@@ -35,7 +35,12 @@ class _ScriptInTurn(TimedRun):
     """Times the steps of the script in turns, without those in which it has evaluated."""
 
     def __init__(
-        self, request: TrainingRequest, device: torch.device, *, turns: Turns, progress: Progress
+        self,
+        request: TrainingRequest,
+        device: torch.device,
+        *,
+        turns: Turns,
+        progress: ReportsStage,
     ) -> None:
         self._meter = make_meter(  # limits the allocator; before anything touches the device
             device,

@@ -25,7 +25,7 @@ from autotune.shipped.seeds import seed_generators
 from autotune.spec.file_watch import files_until_apply, watch_files
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.script_files import check_files_of_trial
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.user_code import (
     changed_since,
     is_script_module,
@@ -226,7 +226,7 @@ class WatchedRun:
 
     is_trace = False
 
-    def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
+    def __init__(self, request: TrainingRequest, *, progress: ReportsStage) -> None:
         self.config = request.config
         self._progress = progress
         self._request = request
@@ -370,7 +370,7 @@ class _ScriptTrace(WatchedRun):
 
     is_trace = True
 
-    def __init__(self, request: TrainingRequest, *, dropout: bool, progress: Progress) -> None:
+    def __init__(self, request: TrainingRequest, *, dropout: bool, progress: ReportsStage) -> None:
         super().__init__(request, progress=progress)
         self._dropout = dropout
         self._steps = 0
@@ -397,7 +397,7 @@ def _staying(_train: Method) -> Method:
 
 
 def trace_script(
-    request: TrainingRequest, *, dropout: bool, progress: Progress = unwatched
+    request: TrainingRequest, *, dropout: bool, progress: ReportsStage = unwatched
 ) -> ParityTrace:
     """Returns the trace of the script's first steps, to compare with another configuration.
 

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.errors import StudyMismatch
 from autotune.spec.result import Measurement
-from autotune.spec.training_request import Progress, TrainingRequest
+from autotune.spec.training_request import ReportsStage, TrainingRequest
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers
 from autotune.training.script.run import ScriptEnd, WatchedRun
@@ -55,7 +55,7 @@ class TimedRun(WatchedRun, ABC):
     On CUDA the device must have its context before.
     """
 
-    def __init__(self, request: TrainingRequest, *, progress: Progress) -> None:
+    def __init__(self, request: TrainingRequest, *, progress: ReportsStage) -> None:
         super().__init__(request, progress=progress)
         self._has_ended = False
         self._updates = 0

@@ -36,7 +36,7 @@ from autotune.spec.file_watch import files_until_apply
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import Measurement, Outcome
-from autotune.spec.training_request import Progress, TrainingRequest, unwatched
+from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques.own_precision import own_precision, why_not_cast
 from autotune.techniques.pinned_memory import offloaded_bytes
@@ -62,7 +62,7 @@ from autotune.training.step import Diverged
 from autotune.units import different_sizes
 
 
-def train_script(request: TrainingRequest, *, progress: Progress = unwatched) -> Measurement:
+def train_script(request: TrainingRequest, *, progress: ReportsStage = unwatched) -> Measurement:
     """Runs the workload's script as one trial and returns its measurement.
 
     Raises Diverged, ParityFailed, whatever the script raises, and StudyMismatch if it ends too
@@ -220,7 +220,7 @@ class _ScriptTrial(TimedRun):
     """Measures one configuration during the steps of the script."""
 
     def __init__(
-        self, request: TrainingRequest, device: torch.device, *, progress: Progress
+        self, request: TrainingRequest, device: torch.device, *, progress: ReportsStage
     ) -> None:
         began = time.monotonic()
         self._meter = make_whole_run_meter(  # before anything touches the device

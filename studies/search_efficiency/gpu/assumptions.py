@@ -34,7 +34,7 @@ class Card:
 
     @classmethod
     def read(cls, name_or_file: str) -> "Card":
-        """Return the card of a name such as h200, or of a JSON file."""
+        """Returns the card of a name such as h200, or of a JSON file."""
         file = Path(name_or_file)
         if not file.suffix:
             file = FOLDER / f"{name_or_file}.json"
@@ -133,7 +133,7 @@ class Assumptions:
     """Whether 16 bit, fp8 and compiling are faster than fp32 at all."""
 
     def redrawn(self, seed: int) -> "Assumptions":
-        """Return them with each efficiency, the compilations and the host's time redrawn."""
+        """Returns them with each efficiency, the compilations and the host's time redrawn."""
         rng = random.Random(f"assumptions {seed}")
 
         def factor(spread: tuple[float, float]) -> float:

@@ -57,7 +57,7 @@ PREDICTION_BOUNDS = {"none": 0.025, "block": 0.057, "model": 0.06}
 
 
 def draw(*key: object) -> float:
-    """Return a draw from the standard normal distribution that belongs to the key."""
+    """Returns a draw from the standard normal distribution that belongs to the key."""
     return random.Random("|".join(map(str, key))).gauss(0.0, 1.0)
 
 
@@ -81,7 +81,7 @@ class DeviceTable:
         self._measure()
 
     def _not_in_the_table(self) -> dict[str, dict[str, str]]:
-        """Return what the card cannot do, and the space's values that were not predicted."""
+        """Returns what the card cannot do, and the space's values that were not predicted."""
         known = {name: self._predicted.values(name) for name in TECHNIQUES}
         known["precision"] |= {"tf32"}
         known["allocator"] = {"default", "expandable"}
@@ -114,7 +114,7 @@ class DeviceTable:
         self.baseline_speed = float(self.speed[self.row[self.baseline]])
 
     def definition(self, *, cap_bytes: int, seed: int = 0) -> StudyDefinition:
-        """Return a study of the table under a cap."""
+        """Returns a study of the table under a cap."""
         card = self.card
         device = DeviceInfo(
             device="cuda:0",
@@ -151,12 +151,12 @@ class DeviceTable:
         return seconds * math.exp(self._residual(config))
 
     def _without_gain(self, config: TrainingConfig) -> TrainingConfig:
-        """Return the eager fp32 training that is as fast, where nothing else brings anything."""
+        """Returns the eager fp32 training that is as fast, where nothing else brings anything."""
         plain = replace(config, precision="fp32", compile="none", memory_budget=1.0)
         return plain if plain in self.row else replace(plain, checkpointing="none")
 
     def _device_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long the device computes and moves a micro batch."""
+        """Returns for how long the device computes and moves a micro batch."""
         card, assumed, row = self.card, self.assumptions, self.row[config]
         kind = matrix_format(config.precision) or "fp32"
         rate = card.matrix_flops_per_second[kind] * assumed.linear_efficiency[kind]
@@ -180,7 +180,7 @@ class DeviceTable:
         return seconds
 
     def _host_seconds(self, config: TrainingConfig) -> float:
-        """Return for how long the host launches the kernels of a micro batch."""
+        """Returns for how long the host launches the kernels of a micro batch."""
         assumed = self.assumptions
         if config.compile == "none":
             seconds = assumed.eager_host.get(config.precision, assumed.other_eager_host)
@@ -192,7 +192,7 @@ class DeviceTable:
         return seconds * (assumed.offloaded_host if config.activation_offload == "cpu" else 1.0)
 
     def _update_seconds(self, config: TrainingConfig) -> float:
-        """Return what the host takes for the update beyond the device's time for its bytes."""
+        """Returns what the host takes for the update beyond the device's time for its bytes."""
         assumed = self.assumptions
         host = assumed.update_host[config.optimizer_fusion]
         if config.precision == "bf16-stochastic":
@@ -201,7 +201,7 @@ class DeviceTable:
         return max(0.0, host * assumed.host_time - moved / self.card.bandwidth_bytes_per_second)
 
     def _residual(self, config: TrainingConfig) -> float:
-        """Return the logarithm of what the roofline misses."""
+        """Returns the logarithm of what the roofline misses."""
         residual = self.assumptions.residual * draw("config", self.card.name, Shape.of(config).key)
         if (config.precision, config.compile) == ("fp32", "none"):  # which was measured
             return residual
@@ -209,7 +209,7 @@ class DeviceTable:
         return residual + self.assumptions.residual_of_kind * draw("class", self.card.name, *kind)
 
     def _perplexity(self, shape: Shape) -> float:
-        """Return it, the same for all shapes that compute the same numbers."""
+        """Returns it, the same for all shapes that compute the same numbers."""
         kind = "eager"
         loss = []
         if shape.precision not in ("fp32", "tf32"):
@@ -225,17 +225,17 @@ class DeviceTable:
     # -- what a search is judged by ----------------------------------------------------------------
 
     def objectives(self, config: TrainingConfig) -> tuple[float, float, float]:
-        """Return the bytes of the device, tokens per second and the perplexity."""
+        """Returns the bytes of the device, tokens per second and the perplexity."""
         row = self.row[config]
         return float(self.device_bytes[row]), float(self.speed[row]), float(self.perplexity[row])
 
     def optimum(self, cap_bytes: int) -> TrainingConfig:
-        """Return the fastest configuration under the cap."""
+        """Returns the fastest configuration under the cap."""
         within = numpy.flatnonzero(self.device_bytes <= cap_bytes)
         return self.configs[int(within[numpy.argmax(self.speed[within])])]
 
     def hypervolume(self, points: Sequence[tuple[float, float, float]], cap_bytes: int) -> float:
-        """Return the volume below the cap, half of the baseline's speed and the worst perplexity.
+        """Returns the volume below the cap, half of the baseline's speed and the worst perplexity.
 
         The reference's perplexity is 1.01 times the worst.
         """
@@ -248,14 +248,14 @@ class DeviceTable:
 
     @cache  # noqa: B019 - a table lives as long as the process
     def whole_hypervolume(self, cap_bytes: int) -> float:
-        """Return the hypervolume of all configurations."""
+        """Returns the hypervolume of all configurations."""
         columns = (self.device_bytes, self.speed, self.perplexity)
         return self.hypervolume(list(zip(*columns, strict=True)), cap_bytes)
 
     # -- what a search is told ---------------------------------------------------------------------
 
     def program(self, config: TrainingConfig) -> Shape | None:
-        """Return the same for configurations of which torch.compile makes the same code."""
+        """Returns the same for configurations of which torch.compile makes the same code."""
         if config.compile == "none":
             return None
         shape = Shape.of(config)
@@ -268,7 +268,7 @@ class DeviceTable:
         )
 
     def prediction(self, config: TrainingConfig) -> Prediction:
-        """Return what autotune would predict, with an error of its usual size."""
+        """Returns what autotune would predict, with an error of its usual size."""
         row, program = self.row[config], self.program(config)
         error = PREDICTION_ERROR[config.compile] * draw(
             "pred", Shape.of(config).key, config.allocator
@@ -296,7 +296,7 @@ class DeviceTable:
 
 
 def workload() -> Workload:
-    """Return autotune's default on a CUDA device."""
+    """Returns autotune's default on a CUDA device."""
     return make_workload(
         "cuda",
         {
@@ -313,7 +313,7 @@ def workload() -> Workload:
 
 
 def _hypervolume(points: Array, *, memory: float, speed: float, perplexity: float) -> float:
-    """Return the volume that points [bytes, speed, perplexity] dominate above a reference."""
+    """Returns the volume that points [bytes, speed, perplexity] dominate above a reference."""
     is_inside = (points[:, 0] < memory) & (points[:, 1] > speed) & (points[:, 2] < perplexity)
     points = points[is_inside]
     points = points[numpy.argsort(points[:, 0], kind="stable")]

@@ -102,15 +102,15 @@ class Predicted:
             self.flops[shape] = float(row["flops_per_token"])
 
     def values(self, shape_field: str) -> set[object]:
-        """Return which values of a technique the sample has."""
+        """Returns which values of a technique the sample has."""
         return {getattr(shape, shape_field) for shape in self.peak_bytes}
 
     def work_of(self, known: Mapping[Shape, float], shapes: Sequence[Shape]) -> Array:
-        """Return FLOPs or bytes of each shape, predicted or regressed."""
+        """Returns FLOPs or bytes of each shape, predicted or regressed."""
         return _regressed(known, [shape.as_counted for shape in shapes])
 
     def peak_of(self, shapes: Sequence[Shape]) -> Array:
-        """Return the peak of each shape in bytes, as predicted or put together:
+        """Returns the peak of each shape in bytes, as predicted or put together:
 
         static bytes + what the update adds + micro batch / 16 * activations.
         """
@@ -140,7 +140,7 @@ class Predicted:
         return static_bytes + update_bytes + share * max(activation_bytes, _LEAST_ACTIVATION_BYTES)
 
     def _pair(self, shape: Shape, *, loss: str = "", activation_offload: str = "") -> list[float]:
-        """Return the peaks with and without one change, with the shape's checkpointing or none."""
+        """Returns the peaks with and without one change, with the shape's checkpointing or none."""
         scope = "block" if shape.compile == "model" else shape.compile
         for checkpointing in (shape.checkpointing, "none"):
             without = Shape(shape.precision, checkpointing, scope)
@@ -176,7 +176,7 @@ class Predicted:
 
 
 def _regressed(known: Mapping[Shape, float], wanted: Sequence[Shape]) -> Array:
-    """Return the known values, and for other shapes the mean of the Gaussian process."""
+    """Returns the known values, and for other shapes the mean of the Gaussian process."""
     seen = list(known)
     others = list(dict.fromkeys(shape for shape in wanted if shape not in known))
     found = dict(known)
@@ -190,7 +190,7 @@ def _regressed(known: Mapping[Shape, float], wanted: Sequence[Shape]) -> Array:
 
 
 def _kernel(rows: Sequence[Shape], columns: Sequence[Shape]) -> Array:
-    """Return the covariance of the logarithms, [row, column]."""
+    """Returns the covariance of the logarithms, [row, column]."""
     singles = [_SCALE * _closeness(name, rows, columns) for name in TECHNIQUES]
     total = numpy.sum(singles, axis=0)
     squares = numpy.sum([single**2 for single in singles], axis=0)
@@ -198,7 +198,7 @@ def _kernel(rows: Sequence[Shape], columns: Sequence[Shape]) -> Array:
 
 
 def _closeness(name: str, rows: Sequence[Shape], columns: Sequence[Shape]) -> Array:
-    """Return how much alike shapes are in one technique, 0 to 1, [row, column]."""
+    """Returns how much alike shapes are in one technique, 0 to 1, [row, column]."""
     of_rows = numpy.array([getattr(shape, name) for shape in rows])
     of_columns = numpy.array([getattr(shape, name) for shape in columns])
     if name == "micro_batch_size":

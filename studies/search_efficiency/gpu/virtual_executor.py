@@ -80,7 +80,7 @@ class VirtualExecutor:
         self.clock.seconds = seconds
 
     def seconds_of_cache(self, program: Any) -> float:
-        """Return what a program spares that is compiled already."""
+        """Returns what a program spares that is compiled already."""
         kind = "model" if "model" in str(program) else "block"
         assumed = self._table.assumptions
         return assumed.compile_seconds[kind] - assumed.cached_compile_seconds[kind]
@@ -97,7 +97,7 @@ class VirtualExecutor:
         return Forecast(config=config, prediction=self._table.prediction(config))
 
     def trace(self, _definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
-        """Return the first steps of the plain training that a trial is compared with."""
+        """Returns the first steps of the plain training that a trial is compared with."""
         table = self._table
         row = table.row.get(config, table.row[table.baseline])
         steps = 3 * float(table.step_seconds[row])

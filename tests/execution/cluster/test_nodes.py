@@ -59,7 +59,7 @@ def node(number, *, gpus=0, model="", cpus=8):
 
 
 def devices_kept(devices):
-    """Return what keeps the first slots, as where the devices of all are free."""
+    """Returns what keeps the first slots, as where the devices of all are free."""
 
     def keep(count):
         del devices._slots[count:]
@@ -68,7 +68,7 @@ def devices_kept(devices):
 
 
 def chosen(listed, monkeypatch, tmp_path, *, devices_per_trial=1, **settings):
-    """Return the nodes of the slots that a search on these nodes has, and what it says."""
+    """Returns the nodes of the slots that a search on these nodes has, and what it says."""
     events = []
     devices = DevicesOfCluster(
         tmp_path,

@@ -24,7 +24,7 @@ echo half >"$2"
 
 
 def interrupted_compiler(folder, end):
-    """Return the path of an `INTERRUPTED` one."""
+    """Returns the path of an `INTERRUPTED` one."""
     file = folder / "c++"
     file.write_text(
         INTERRUPTED.format(marker=folder / "interrupted", compiler=shutil.which("g++"), end=end)

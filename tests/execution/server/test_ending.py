@@ -54,7 +54,7 @@ SCRIPT = """
 
 
 def measurement_of(future):
-    """Return what a training of the script measured, without the files that it read."""
+    """Returns what a training of the script measured, without the files that it read."""
     reply = future.result(WAIT_SECONDS).result
     return parse(Measurement, {name: reply[name] for name in reply if name != "script_files"})
 

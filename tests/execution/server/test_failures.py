@@ -183,7 +183,7 @@ LOSES_A_PROGRAM = "echo 'fatal error: Killed signal terminated program cc1plus';
 
 
 def _failed_compilation(folder, end):
-    """Return what torch.compile raises where the compiler ends so."""
+    """Returns what torch.compile raises where the compiler ends so."""
     compiler = folder / "c++"
     compiler.write_text(f"#!/bin/sh\n{end}\n")
     compiler.chmod(0o755)

@@ -54,13 +54,13 @@ def process_settings_of_nothing():
 
 
 def dtype_by_script(export):
-    """Return the dtype of the weights if the script has the line that the export prints."""
+    """Returns the dtype of the weights if the script has the line that the export prints."""
     lines = [entry.why for entry in export.unsupported if entry.setting == "precision"]
     return torch.bfloat16 if any(".to(torch.bfloat16)" in line for line in lines) else torch.float32
 
 
 def devices_of(export, *, weights_dtype):
-    """Return what a script does that accelerate launches, by the classes that it makes there."""
+    """Returns what a script does that accelerate launches, by the classes that it makes there."""
     environment, _, _ = launched(export.command, export.files[FILE])
     devices = int(environment["processes"])
     if environment.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -93,7 +93,7 @@ def devices_of(export, *, weights_dtype):
 
 
 def parsed_automatic(text):
-    """Return the configuration with numbers in place of what transformers fills in."""
+    """Returns the configuration with numbers in place of what transformers fills in."""
     from deepspeed.runtime.config import DeepSpeedConfig
 
     settings = json.loads(text)

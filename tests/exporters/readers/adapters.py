@@ -35,7 +35,7 @@ def adapter_settings(model, blocks, attention):
 
 
 def trained_dtype(model):
-    """Return the dtype of everything that is trained."""
+    """Returns the dtype of everything that is trained."""
     [dtype] = {weight.dtype for weight in model.parameters() if weight.requires_grad}
     return dtype
 

@@ -15,7 +15,7 @@ REDUCED_IN = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp1
 
 
 def by_deepspeed(config, *, devices):
-    """Return what a configuration that DeepSpeed has parsed does on so many devices."""
+    """Returns what a configuration that DeepSpeed has parsed does on so many devices."""
     zero = config.zero_config
     offload = "none" if zero.offload_optimizer is None else "optimizer"
     for moved in (zero.offload_optimizer, zero.offload_param):
@@ -36,7 +36,7 @@ def by_deepspeed(config, *, devices):
 
 
 def by_fsdp2(*, reshards, groups, group_size, reduced_in, on_host, devices):
-    """Return the settings of FSDP2 in `groups` of so many devices each."""
+    """Returns the settings of FSDP2 in `groups` of so many devices each."""
     sharding = "zero3" if reshards else "zero2"
     if groups > 1:
         assert reshards
@@ -53,7 +53,7 @@ def by_fsdp2(*, reshards, groups, group_size, reduced_in, on_host, devices):
 
 
 def precision_by_deepspeed(settings):
-    """Return the precision by the file's autocast over float32 weights."""
+    """Returns the precision by the file's autocast over float32 weights."""
     autocast = settings.get("torch_autocast", {"enabled": True, "dtype": "float32"})
     assert autocast["enabled"]
     return {"float32": "fp32", "bfloat16": "bf16-mixed", "float16": "fp16-mixed"}[autocast["dtype"]]

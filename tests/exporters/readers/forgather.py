@@ -83,7 +83,7 @@ def read(export, version):
 
 
 def _blocks(text):
-    """Return {name of a block: its YAML}; other lines must be known directives or comments."""
+    """Returns {name of a block: its YAML}; other lines must be known directives or comments."""
     found, name = {}, None
     for line in text.splitlines():
         words = line.strip()

@@ -50,7 +50,7 @@ def tiny_llama(**options):
 
 @functools.cache
 def saved_llama():
-    """Return the folder with its weights, which only files can quantize."""
+    """Returns the folder with its weights, which only files can quantize."""
     folder = Path(FOLDER) / "llama"
     _llama().save_pretrained(folder)
     return folder

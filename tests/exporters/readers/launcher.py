@@ -45,7 +45,7 @@ def settings_of_this_process():
 
 
 def process_settings(export):
-    """Return the settings of the launcher's process; torch's defaults without a launcher."""
+    """Returns the settings of the launcher's process; torch's defaults without a launcher."""
     with settings_undone():
         exec(compile(export.files.get(FILE, ""), FILE, "exec"), {"__name__": "launcher"})
         return settings_of_this_process()

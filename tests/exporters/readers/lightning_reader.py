@@ -85,7 +85,7 @@ def weight_decay_of(optimizer):
 
 
 def devices_of(trainer, optimizer):
-    """Return what the strategy does. That a module shards itself is left to the user."""
+    """Returns what the strategy does. That a module shards itself is left to the user."""
     devices, strategy = trainer["devices"], trainer["strategy"]
     done = {**ONE_DEVICE, "devices_per_trial": devices}
     if strategy == "auto":
@@ -129,7 +129,7 @@ def made_optimizer(init):
 
 
 def parse(text):
-    """Return {seed, trainer, callback, optimizer} as LightningCLI parses them."""
+    """Returns {seed, trainer, callback, optimizer} as LightningCLI parses them."""
     parser = made_parser()
     config = parser.parse_string(text)
     made = parser.instantiate_classes(config)

@@ -12,7 +12,7 @@ from tests.exporters.readers.rates import schedule_of, trial_rates
 
 
 def schedule_named(name, *, warmup, steps, keywords):
-    """Return {schedule, learning_rate_warmup_steps}, the latter as text if it begins at 0."""
+    """Returns {schedule, learning_rate_warmup_steps}, the latter as text if it begins at 0."""
     rates = _rates(name, warmup, steps, json.dumps(keywords))
     found = schedule_of(rates)
     if "learning_rate_warmup_steps" in found:

@@ -135,7 +135,7 @@ def _devices(training, devices, length):
 
 
 def _reduced_in(training, length):
-    """Return the format in which gradients are added up in a backward pass."""
+    """Returns the format in which gradients are added up in a backward pass."""
     seen = set()
 
     def spy(tensor, *args, **options):  # the work of a fake group has no result

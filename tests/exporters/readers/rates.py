@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def schedule_of(rates):
-    """Return {schedule, learning_rate, learning_rate_warmup_steps} for the rates of all steps."""
+    """Returns {schedule, learning_rate, learning_rate_warmup_steps} for the rates of all steps."""
     return dict(_schedule_of(tuple(rates)))
 
 

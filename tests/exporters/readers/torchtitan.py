@@ -90,7 +90,7 @@ def _read_module(export, tokens):
 
 
 def _assignments(text, table):
-    """Return ({key: value}, {key: (name of the call, {argument: value})}) of `autotune()`.
+    """Returns ({key: value}, {key: (name of the call, {argument: value})}) of `autotune()`.
 
     Fails if the function contains anything else.
     """

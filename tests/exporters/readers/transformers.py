@@ -119,7 +119,7 @@ def rates_of(trainer):
 
 
 def devices_by_keys(keys, devices, weights_dtype):
-    """Return what the keys of TrainingArguments have accelerate do, by its own plugin."""
+    """Returns what the keys of TrainingArguments have accelerate do, by its own plugin."""
     if "deepspeed" in keys:
         assert not keys["bf16"], "it would turn that of DeepSpeed on"
         assert not keys["fp16"], "it would turn that of DeepSpeed on"

@@ -55,7 +55,7 @@ def tokenizer():
 
 
 def parse(text, **changes):
-    """Return (script arguments, SFTConfig, ModelConfig, datasets); fails on unknown keys.
+    """Returns (script arguments, SFTConfig, ModelConfig, datasets); fails on unknown keys.
 
     Runs on a CPU, which rejects tf32.
     """
@@ -95,7 +95,7 @@ def read(export, version):
 
 
 def _devices(export, weights_dtype):
-    """Return what accelerate does, to which trl hands its file."""
+    """Returns what accelerate does, to which trl hands its file."""
     if accelerate_config.FILE not in export.files:
         return ONE_DEVICE
     words = shlex.split(export.command)
@@ -137,7 +137,7 @@ def _read(text, is_tf32):
 
 
 def adapted_model(args, model_args):
-    """Return the model with the adapters that a real SFTTrainer adds; None without adapters."""
+    """Returns the model with the adapters that a real SFTTrainer adds; None without adapters."""
     peft_config = get_peft_config(model_args)
     if peft_config is None:
         return None

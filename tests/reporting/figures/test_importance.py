@@ -24,7 +24,7 @@ EFFECTS: dict[str, dict[Any, float]] = {
 
 
 def trials_of_effects(*, seed=None, count=48):
-    """Return trials whose memory is that of `EFFECTS`: all combinations, or some of them."""
+    """Returns trials whose memory is that of `EFFECTS`: all combinations, or some of them."""
     combinations = list(itertools.product(*EFFECTS.values()))
     if seed is not None:
         combinations = random.Random(seed).sample(combinations, count)

@@ -101,7 +101,7 @@ class Machine:
         return [step for step in self.steps if isinstance(step, TimeInTurn)]
 
     def subjects(self):
-        """Return the numbers of the subjects of each run."""
+        """Returns the numbers of the subjects of each run."""
         return [[subject.number for subject in run.subjects] for run in self.runs]
 
 
@@ -113,7 +113,7 @@ CONFIGS = [
 
 
 def typical(*, number=10, seed=1, **options):
-    """Return a machine on which less memory costs speed, with trials that are nearly equal."""
+    """Returns a machine on which less memory costs speed, with trials that are nearly equal."""
     draw = random.Random(seed)
     trials = [(CONFIGS[0], 400, 1000.0, 10.0)]
     for index in range(1, number):

@@ -29,7 +29,7 @@ from tests.study.confirmation.simulated import CONFIGS, Machine, typical
 
 
 def announced(machine, *, prefer="fastest"):
-    """Return the pick as a user is told it, with the speeds that he is shown."""
+    """Returns the pick as a user is told it, with the speeds that he is shown."""
     preferences = Preferences(prefer=prefer)
     records = confirmed_records(machine.records, machine.confirmations)
     front = pareto_front(records, tolerance=preferences.tolerance)
@@ -45,7 +45,7 @@ def confirmed(machine):
 
 
 def two(*, fast=2000.0, **options):
-    """Return a machine with the baseline and one trial that is smaller and faster."""
+    """Returns a machine with the baseline and one trial that is smaller and faster."""
     return Machine([(CONFIGS[0], 200, 1000.0, 10.0), (CONFIGS[1], 100, fast, 10.0)], **options)
 
 
@@ -284,7 +284,7 @@ def test_trials_of_an_earlier_study_are_measured_today():
 
 
 def mixed():
-    """Return a machine whose fastest trial trains in 16 bit."""
+    """Returns a machine whose fastest trial trains in 16 bit."""
     half = TrainingConfig(micro_batch_size=64, precision="bf16-true")
     machine = Machine(
         [(CONFIGS[0], 400, 1000.0, 10.0), (half, 200, 2000.0, 10.01)], alone=0.02, in_turn=0.02
@@ -344,7 +344,7 @@ def trained_with_seeds(machine, *, prefer="fastest"):
 
 
 def three_classes(*, speed_of_third, noise=0.02):
-    """Return a machine whose pick is in 16 bit, and a smaller trial of another class in 16 bit."""
+    """Returns a machine whose pick is in 16 bit, and a smaller trial of another class in 16 bit."""
     trials = [
         (CONFIGS[0], 400, 1000.0, 10.0),
         (TrainingConfig(micro_batch_size=64, precision="bf16-mixed"), 300, 2000.0, 10.01),

@@ -26,7 +26,7 @@ def growing_needs(draw):
 
 
 def looked_for(needs, *, cap, start, values=None):
-    """Return the result for `needs` of the values 1, 2, ... or `values`, and the calls made."""
+    """Returns the result for `needs` of the values 1, 2, ... or `values`, and the calls made."""
     values = range(1, len(needs) + 1) if values is None else values
     looked: list[int] = []
 
