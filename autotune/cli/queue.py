@@ -67,7 +67,7 @@ def _table(searches: "Sequence[RemoteSearch]", *, narrow: bool) -> Table:
                 str(search.priority),
                 search.submitted_by,
                 _ago(search.submitted_at),
-                search.reason or str((search.progress or {}).get("doing", "")),
+                search.reason or (search.progress.doing if search.progress else "") or "",
             ]
         table.add_row(*(as_text(cell) for cell in cells))
     return table

@@ -10,11 +10,9 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_prefe
 from autotune.analysis.tolerance import Tolerance
 from autotune.client.connection import reading_answer
 from autotune.errors import InvalidInput
-from autotune.spec.limits import Number
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
-from autotune.spec.queued_search import ENDED, SearchState
+from autotune.spec.queued_search import Search
 from autotune.spec.reading import parse
-from autotune.spec.schema import Schema
 from autotune.spec.setting import NO_LIMIT, all_options_of, options_of
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
@@ -28,44 +26,13 @@ _OF_THIS_PROCESS = ("listener", "should_stop")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoteSearch(Schema):
+class RemoteSearch(Search):
     """A search as the server had it when it was asked."""
 
-    id: Number
-    state: SearchState
-    study: str
-    """Name of its study; empty before the search has one."""
-    reason: str = ""
-    """Why it failed, or was cancelled."""
-    hint: str = ""
     url: str = ""
     """Its page."""
-    priority: int = 0
-    group: str = ""
-    """The group of devices that it runs on."""
-    position: int | None = None
-    """Its place in the queue, from 1; None once it has left the queue."""
-    submitted_by: str = ""
-    submitted_at: str = ""
-    started_at: str | None = None
-    ended_at: str | None = None
-    exit_code: int | None = None
-    trials: int = 0
-    """Number of trials with a result."""
-    trials_wanted: int | None = None
-    version: str = ""
-    """The version of autotune that runs it."""
-    is_stopping: bool = False
-    """Whether it is being cancelled."""
-    request: Mapping[str, Any] = field(default_factory=dict)
-    """Its settings, as they were submitted."""
-    progress: Mapping[str, Any] | None = None
     answer: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """All that the server said of it."""
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state in ENDED
 
 
 def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
@@ -76,10 +43,8 @@ def search_of(answer: Mapping[str, Any], *, server: str) -> RemoteSearch:
     names = RemoteSearch.__dataclass_fields__.keys() - {"url", "answer"}
     with reading_answer():
         known = {name: answer[name] for name in names if answer.get(name) is not None}
-        for name in ("study", "reason", "hint", "group", "submitted_by", "version"):
-            known[name] = known.get(name) or ""
         known |= {"url": f"{server}/searches/{answer['id']}", "answer": answer}
-        search = parse(RemoteSearch, known)
+        search = parse(RemoteSearch, known, ignore_unknown=True)
     if search.study:
         check_study_name(search.study)  # reports and exports are files of that name
     return search

@@ -5,7 +5,7 @@ Read from the driver's monitoring library and from the operating system, without
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import psutil
 
@@ -14,26 +14,36 @@ from autotune.execution.cpu_shares import cpu_name
 from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes
 from autotune.service.processes import find_process
 from autotune.spec.queued_search import QueuedSearch
+from autotune.spec.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceUse:
-    """How one device is used at the moment; what is not known is None."""
+class OtherProcess(Schema):
+    """A process on a device that is of no search of the queue."""
+
+    pid: int
+    user: str | None
+    bytes: int | None
+    """Of memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Schema):
+    """A device of the machine that the server runs on; null where a figure is not known."""
 
     name: str
-    type: str
-    """cuda or cpu."""
+    type: Literal["cpu", "cuda"]
     uuid: str | None
     memory_bytes: int | None
     used_bytes: int | None
     utilization_percent: float | None
     searches: tuple[int, ...]
-    """The searches of the queue that use it."""
-    others: tuple[Mapping[str, Any], ...]
-    """Processes that are of no search of the queue: pid, user, and bytes of memory."""
+    """The searches that use it."""
+    others: tuple[OtherProcess, ...]
+    """Processes of somebody else."""
 
 
-def devices_in_use(running: Sequence[QueuedSearch]) -> list[DeviceUse]:
+def devices_in_use(running: Sequence[QueuedSearch]) -> list[Device]:
     """Returns the GPUs of this machine, or its CPU where it has none."""
     searches = _searches_by_pid(running)
     devices = [_gpu(device, searches) for device in all_devices()]
@@ -41,7 +51,7 @@ def devices_in_use(running: Sequence[QueuedSearch]) -> list[DeviceUse]:
         return devices
     memory = psutil.virtual_memory()
     return [
-        DeviceUse(
+        Device(
             name=cpu_name(),
             type="cpu",
             uuid=None,
@@ -70,7 +80,7 @@ def _searches_by_pid(running: Sequence[QueuedSearch]) -> dict[int, int]:
     return found
 
 
-def _gpu(device: NvmlDevice, searches: Mapping[int, int]) -> DeviceUse:
+def _gpu(device: NvmlDevice, searches: Mapping[int, int]) -> Device:
     try:
         used_bytes = device.used_bytes()
     except TrialLost:
@@ -80,8 +90,8 @@ def _gpu(device: NvmlDevice, searches: Mapping[int, int]) -> DeviceUse:
         if pid in searches:
             of_searches.add(searches[pid])
         else:
-            others.append({"pid": pid, "user": _user_of(pid), "bytes": held_bytes})
-    return DeviceUse(
+            others.append(OtherProcess(pid=pid, user=_user_of(pid), bytes=held_bytes))
+    return Device(
         name=name_of(device),
         type="cuda",
         uuid=device.uuid,

@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from autotune.spec.config import TrainingConfig
+from autotune.spec.queued_search import SearchState
 from autotune.spec.result import NOT_SHOWN, Outcome, TrialRecord
+from autotune.storage.tokens import Action
 
 _EXAMPLE_TRIAL: dict[str, Any] = {
     "number": 4,
@@ -65,7 +67,6 @@ Trial: Any = create_model(
 )
 
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
-SearchState = Literal["queued", "running", "finished", "cancelled", "failed"]
 
 
 class Study(Described):
@@ -180,19 +181,8 @@ class ExportTexts(Described):
     notes: list[str]
 
 
-class ActionEntry(BaseModel):
-    """One line of the log of actions."""
-
-    number: int
-    at: str = Field(description="ISO 8601 in UTC.")
-    who: str = Field(description="The name of a token.")
-    action: str
-    target: str
-    detail: str
-
-
 class Actions(BaseModel):
     """A page of the log of actions, newest first."""
 
-    actions: list[ActionEntry]
+    actions: list[Action]
     total: int

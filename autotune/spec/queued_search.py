@@ -1,7 +1,7 @@
 """A search that was handed to a service: what was asked for, and what has become of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from autotune.spec.limits import Count, Moment, Number
@@ -61,6 +61,62 @@ class QueuedSearch(Schema):
     lease_until: Moment = 0.0
     progress: Mapping[str, Any] | None = None
     """What its process last said of itself."""
+    version: str = ""
+    """Of the autotune that runs it."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more happens to it."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchProgress(Schema):
+    """What a running search does; null where that is not known."""
+
+    doing: str | None = None
+    places: tuple[Mapping[str, Any], ...] | None = None
+    """What goes on at each device: name, trial, label, doing, seconds."""
+    counts: str | None = None
+    best: str | None = None
+    time_left: str | None = None
+    seconds_left: float | None = None
+    is_confirming: bool | None = None
+    used_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Schema):
+    """A search of the queue, as a server answers it: moments are texts, in ISO 8601 and UTC."""
+
+    id: Number
+    state: SearchState
+    is_stopping: bool = False
+    """Whether it is being cancelled."""
+    reason: str = ""
+    """Why it failed, was cancelled or waits; else empty."""
+    hint: str = ""
+    study: str = ""
+    """Name of its study, which may not have begun yet."""
+    priority: int = 0
+    group: str = ""
+    """The group of devices; empty: any."""
+    position: int | None = None
+    """Its place in the queue, from 1; null once it has left the queue."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """The settings as submitted."""
+    submitted_by: str = ""
+    submitted_at: str = ""
+    started_at: str | None = None
+    ended_at: str | None = None
+    exit_code: int | None = None
+    """That of `autotune search`."""
+    starts: int = 0
+    """How often a process was started for it."""
+    trials: int | None = None
+    """Number of trials with a result."""
+    trials_wanted: int | None = None
+    progress: SearchProgress | None = None
     version: str = ""
     """Of the autotune that runs it."""
 

@@ -22,6 +22,7 @@ class Schema:
         "strict": True,
         "extra": "forbid",
         "revalidate_instances": "always",
+        "use_attribute_docstrings": True,  # as descriptions in the document of the interface
     }
 
     @classmethod

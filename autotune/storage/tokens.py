@@ -14,6 +14,7 @@ import sqlalchemy
 from sqlalchemy import insert, select, update
 
 from autotune.errors import InvalidInput, suggestion
+from autotune.spec.schema import Schema
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
 from autotune.storage.rows import DamagedRow
@@ -42,13 +43,14 @@ class NamedToken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Action:
+class Action(Schema):
     """One line of the log: who did what."""
 
     number: int
-    at: datetime
-    """In UTC."""
+    at: str
+    """ISO 8601 in UTC."""
     who: str
+    """The name of a token."""
     action: str
     """Such as `cancel search`."""
     target: str
@@ -167,7 +169,7 @@ class Tokens:
         found = [
             Action(
                 number=row.id,
-                at=_in_utc(row.at),
+                at=_in_utc(row.at).isoformat(),
                 who=row.who,
                 action=row.action,
                 target=row.target,

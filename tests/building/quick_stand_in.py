@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autotune.errors import AutotuneError, InvalidInput
-from autotune.service.settings import SubmissionRules, check_submission, checked_workload
+from autotune.service.settings import SubmissionRules
+from autotune.service.submissions import check_submission, checked_workload
 
 
 def planned(settings):

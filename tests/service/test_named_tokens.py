@@ -1,5 +1,7 @@
 """Named tokens and the log of actions, on each kind of database."""
 
+from datetime import datetime
+
 import pytest
 from sqlalchemy import select
 
@@ -75,7 +77,7 @@ def test_actions_are_listed_newest_first_by_pages(tokens):
     rest, _ = tokens.actions(limit=10, offset=2)
     assert total == 5
     assert [action.target for action in (*first, *rest)] == ["4", "3", "2", "1", "0"]
-    assert first[0].at.tzinfo is not None
+    assert datetime.fromisoformat(first[0].at).tzinfo is not None
 
 
 def test_texts_of_an_action_that_no_database_takes_are_mended(tokens):

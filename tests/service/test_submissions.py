@@ -5,7 +5,8 @@ import json
 import pytest
 
 from autotune.errors import InvalidInput, NotAllowed
-from autotune.service.submissions import SubmissionRules, check_submission, checked_workload
+from autotune.service.settings import SubmissionRules
+from autotune.service.submissions import check_submission, checked_workload
 
 TOML = '[techniques]\nprecision = ["fp32", "bf16-mixed"]\nmicro_batch_size = "divisors"\n'
 

@@ -22,15 +22,4 @@ router = APIRouter(tags=["server"])
 async def list_actions(service: Service, limit: Limit = 100, offset: Offset = 0) -> schemas.Actions:
     read = partial(service.tokens.actions, limit=limit, offset=offset)
     found, total = await anyio.to_thread.run_sync(read)
-    entries = [
-        schemas.ActionEntry(
-            number=action.number,
-            at=action.at.isoformat(),
-            who=action.who,
-            action=action.action,
-            target=action.target,
-            detail=action.detail,
-        )
-        for action in found
-    ]
-    return schemas.Actions(actions=entries, total=total)
+    return schemas.Actions(actions=found, total=total)

@@ -1,37 +1,15 @@
 """The devices of the server, how they are used, and who leads the queue."""
 
-from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from autotune.service.devices import devices_in_use
+from autotune.service.devices import Device, devices_in_use
 from autotune.service.problems import documented
 from autotune.service.state import Service
 
 router = APIRouter(tags=["server"])
-
-
-class OtherProcess(BaseModel):
-    """A process on a device that is of no search of the queue."""
-
-    pid: int
-    user: str | None
-    bytes: int | None
-
-
-class Device(BaseModel):
-    """A device of the machine that the server runs on; null where a figure is not known."""
-
-    name: str
-    type: Literal["cpu", "cuda"]
-    uuid: str | None
-    memory_bytes: int | None
-    used_bytes: int | None
-    utilization_percent: float | None
-    searches: list[int] = Field(description="The searches that use it.")
-    others: list[OtherProcess] = Field(description="Processes of somebody else.")
 
 
 class Group(BaseModel):
@@ -60,7 +38,7 @@ def devices(service: Service) -> dict[str, Any]:
     of_group = {search.group: search.id for search in running}
     lead = service.searches.lead()
     return {
-        "devices": [asdict(device) for device in devices_in_use(running)],
+        "devices": devices_in_use(running),
         "groups": [
             {"name": name, "devices": devices, "search": of_group.get(name)}
             for name, devices in service.settings.device_groups.items()

@@ -24,7 +24,7 @@ from autotune.service.submissions import (
     check_submission,
 )
 from autotune.service.trial_logs import end_of_file
-from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, SearchState
+from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, Search, SearchState
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.searches import NewSearch
 from autotune.study.resume import check_same_study
@@ -69,46 +69,6 @@ IdempotencyKey = Annotated[
         description="A submission that is repeated with the same key is made once.",
     ),
 ]
-
-
-class SearchProgress(BaseModel):
-    """What a running search does; null where that is not known."""
-
-    doing: str | None
-    places: list[dict[str, Any]] | None = Field(
-        description="What goes on at each device: name, trial, label, doing, seconds."
-    )
-    counts: str | None
-    best: str | None
-    time_left: str | None
-    seconds_left: float | None
-    is_confirming: bool | None
-    used_seconds: float | None
-
-
-class Search(BaseModel):
-    """A search of the queue."""
-
-    id: int
-    state: SearchState
-    is_stopping: bool = Field(description="Whether it is being cancelled.")
-    reason: str = Field(description="Why it failed, was cancelled or waits; else empty.")
-    hint: str
-    study: str = Field(description="Name of its study, which may not have begun yet.")
-    priority: int
-    group: str = Field(description="The group of devices; empty: any.")
-    position: int | None = Field(description="Its place in the queue, from 1.")
-    request: dict[str, Any] = Field(description="The settings as submitted.")
-    submitted_by: str
-    submitted_at: str
-    started_at: str | None
-    ended_at: str | None
-    exit_code: int | None = Field(description="That of `autotune search`.")
-    starts: int = Field(description="How often a process was started for it.")
-    trials: int | None
-    trials_wanted: int | None
-    progress: SearchProgress | None
-    version: str = Field(description="Of the autotune that runs it.")
 
 
 class SearchList(BaseModel):
