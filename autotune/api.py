@@ -9,14 +9,14 @@ Importing it takes a fraction of a second and does not import torch, because tra
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences, chosen_trial
-from autotune.errors import InvalidInput, Stopped
-from autotune.interrupt import noted_interrupt
+from autotune.errors import InvalidInput
+from autotune.interrupt import stoppable
 from autotune.notebook import is_notebook, live_progress, status_line
 from autotune.result import Result, report_file
 from autotune.spec.config import configuration_of
@@ -155,25 +155,18 @@ def search(
     from autotune.study.search import search as run
 
     request = SearchRequest.of({**settings, **with_model_config(workload)})
-    is_told = should_stop or _never
-    with ExitStack() as stack:
-        listen = listener or stack.enter_context(_progress_of(request))
-        is_interrupted = stack.enter_context(noted_interrupt())
-        try:
-            found = run(request, listener=listen, should_stop=lambda: is_interrupted() or is_told())
-            profile_at_end(
-                found,
-                request,
-                should_stop=lambda: is_interrupted() or is_told(),
-                note=lambda sentence: listen(Notice(message=sentence)),
-            )
-        except Stopped:
-            if not is_interrupted():
-                raise
-            raise KeyboardInterrupt(
-                "the search was stopped; every finished trial is stored, "
-                "and the same call continues"
-            ) from None
+    stopped = "the search was stopped; every finished trial is stored, and the same call continues"
+    with (
+        _heard_by(listener, request) as listen,
+        stoppable(should_stop, what_happened=stopped) as is_stopping,
+    ):
+        found = run(request, listener=listen, should_stop=is_stopping)
+        profile_at_end(
+            found,
+            request,
+            should_stop=is_stopping,
+            note=lambda sentence: listen(Notice(message=sentence)),
+        )
     return Result.of(found, url=storage, preferences=preferences)
 
 
@@ -210,31 +203,25 @@ def confirm(
         preferences=preferences,
     )
     request = asked.search
-    is_told = should_stop or _never
-    with ExitStack() as stack:
-        listen = listener or stack.enter_context(_progress_of(request))
-        is_interrupted = stack.enter_context(noted_interrupt())
-        try:
-            found = run(
-                request,
-                listener=listen,
-                should_stop=lambda: is_interrupted() or is_told(),
-                confirmation=asked.confirmation,
-            )
-        except Stopped:
-            if not is_interrupted():
-                raise
-            raise KeyboardInterrupt(
-                "the confirmation was stopped; what was measured is stored, "
-                "and the same call continues"
-            ) from None
+    stopped = (
+        "the confirmation was stopped; what was measured is stored, and the same call continues"
+    )
+    with (
+        _heard_by(listener, request) as listen,
+        stoppable(should_stop, what_happened=stopped) as is_stopping,
+    ):
+        found = run(
+            request, listener=listen, should_stop=is_stopping, confirmation=asked.confirmation
+        )
     return Result.of(found, url=storage, preferences=preferences)
 
 
-def _progress_of(request: SearchRequest) -> "AbstractContextManager[Listener]":
-    """Returns the listener of a search that has none: a notebook's cell shows the progress."""
-    if not is_notebook():
-        return nullcontext(_ignore)
+def _heard_by(
+    listener: "Listener | None", request: SearchRequest
+) -> "AbstractContextManager[Listener]":
+    """Returns the listener of a search; where it has none a notebook's cell shows the progress."""
+    if listener is not None or not is_notebook():
+        return nullcontext(listener or _ignore)
     return live_progress(
         preferences=request.preferences,
         until_converged=request.until_converged,
@@ -261,8 +248,7 @@ def dry_run(
 
     settings |= {"preferences": preferences}
     request = SearchRequest.of(with_model_config(settings), besides=("time_trials",))
-    with ExitStack() as stack:
-        listen = listener or stack.enter_context(_progress_of(request))
+    with _heard_by(listener, request) as listen:
         return plan(
             request, time_trials=time_trials, listener=listen, should_stop=should_stop or _never
         )
@@ -571,11 +557,8 @@ def profile(
         storage=storage,
         preferences=preferences,
     )
-    with noted_interrupt() as is_interrupted:
-        try:
-            return profile_trial(request, should_stop=is_interrupted, note=note)
-        except Stopped:
-            raise KeyboardInterrupt("the profile was stopped; nothing was written") from None
+    with stoppable(None, what_happened="the profile was stopped; nothing was written") as stopping:
+        return profile_trial(request, should_stop=stopping, note=note)
 
 
 def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study":

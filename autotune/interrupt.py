@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from autotune.errors import Stopped
+
 
 @contextmanager
 def noted_interrupt() -> Iterator[Callable[[], bool]]:
@@ -31,3 +33,21 @@ def noted_interrupt() -> Iterator[Callable[[], bool]]:
         yield lambda: bool(noted)
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@contextmanager
+def stoppable(
+    should_stop: Callable[[], bool] | None, *, what_happened: str
+) -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether to stop: the user asks for it, or `should_stop` does.
+
+    Stopped that follows from the user's interrupt is raised as KeyboardInterrupt with a sentence on
+    `what_happened`.
+    """
+    with noted_interrupt() as is_interrupted:
+        try:
+            yield lambda: is_interrupted() or (should_stop is not None and should_stop())
+        except Stopped:
+            if not is_interrupted():
+                raise
+            raise KeyboardInterrupt(what_happened) from None
