@@ -23,7 +23,6 @@ from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Extrapolation, Prediction
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
-from autotune.study.request import SearchRequest
 
 if TYPE_CHECKING:
     import optuna
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from autotune.study.optuna_export import OptunaExport
     from autotune.study.predicted_training import PredictedTraining
     from autotune.study.profiling import StoredProfile
+    from autotune.study.request import SearchRequest
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -152,6 +152,7 @@ def search(
         del settings[name]
     from autotune.study.events import Notice
     from autotune.study.profiling import profile_at_end
+    from autotune.study.request import SearchRequest
     from autotune.study.search import search as run
 
     request = SearchRequest.of({**settings, **with_model_config(workload)})
@@ -217,7 +218,7 @@ def confirm(
 
 
 def _heard_by(
-    listener: "Listener | None", request: SearchRequest
+    listener: "Listener | None", request: "SearchRequest"
 ) -> "AbstractContextManager[Listener]":
     """Returns the listener of a search; where it has none a notebook's cell shows the progress."""
     if listener is not None or not is_notebook():
@@ -245,6 +246,7 @@ def dry_run(
     take. Raises AutotuneError for a request that cannot be carried out.
     """
     from autotune.study.dry_run import plan
+    from autotune.study.request import SearchRequest
 
     settings |= {"preferences": preferences}
     request = SearchRequest.of(with_model_config(settings), besides=("time_trials",))

@@ -3,16 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from autotune.analysis.confirmed_perplexity import rounding_warning
 from autotune.analysis.confirmed_speed import measured_alone, on_one_scale
 from autotune.analysis.counting_perplexity import best_perplexity, has_good_perplexity
-from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.feasibility import least_needed_bytes
 from autotune.analysis.tolerance import (
-    DEFAULT_PERPLEXITY_TOLERANCE,
-    DEFAULT_SPEED_TOLERANCE,
     Tolerance,
     is_same_speed,
     perplexity_spread,
@@ -23,6 +20,9 @@ from autotune.spec.result import Pick, StudyResult, TrialRecord
 from autotune.spec.setting import RESULTS, Settings, number, pairs, setting
 from autotune.spec.workload import Workload
 from autotune.units import format_percent, format_size
+
+if TYPE_CHECKING:
+    from autotune.analysis.expected_step import ExpectedStep
 
 Preference = Literal["fastest", "smallest", "balanced"]
 PREFERENCES = get_args(Preference)
@@ -42,8 +42,7 @@ class Preferences(Settings):
 
     tolerance: Annotated[Tolerance, _TOLERANCES] = setting(
         Tolerance(),
-        "Relative differences below this count as equal on the front. "
-        f"[default: speed={DEFAULT_SPEED_TOLERANCE}, perplexity={DEFAULT_PERPLEXITY_TOLERANCE}]",
+        "Relative differences below this count as equal on the front.",
         group=RESULTS,
         over_http=True,
     )
@@ -89,7 +88,7 @@ def choose(
     preferences: Preferences,
     workload: Workload | None = None,
     initial_perplexity: float | None = None,
-    expected: ExpectedStep | None = None,
+    expected: "ExpectedStep | None" = None,
 ) -> Pick | None:
     """Returns the preferred trial of the front with a good perplexity; None for an empty front.
 
@@ -304,7 +303,7 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
     return f"against the baseline: {', '.join(parts)}"
 
 
-def _expected_savings(record: TrialRecord, expected: ExpectedStep | None) -> str:
+def _expected_savings(record: TrialRecord, expected: "ExpectedStep | None") -> str:
     """Returns a comparison with what is expected of a baseline that is not measured.
 
     For example `against the baseline, which is only predicted: 62 % less memory (...), about 8

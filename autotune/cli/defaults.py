@@ -20,7 +20,6 @@ from typing import Any
 from autotune.cli.help import SOURCES_OF_DEFAULTS
 from autotune.cli.lines import on_one_line, print_line
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.checked import checked_beside
 from autotune.spec.setting import InvalidSetting, all_options_of, option_of, options_of
 from autotune.spec.user_code import SET_BY_SCRIPT, is_function_reference
 from autotune.spec.workload import OF_ONE_DATASET, SIZE_SETTINGS, Workload
@@ -115,6 +114,10 @@ def defaults_for(command: Any, name: str, args: list[str], parent: Any) -> dict[
 
 def _check_values(kind: type, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Raise InvalidInput, which says where it stands, for a value that its setting cannot have."""
+    if not values:
+        return
+    from autotune.spec.checked import checked_beside  # noqa: PLC0415  # imports pydantic, 0.07 s
+
     for option in all_options_of(kind).values():
         value = values.get(option.parameter)
         if value is None or option.is_switch:

@@ -7,10 +7,7 @@ import typer
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.cli.server import check_one_place
 from autotune.client.address import SERVER_VARIABLE
-from autotune.errors import InvalidInput
-from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import RESULTS, Settings, part, setting
-from autotune.spec.space_file import load_space
 from autotune.spec.study import DEFAULT_STORAGE
 
 
@@ -94,16 +91,3 @@ def storage_of(context: typer.Context, storage: str) -> str:
         storage = above.params.get("storage") or storage
         above = above.parent
     return storage
-
-
-def scaled_space(space: str, scale: str | None) -> SearchSpace:
-    """Load a search space and set its scale. Raises InvalidSpace and InvalidInput."""
-    return load_space(space).at_scale(scale)
-
-
-def check_scale(scale: str | None, *, space: str | None) -> None:
-    if scale is not None and space is None:
-        raise InvalidInput(
-            f"--scale {scale} needs a search space",
-            hint="add --space peak_memory",
-        )

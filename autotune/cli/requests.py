@@ -8,7 +8,7 @@ gets what was typed instead, as {name of the setting: value}, for what another m
 import inspect
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar, cast, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import typer
 
@@ -66,12 +66,21 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def settings_typed(options: Iterable[Option], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that were typed, of the values of a command's parameters."""
+    """Returns the settings that were typed, of the values of a command's parameters.
+
+    A size or a duration stays text. Raises InvalidInput, which names a setting by its flag.
+    """
     given = {}
     for option in options:
         value = typed[option.parameter]
-        if value is not None:
-            given[option.name] = not value if option.turns_off else value
+        if value is None:
+            continue
+        if option.turns_off:
+            value = not value
+        try:
+            given[option.name] = value if option.format.takes_text else option.parse(value)
+        except InvalidSetting as error:
+            raise error.by_flag() from None
     return given
 
 
@@ -96,12 +105,8 @@ def request_of(kind: type[RequestType], given: Given[Any]) -> RequestType:
 
     Raises InvalidInput, which names a setting by its flag.
     """
-    options = all_options_of(cast("type", kind))
     try:
-        values = {
-            name: options[name].parse(value) for name, value in given.items() if name in options
-        }
-        return kind.of(with_model_config({**given, **values}))
+        return kind.of(with_model_config(given))
     except InvalidSetting as error:
         raise error.by_flag() from None
 
@@ -117,12 +122,13 @@ def parameter_of(option: Option) -> inspect.Parameter:
         "hidden": option.is_hidden,
         "autocompletion": completion_of(option),
     }
+    if option.default is not None and not option.is_switch:
+        written = option.format.write(option.default)
+        settings["help"] += f" [default: {written}]" if written else ""
     default = ... if option.is_required else None
     if option.is_argument:
         declared = typer.Argument(default, **settings)
     else:
-        if option.default is not None and not option.is_switch:
-            settings["help"] += f" [default: {option.format.write(option.default)}]"
         declared = typer.Option(default, *flags, rich_help_panel=option.group, **settings)
     typed: Any = bool if option.is_switch else list[str] if option.is_repeatable else str
     return inspect.Parameter(

@@ -75,7 +75,7 @@ def submission(
     body: dict[str, Any] = {}
     for name, given in {**settings, **chosen}.items():
         option = options.get(name)
-        value = given if option is None or given is None else option.parse(given)
+        value = given if option is None else option.format.read(given)
         # What is at its default is the server's to decide.
         if value is not None and (option is None or value != option.default):
             body[name] = _plain(value)

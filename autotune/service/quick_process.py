@@ -55,7 +55,7 @@ def _kind(error: AutotuneError) -> str:
 
 
 def _dry_run(order: Mapping[str, Any]) -> dict[str, Any]:
-    rules = SubmissionRules.from_dict(order["rules"])
+    rules = SubmissionRules.of(order["rules"])
     with TemporaryDirectory() as folder:
         checked = check_submission(
             order["settings"], rules, groups=order["groups"], folder=Path(folder)
@@ -73,7 +73,7 @@ def _fit(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_study_or_workload(order: Mapping[str, Any]) -> dict[str, Any]:
-    rules = SubmissionRules.from_dict(order["rules"])
+    rules = SubmissionRules.of(order["rules"])
     settings = dict(order["settings"])
     check_space_name(settings.get("space"))
     workload = checked_workload(settings.pop("workload", {}), rules)

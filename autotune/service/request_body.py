@@ -65,10 +65,14 @@ def check_names(settings: Mapping[str, Any], kind: type, *, accepted: Collection
             continue
         if name not in options:
             raise unknown_setting(name, accepted)
-        reason = options[name].over_http or "it is for the command line"
-        raise NotAllowed(
-            f"a submission cannot have the setting {name!r}", hint=f"leave it out: {reason}"
-        )
+        reason = options[name].over_http
+        hint = "leave it out"
+        if isinstance(reason, str):
+            hint += f": {reason}"
+        for part, members in parts_of(kind).items():
+            if part in accepted and name in options_of(members):
+                hint = f"put it into {part}"
+        raise NotAllowed(f"a request over HTTP cannot have the setting {name!r}", hint=hint)
 
 
 def check_values(settings: Mapping[str, Any]) -> None:

@@ -367,7 +367,7 @@ def _search(
         used = _used_seconds(found)
         request: SearchRequest = request_of_submission(
             found.request,
-            SubmissionRules.from_dict(order["rules"]),
+            SubmissionRules.of(order["rules"]),
             study=found.study,
             folder=Path(folder),
             trials_before=found.request.get(TRIALS_BEFORE, 0),

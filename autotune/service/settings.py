@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -43,28 +43,6 @@ LONGEST_WAIT_SECONDS = 30.0
 """For a client, unless settings say otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmissionRules:
-    """What the server accepts, and what it decides for every search."""
-
-    storage: str
-    devices: str | None = None
-    ray: str | None = None
-    data_roots: tuple[str, ...] = ()
-    """Folders that datasets, tokenizers and models may be read from."""
-    code_folders: tuple[str, ...] = ()
-    """Folders that scripts and functions may come from; their code runs as the server's user."""
-    most_trials: int | None = None
-    most_seconds: float | None = None
-    most_devices: int | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "SubmissionRules":
-        """Returns the rules of what `dataclasses.asdict` gave, also by way of JSON."""
-        folders = {name: tuple(values[name]) for name in ("data_roots", "code_folders")}
-        return cls(**{**values, **folders})
-
-
 def _read_groups(given: Any) -> Any:
     """Returns {name: devices} of texts such as `left=cuda:0,cuda:1`. Raises InvalidInput."""
     if not isinstance(given, list | tuple):
@@ -84,7 +62,7 @@ def _read_groups(given: Any) -> Any:
 
 
 def _read_folder(given: Any) -> Any:
-    """Returns the folder with an absolute path, links followed. Raises InvalidInput."""
+    """Returns the absolute path of a folder, links followed. Raises InvalidInput."""
     found = None
     if given:  # an empty path would be the current folder
         with suppress(OSError, RuntimeError, ValueError):
@@ -95,7 +73,7 @@ def _read_folder(given: Any) -> Any:
         raise InvalidInput(
             f"{given} would allow every file of this machine", hint="name the folder that is meant"
         )
-    return found
+    return str(found)
 
 
 def _read_host(name: Any) -> Any:
@@ -138,36 +116,19 @@ _GROUPS = Format(
 _WEBHOOK = Format(wanted="a URL", read=_read_webhook)
 _FOLDER = Format(wanted="a folder", read=_read_folder)
 _HOST = Format(wanted="a name of a host", read=_read_host)
-Folders = Annotated[tuple[Annotated[Path, _FOLDER], ...], texts("folders")]
+Folders = Annotated[tuple[Annotated[str, _FOLDER], ...], texts("folders")]
 HostNames = Annotated[tuple[Annotated[str, _HOST], ...], texts("names of hosts")]
 Count = Annotated[int, whole_number(1, 2**31 - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerSettings(Settings):
-    """Where a server listens, what it serves and who gets in."""
+class SubmissionRules(Settings):
+    """What a server accepts, and what it decides for every search."""
 
     storage: str = same_setting(SearchRequest, "storage")
-    host: str = setting(
-        DEFAULT_HOST,
-        "Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for every network of it.",
-        group=EVERYDAY,
-        metavar="ADDRESS",
-    )
-    port: Annotated[int, whole_number(0, 65535)] = setting(
-        DEFAULT_PORT, "Port to listen on; 0 for one that is free.", group=EVERYDAY, metavar="N"
-    )
     devices: DeviceList | None = same_setting(SearchRequest, "devices")
     """What each search may use; None: one device."""
     ray: str | None = same_setting(SearchRequest, "ray")
-    groups: Annotated[Mapping[str, str], _GROUPS] = setting(
-        dict,
-        "Name a group of devices that runs a search of its own at the same time, such as "
-        "left=cuda:0,cuda:1. Can be repeated, instead of --devices. [default: one group]",
-        group=THE_DEVICE,
-        flag="--group",
-    )
-    """{name: devices}; empty: one group, named `default`, of `devices`."""
     data_roots: Folders = setting(
         (),
         "Folder that searches may read datasets, tokenizers and models from. Can be repeated. "
@@ -185,18 +146,6 @@ class ServerSettings(Settings):
         metavar="FOLDER",
     )
     """Without any, no code of a submission is run."""
-    allowed_hosts: HostNames = setting(
-        (),
-        "Name that a proxy serves it under, such as tuning.example.org. Can be repeated.",
-        group=WHO_GETS_IN,
-        flag="--allow-host",
-        metavar="NAME",
-    )
-    """Further values of the Host header."""
-    tls_certificate: FilePath | None = setting(
-        None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
-    )
-    tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
     most_trials: Count | None = setting(
         None,
         "Largest number of trials of a search.",
@@ -214,6 +163,41 @@ class ServerSettings(Settings):
         flag="--max-devices",
         metavar="N",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(SubmissionRules):
+    """Where a server listens, what it serves and who gets in."""
+
+    host: str = setting(
+        DEFAULT_HOST,
+        "Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for every network of it.",
+        group=EVERYDAY,
+        metavar="ADDRESS",
+    )
+    port: Annotated[int, whole_number(0, 65535)] = setting(
+        DEFAULT_PORT, "Port to listen on; 0 for one that is free.", group=EVERYDAY, metavar="N"
+    )
+    groups: Annotated[Mapping[str, str], _GROUPS] = setting(
+        dict,
+        "Name a group of devices that runs a search of its own at the same time, such as "
+        "left=cuda:0,cuda:1. Can be repeated, instead of --devices. [default: one group]",
+        group=THE_DEVICE,
+        flag="--group",
+    )
+    """{name: devices}; empty: one group, named `default`, of `devices`."""
+    allowed_hosts: HostNames = setting(
+        (),
+        "Name that a proxy serves it under, such as tuning.example.org. Can be repeated.",
+        group=WHO_GETS_IN,
+        flag="--allow-host",
+        metavar="NAME",
+    )
+    """Further values of the Host header."""
+    tls_certificate: FilePath | None = setting(
+        None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
+    )
+    tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
     webhook: Annotated[str, _WEBHOOK] | None = setting(
         None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
     )
@@ -267,16 +251,9 @@ class ServerSettings(Settings):
         """
         groups = self.device_groups
         devices = groups.get(group, min(groups.values(), key=_devices_in))
-        return SubmissionRules(
-            storage=self.storage,
-            devices=devices,
-            ray=self.ray,
-            data_roots=tuple(str(folder.resolve()) for folder in self.data_roots),
-            code_folders=tuple(str(folder.resolve()) for folder in self.code_folders),
-            most_trials=self.most_trials,
-            most_seconds=self.most_seconds,
-            most_devices=self.most_devices or _devices_in(devices),
-        )
+        decided = {field.name: getattr(self, field.name) for field in fields(SubmissionRules)}
+        decided |= {"devices": devices, "most_devices": self.most_devices or _devices_in(devices)}
+        return SubmissionRules(**decided)
 
     @property
     def has_tls(self) -> bool:

@@ -39,7 +39,7 @@ from autotune.spec.model_file import FILE_NAME, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
 from autotune.spec.model_size import check_weights_fit, free_disk_bytes
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.setting import options_of, specified
+from autotune.spec.setting import specified
 from autotune.spec.space_content import named_spaces
 from autotune.spec.space_file import load_space
 from autotune.spec.study import check_study_name
@@ -210,9 +210,6 @@ def request_of_submission(
         raise InvalidSpace(message, hint=error.hint) from None
     for of_space in (space.workload, *space.scales.values()):
         _check_paths_of_space(of_space, rules)
-    if "model_config" in given:
-        _check_config(given["model_config"])
-        given["model"] = name_of_config(given["model_config"])
     request = Submission.of(with_model_config(_with_paths(given, rules)))
     return _within_limits(request, rules, trials_before=trials_before)
 
@@ -328,6 +325,7 @@ def _with_paths(workload: Mapping[str, Any], rules: SubmissionRules) -> dict[str
     config = workload.get("model_config")
     if config is not None:
         _check_config(config)
+        resolved["model"] = name_of_config(config)
     if "script" in workload:
         resolved["script"] = _allowed_script(workload["script"], rules)
     for name in _PATHS:
@@ -335,7 +333,7 @@ def _with_paths(workload: Mapping[str, Any], rules: SubmissionRules) -> dict[str
         if value is None or value in _WORDS_FOR_PATHS[name]:
             continue
         if name == "model" and config is not None:
-            continue  # the name of a config that came with the submission
+            continue  # named after the config that came with the submission
         if name == "model" and is_function_reference(value):
             resolved[name] = _allowed_function(value, rules)
         else:
@@ -572,7 +570,7 @@ def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dic
     Raises InvalidInput and NotAllowed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    check_names(given, Workload, accepted=options_of(Workload))
+    check_names(given, Workload, accepted=open_settings(Workload))
     check_values(given)
     given = specified(Workload, given)
     workload = _with_paths(given, rules)

@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autotune.errors import InvalidInput
 from autotune.spec.reading import shown
-from autotune.spec.setting import InvalidSetting, option_of, options_of, specified, unknown_setting
+from autotune.spec.setting import (
+    InvalidSetting,
+    hints_of,
+    option_of,
+    options_of,
+    specified,
+    unknown_setting,
+)
 
 
 def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,8 +32,8 @@ def checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def checked_setting(kind: type, name: str, value: Any) -> Any:
     """Returns the value of one setting. Raises InvalidSetting and InvalidInput."""
-    if name not in _hints(kind):
-        raise unknown_setting(name, options_of(kind) or _hints(kind))
+    if name not in hints_of(kind):
+        raise unknown_setting(name, options_of(kind) or hints_of(kind))
     option = option_of(kind, name)
     try:
         return _adapter(kind, name).validate_python(value)
@@ -54,8 +61,8 @@ def schema_of(kind: type, name: str) -> dict[str, Any]:
 
 def _owners(kind: type) -> dict[str, type]:
     """Returns the class that declares each setting, of a request or of its parts."""
-    owners = {name: part for part in parts_of(kind).values() for name in _hints(part)}
-    return owners | dict.fromkeys(_hints(kind), kind)
+    owners = {name: part for part in parts_of(kind).values() for name in hints_of(part)}
+    return owners | dict.fromkeys(hints_of(kind), kind)
 
 
 @cache
@@ -67,16 +74,9 @@ def parts_of(kind: type) -> Mapping[str, type]:
 
 
 @cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    names = {field.name for field in fields(kind)}
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: hint for name, hint in hints.items() if name in names}
-
-
-@cache
 def _adapter(kind: type, name: str) -> TypeAdapter[Any]:
     """Returns what reads a field; making it takes a part of a millisecond."""
-    hint = _hints(kind)[name]
+    hint = hints_of(kind)[name]
     if is_dataclass(getattr(hint, "__origin__", hint)):
         return TypeAdapter(hint)  # it has a schema of its own
     return TypeAdapter(hint, config=ConfigDict(strict=True, arbitrary_types_allowed=True))

@@ -125,7 +125,7 @@ class TrainingConfig(Built):
 
     micro_batch_size: Annotated[
         int,
-        whole_number(1, 2**20),
+        whole_number(1, 2**31 - 1),
         Technique(
             help="Sequences per forward pass of a device.",
             flag="--micro-batch",
@@ -232,7 +232,7 @@ class TrainingConfig(Built):
 
     sharding_group: Annotated[
         int,
-        whole_number(1, 2**20),
+        whole_number(1, 2**31 - 1),
         Technique(
             help="Devices that share out one copy of the model, with hsdp.",
             is_added_later=True,
@@ -244,7 +244,7 @@ class TrainingConfig(Built):
 
     tensor_parallel: Annotated[
         int,
-        whole_number(1, 2**20),
+        whole_number(1, 2**31 - 1),
         Technique(
             help="Devices among which each matrix of a block is split.",
             is_added_later=True,
@@ -520,6 +520,8 @@ def reverted(config: TrainingConfig, technique: str, *, plain: TrainingConfig) -
     if changes[technique] == "none":
         for field in DEPENDENT_FIELDS.get(technique, ()):
             changes[field] = getattr(_DEFAULT_CONFIG, field)
+    if changes.get("sharding", "hsdp") != "hsdp":
+        changes["sharding_group"] = _DEFAULT_CONFIG.sharding_group
     return dataclasses.replace(config, **changes)
 
 

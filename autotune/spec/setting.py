@@ -1,7 +1,8 @@
 """Settings: each is declared once, at its field, with its type, default, help, group and flag.
 
 `Settings` is the base of frozen dataclasses that users fill in: requests such as `SearchRequest`,
-and `Workload`, `TrainingConfig` and `Preferences`, whose fields are settings of several requests.
+and `Workload` and `Preferences`, whose fields are settings of several requests, as those of
+`TrainingConfig` are.
 From the declarations come the options of the command line with their help, the user's defaults, the
 body and the schema of HTTP, the form of the page, and the commands that are printed to be copied.
 pydantic reads and checks the values (`spec/checked.py`), strictly but for text.
@@ -84,7 +85,7 @@ class Format:
 
     wanted: str
     """Ends the sentence "use ..."."""
-    metavar: str = "TEXT"
+    metavar: str = "<str>"
     read: Callable[[Any], Any] = _as_given
     """Returns the value of what a user gives anywhere, such as 8GiB as text or as a number of
     bytes; what is no value stays as it is."""
@@ -100,7 +101,7 @@ class Format:
 
     def hint(self, value: object) -> str:
         share = parse_percent(value) if isinstance(value, str) else None
-        if share is not None and self.metavar != "INTEGER":
+        if share is not None and self.metavar != "<int>":
             return f"give a share instead of percent: {share:g}"
         return f"use {self.wanted}"
 
@@ -140,7 +141,7 @@ def whole_number(least: int, most: int) -> Format:
     """Returns the format of whole numbers in a range, for `Annotated[int, ...]`."""
     return Format(
         wanted=f"a whole number from {least} to {most}",
-        metavar="INTEGER",
+        metavar="<int>",
         parse=_parse_whole_number,
         range=Range(least, most),
     )
@@ -150,7 +151,7 @@ def number(wanted: str, *, least: float = FINITE.least, most: float = FINITE.mos
     """Returns the format of numbers in a range, for `Annotated[float, ...]`."""
     return Format(
         wanted=wanted,
-        metavar="FLOAT",
+        metavar="<float>",
         read=_as_float,
         parse=_parse_number,
         write=repr,
@@ -167,7 +168,11 @@ def _read_duration(given: Any) -> Any:
 
 
 def _read_duration_or_none(given: Any) -> Any:
-    return math.inf if given == NO_LIMIT else _read_duration(given)
+    if isinstance(given, str) and given == NO_LIMIT:
+        return math.inf
+    seconds = _read_duration(given)
+    is_too_long = isinstance(seconds, float) and LONGEST_SECONDS < seconds < math.inf
+    return None if is_too_long else seconds
 
 
 def _write_duration_or_none(seconds: float) -> str:
@@ -180,7 +185,6 @@ def _parse_switch(given: Any) -> Any:
 
 SWITCH = Format(wanted="true or false", metavar="", parse=_parse_switch)
 TEXT = Format(wanted="a text")
-_CHOICE = Format(wanted="one of the choices")
 
 _SHORTEST = 1e-9
 """Seconds; a duration is above zero."""
@@ -256,9 +260,12 @@ TrialList: TypeAlias = Annotated[
 FilePath: TypeAlias = Annotated[Path, Format(wanted="a path", metavar="FILE", read=_read_path)]
 
 
+_MOST_NAMED = 8
+"""Of the names that a hint lists, the first ones."""
+
+
 def pairs(names: Sequence[str], *, example: str, metavar: str) -> Format:
     """Returns the format of {name: number}, which is written as `name=0.03`, one text for each."""
-    hint = f"write {example}; valid names are {', '.join(names)}"
 
     def parse(given: Any) -> Any:
         texts = given.split() if isinstance(given, str) else given
@@ -267,13 +274,16 @@ def pairs(names: Sequence[str], *, example: str, metavar: str) -> Format:
         values: dict[str, float] = {}
         for text in texts:
             name, _, written = str(text).partition("=")
+            if name not in names:
+                otherwise = f"write {example}; valid names are {', '.join(names[:_MOST_NAMED])}"
+                raise InvalidInput(repr(text), hint=suggestion(name, names, otherwise=otherwise))
             share = parse_percent(written)
-            if name in names and share is not None:
+            if share is not None:
                 better = f"give a share instead of percent: {name}={share:g}"
-                raise InvalidInput(f"Invalid value: {text!r}", hint=better)
+                raise InvalidInput(repr(text), hint=better)
             value = _parse_number(written)
-            if name not in names or isinstance(value, str):
-                raise InvalidInput(f"Invalid value: {text!r}", hint=hint)
+            if isinstance(value, str):
+                raise InvalidInput(repr(text), hint=f"write {example}")
             if name in values:
                 twice = f"{name} is set twice, to {values[name]:g} and to {written}"
                 raise InvalidInput(twice, hint="set it once")
@@ -450,13 +460,20 @@ def all_options_of(kind: type) -> Mapping[str, Option]:
 
 
 @cache
+def hints_of(kind: type) -> Mapping[str, Any]:
+    """Returns the types of the fields of a dataclass, with their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@cache
 def option_of(kind: type, name: str) -> Option:
     """Returns the option of a field, completed by its name, its type and its default.
 
     It has only name and format where the field declares none.
     """
     field: dataclasses.Field[Any] = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
-    hint = get_type_hints(kind, include_extras=True)[name]
+    hint = hints_of(kind)[name]
     annotations = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)]
     option: Option = field.metadata.get("option") or next(iter(annotations), Option())
     return option.of_field(field, hint, is_partial=getattr(kind, "is_partial", False))
@@ -519,6 +536,7 @@ class Settings(Built):
     """Whether what nobody specifies comes from elsewhere, so that its options have no default."""
 
     def __post_init__(self) -> None:
+        # A default is a value already, so that a request of defaults does without pydantic.
         fields = self.__dataclass_fields__
         given = {
             name: value for name, value in vars(self).items() if value is not fields[name].default
@@ -559,10 +577,18 @@ class Settings(Built):
                 members = {one.name for one in dataclasses.fields(field.metadata["part"])}
                 found = {name: others.pop(name) for name in [*others] if name in members}
                 if found:
-                    own[field.name] = {**own.get(field.name, {}), **found}
+                    own[field.name] = _with_members(own.get(field.name, {}), found)
         for name in others:
             raise unknown_setting(name, [*(all_options_of(kind) or names), *besides])
         return cls(**own)
+
+
+def _with_members(part: Any, found: Mapping[str, Any]) -> Any:
+    """Returns a part of a request with further settings; what is no part stays for the check."""
+    if isinstance(part, Mapping):
+        return {**part, **found}
+    is_built = dataclasses.is_dataclass(part) and not isinstance(part, type)
+    return dataclasses.replace(part, **found) if is_built else part
 
 
 def specified(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -577,7 +603,8 @@ def specified(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def unknown_setting(name: str, known: Iterable[str]) -> InvalidInput:
     """Returns the error for a name that no setting has."""
+    name = str(name)[:60]
     return InvalidInput(
-        f"there is no setting {name[:60]!r}",
-        hint=suggestion(name[:60], known, otherwise="see the help of the command for its settings"),
+        f"there is no setting {name!r}",
+        hint=suggestion(name, known, otherwise="see the help of the command for its settings"),
     )

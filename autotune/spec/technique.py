@@ -17,6 +17,7 @@ class Technique(Option):
     """What is said of a technique, beside its values and their default."""
 
     group: str = TECHNIQUES
+    over_http: bool | str = True
     shown_default: str = ""
     """How help writes a default that depends on the workload; empty: that of the field."""
     is_chosen_first: bool = False

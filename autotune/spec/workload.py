@@ -7,6 +7,7 @@ text.
 import dataclasses
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -95,9 +96,13 @@ _RATES = pairs(LEARNING_RATE_NAMES, example="adamw=3e-4", metavar="[ADAPTER/]OPT
 
 
 def _read_config(content: Any) -> Any:
-    if isinstance(content, Mapping) and not isinstance(content.get("model_type"), str):
+    if not isinstance(content, Mapping):
+        return content
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or not re.fullmatch(r"[\w.-]+", kind):
         raise InvalidInput(
-            "it has no model_type", hint="give the content of a config.json, which has one"
+            f"{kind!r:.60} is no model_type",
+            hint="give the content of a config.json, which has one",
         )
     return content
 

@@ -39,7 +39,7 @@ from autotune.spec.study import (
 )
 from autotune.spec.workload import Workload
 from autotune.study.devices import MOST_DEVICES, parse_devices
-from autotune.units import LARGEST_SIZE_BYTES, format_size
+from autotune.units import LARGEST_SIZE_BYTES, format_size, parse_size
 
 DEFAULT_TRIALS = 30
 MOST_TRIALS_UNTIL_CONVERGED = 200
@@ -70,8 +70,9 @@ def _read_devices(given: Any) -> Any:
 class _FormatOfCaps(Format):
     def hint(self, value: object) -> str:
         """Returns what to give instead: the unit that was most likely forgotten."""
-        if isinstance(value, int) and 1 <= value < 1024:
-            return f"give a unit: did you mean {value}GiB?"
+        size = parse_size(value) if isinstance(value, str) else value
+        if type(size) is int and 1 <= size < 1024:
+            return f"give a unit: did you mean {size}GiB?"
         return super().hint(value)
 
 

@@ -44,7 +44,7 @@ def main():
     if question == "timeline":
         print(json.dumps({"answer": {"data": [], "layout": {}}}))
         return
-    rules = SubmissionRules.from_dict(order["rules"])
+    rules = SubmissionRules.of(order["rules"])
     try:
         if question == "dry-run":
             with TemporaryDirectory() as folder:

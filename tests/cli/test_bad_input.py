@@ -114,6 +114,12 @@ def test_the_error_names_what_is_wrong(arguments, named, rejected):
     [
         ("search --trials abc", "Invalid --trials: 'abc'", "whole number from 1"),
         ("search --seed 1.5", "Invalid --seed: '1.5'", "use a whole number"),
+        ("search --max-mem 8", "Invalid --max-mem: '8'", "did you mean 8GiB?"),
+        (
+            "search --learning-rate adam=1",
+            "Invalid --learning-rate: 'adam=1'",
+            "did you mean 'adamw'",
+        ),
         ("search --max-mem 8gib", "'8gib' is not a memory size", "write 8GiB"),
         ("search --max-mem=-5MiB", "'-5MiB' is not a memory size", "a size is positive"),
         ("search --max-mem 8G", "'8G' is not a memory size", "write 8GiB or 8GB"),

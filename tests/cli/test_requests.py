@@ -1,13 +1,16 @@
 """Contracts over the requests of all commands: what is declared once holds everywhere."""
 
 import dataclasses
+import json
 
 import pytest
 import typer.main
 
+from autotune.analysis.pick import Preferences
 from autotune.cli import app
-from autotune.errors import InvalidInput
-from autotune.service.request_body import open_beside_parts, open_settings
+from autotune.errors import InvalidInput, NotAllowed
+from autotune.service.pages import form
+from autotune.service.request_body import check_names, open_beside_parts, open_settings
 from autotune.spec.checked import checked_beside
 from autotune.spec.config import TrainingConfig
 from autotune.spec.setting import all_options_of
@@ -88,6 +91,39 @@ def test_a_request_is_frozen_and_is_checked_again_when_it_is_changed():
         dataclasses.replace(request, workload={"layers": 0})
     with pytest.raises(InvalidInput, match="there is no setting 'layerz'"):
         SearchRequest(workload={"layerz": 3})
+
+
+def test_a_setting_of_a_part_can_stand_beside_it_whatever_form_the_part_has():
+    changed = Preferences(max_perplexity_increase=0.05)
+    for given in (changed, {"max_perplexity_increase": 0.05}):
+        request = SearchRequest.of({"preferences": given, "prefer": "smallest"})
+        assert request.preferences == dataclasses.replace(changed, prefer="smallest")
+    with pytest.raises(InvalidInput, match="Invalid workload: 5"):
+        SearchRequest.of({"workload": 5, "layers": 2})
+
+
+@pytest.mark.parametrize("part", ["workload", "configuration"])
+def test_a_key_that_is_no_text_is_a_setting_that_there_is_not(part):
+    with pytest.raises(InvalidInput, match="there is no setting '1'"):
+        PredictedTraining.of({part: {1: 2}})
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1.0, 0, float("nan"), True])
+def test_a_duration_that_could_not_be_typed_is_rejected_as_a_number_too(seconds):
+    with pytest.raises(InvalidInput, match="Invalid time_budget"):
+        SearchRequest(time_budget=seconds)
+
+
+def test_a_submission_of_the_form_is_json():
+    body = form.filled({"tolerance": "speed=0.1", "learning_rates": "adamw=1e-3"}).body
+    assert json.loads(json.dumps(body)) == body
+
+
+def test_a_setting_of_a_part_that_stands_beside_it_over_http_is_answered_with_its_place():
+    accepted = open_beside_parts(PredictedTraining)
+    with pytest.raises(NotAllowed) as refused:
+        check_names({"layers": 2}, PredictedTraining, accepted=accepted)
+    assert refused.value.hint == "put it into workload"
 
 
 OPEN = """

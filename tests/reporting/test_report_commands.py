@@ -62,8 +62,7 @@ def settings_of(words):
     search = typer.main.get_group(app).commands["search"]
     parameters = search.make_context("search", list(words)).params
     options = {name: option for name, option in options_of(Workload).items() if option.is_typed}
-    settings = settings_typed(options.values(), parameters)
-    return with_model_config({name: options[name].parse(text) for name, text in settings.items()})
+    return with_model_config(settings_typed(options.values(), parameters))
 
 
 # -- one trial -------------------------------------------------------------------------------------

@@ -15,8 +15,11 @@ from autotune.spec.config import (
     OF_SCRIPTS,
     SEARCHED,
     TECHNIQUES,
+    LegalityContext,
     TrainingConfig,
+    check_legal,
     check_value,
+    reverted,
 )
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer
 from autotune.spec.setting import options_of
@@ -62,7 +65,7 @@ def test_a_field_that_refines_a_technique_is_decided_after_it():
     ("field", "value", "hint"),
     [
         ("memory_budget", 1.5, "use a number from 0.0 to 1.0"),
-        ("micro_batch_size", 0, "use a whole number from 1 to 1048576"),
+        ("micro_batch_size", 0, "use a whole number from 1 to 2147483647"),
         ("adapter_rank", 2**16 + 1, "use a whole number from 1 to 65536"),
     ],
 )
@@ -83,3 +86,10 @@ def test_a_configuration_keeps_the_fingerprint_that_databases_have(field):
         value: TrainingConfig(**{field: read(value)}).fingerprint for value in FINGERPRINTS[field]
     }
     assert found == FINGERPRINTS[field]
+
+
+def test_another_sharding_leaves_the_groups_of_hsdp():
+    config = TrainingConfig(sharding="hsdp", sharding_group=2, micro_batch_size=1)
+    changed = reverted(config, "sharding", plain=TrainingConfig(sharding="ddp"))
+    assert (changed.sharding, changed.sharding_group) == ("ddp", 1)
+    check_legal(changed, LegalityContext(global_batch=8, devices=4))

@@ -55,7 +55,7 @@ def test_any_text_can_be_a_name_a_message_a_cause_or_a_reason(store, text):
 
 
 def test_the_error_for_too_many_trials_has_the_largest_possible_number():
-    with pytest.raises(InvalidInput, match="invalid number of trials: 2147483648") as raised:
+    with pytest.raises(InvalidInput, match="Invalid trials: 2147483648") as raised:
         SearchRequest(trials=2**31)
     assert "to 1000000" in raised.value.hint
 

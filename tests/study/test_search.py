@@ -378,7 +378,7 @@ def test_nothing_waits_in_the_work_folder_after_a_search(result):
 
 @pytest.mark.parametrize("cap", [0, -1, 8, 8e9, True])
 def test_an_invalid_cap_is_rejected_from_python_too(cap, folder):
-    with pytest.raises(InvalidInput, match="cap"):
+    with pytest.raises(InvalidInput, match="Invalid max_mem"):
         autotune.search(name="nocap", space="tiny.toml", max_mem=cap)
 
 

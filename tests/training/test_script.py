@@ -872,7 +872,7 @@ def test_a_missing_file_is_rejected_by_name(tmp_path):
         ("{bad", "is not valid JSON: .* line 1 column 2"),
         ('{"config": 3}', "holds no configuration"),
         ('{"config": {"checkpoint": "block"}}', "there is no technique 'checkpoint'"),
-        ('{"micro_batch_size": "two"}', "micro_batch_size = 'two' is not possible"),
+        ('{"micro_batch_size": "two"}', "Invalid micro_batch_size: 'two'"),
     ],
 )
 def test_a_wrong_file_is_answered_without_names_of_python(text, sentence, tmp_path):

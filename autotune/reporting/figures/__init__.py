@@ -51,6 +51,7 @@ class FigureOptions(Settings):
         None,
         "memory: numbers of the trials. [default: baseline, pick and front]",
         group=THE_FIGURE,
+        metavar="0,4,7",
         over_http=True,
     )
     trial: TrialNumber | None = setting(

@@ -133,9 +133,10 @@ def filled(given: Mapping[str, str]) -> Filled:
         try:
             if option.turns_off:
                 text = "false" if text == "true" else "true"
-            checked = checked_beside(Submission, {keyword: option.parse(text)})
+            value = option.parse(text)
+            checked_beside(Submission, {keyword: value})
             # A size or a duration stays as it was typed.
-            body[keyword] = text if option.format.takes_text else checked[keyword]
+            body[keyword] = text if option.format.takes_text else value
         except InvalidInput as error:
             errors[keyword] = error
     return Filled(form=_form(given, errors), body=body)

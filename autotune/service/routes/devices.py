@@ -1,5 +1,6 @@
 """The devices of the server, how they are used, and who leads the queue."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -38,7 +39,7 @@ def devices(service: Service) -> dict[str, Any]:
     of_group = {search.group: search.id for search in running}
     lead = service.searches.lead()
     return {
-        "devices": devices_in_use(running),
+        "devices": [asdict(device) for device in devices_in_use(running)],
         "groups": [
             {"name": name, "devices": devices, "search": of_group.get(name)}
             for name, devices in service.settings.device_groups.items()

@@ -12,11 +12,11 @@ from autotune.service.request_body import (
     check_names,
     check_values,
     open_beside_parts,
+    open_settings,
 )
 from autotune.service.routes.searches import SUBMISSION_BODY
 from autotune.service.state import Service, ServiceState
-from autotune.spec.checked import checked
-from autotune.spec.setting import Settings
+from autotune.spec.checked import checked, parts_of
 from autotune.study.fit.request import FitRequest
 from autotune.study.predicted_training import PredictedTraining
 
@@ -100,13 +100,16 @@ async def fit(service: Service, question: Annotated[dict[str, Any], Body()]) -> 
     return answer
 
 
-async def _order(
-    service: ServiceState, kind: type[Settings], question: Mapping[str, Any]
-) -> dict[str, Any]:
+async def _order(service: ServiceState, kind: type, question: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a question with all that its answer depends on."""
     settings = {name: value for name, value in question.items() if value is not None}
     check_names(settings, kind, accepted=open_beside_parts(kind))
-    check_values(settings)
+    for name, part in parts_of(kind).items():
+        of_part = settings.get(name, {})
+        if isinstance(of_part, Mapping):
+            check_names(of_part, part, accepted=open_settings(part))
+            check_values(of_part)
+    check_values({name: value for name, value in settings.items() if name not in parts_of(kind)})
     checked(kind, settings)  # whether they fit together is the question
     version = None
     if "study" in settings:

@@ -8,7 +8,7 @@ from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.data_sheets import requested_device
 from autotune.spec.prediction import context_bytes_on
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, setting
+from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, TrialNumber, setting
 from autotune.spec.workload import Workload
 from autotune.study.fit.ablation import FitStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import Vary, Varying
@@ -29,6 +29,13 @@ class FitRequest(PredictedSpace):
         "Vary a size of this study's workload, with the configuration of its pick.",
         metavar="STUDY",
         is_argument=True,
+        over_http=True,
+    )
+    trial: TrialNumber | None = setting(
+        None,
+        "Take the configuration of this trial of the study. [default: the study's pick]",
+        group=EVERYDAY,
+        metavar="NUMBER",
         over_http=True,
     )
     max_mem: Cap | None = setting(

@@ -182,7 +182,7 @@ def test_any_other_technique_requests_a_single_configuration():
 
 
 def fewest_devices(**changes):
-    settings = {"cap_bytes": 2**30, "vary": "devices", "device": "cuda", **changes}
+    settings = {"max_mem": 2**30, "vary": "devices", "device": "cuda", **changes}
     return FitRequest(**{"workload": {"global_batch": 12}, **settings})
 
 
