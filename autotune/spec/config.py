@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
+from autotune.spec.limits import Range
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer, OptimizerFacts
 from autotune.spec.schema import Built
 from autotune.spec.setting import number, option_of, whole_number
@@ -290,11 +291,9 @@ class TrainingConfig(Built):
     """Whose code shares out the training: torch's, or DeepSpeed's."""
 
     def __post_init__(self) -> None:
-        values = vars(self)
-        for name, value in values.items():
-            # Fast path, as thousands are loaded at once: only other values get the full check.
-            is_known = value.__class__ is str and value in _CHOICES.get(name, ())
-            if not is_known and value is not getattr(TrainingConfig, name):
+        for name, value in vars(self).items():
+            # Thousands are loaded at once: only what is not known at once gets the full check.
+            if value is not _DEFAULTS[name] and not _is_known(name, value):
                 check_value(name, value)
         # 1 and 1.0, and 0.0 and -0.0, are the same budget and must give the same fingerprint.
         object.__setattr__(self, "memory_budget", float(self.memory_budget) + 0.0)
@@ -385,9 +384,27 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 
 _CHOICES = {field: frozenset(values) for field, values in CHOICES.items()}
 
-WHOLE_NUMBERS = tuple(
-    field for field in FIELD_ORDER if option_of(TrainingConfig, field).is_whole_number
-)
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(TrainingConfig)}
+
+_NUMBERS: Mapping[str, tuple[Any, Range]] = {
+    field: (kind, numbers)
+    for field, (kind, *_) in _TYPES.items()
+    if (numbers := option_of(TrainingConfig, field).format.range) is not None
+}
+"""The type and the range of each other technique."""
+
+WHOLE_NUMBERS = tuple(field for field in FIELD_ORDER if _NUMBERS.get(field, (str,))[0] is int)
+
+
+def _is_known(field: str, value: Any) -> bool:
+    """Returns whether a value surely is one of a technique, as a fast check finds."""
+    if value.__class__ is str:
+        return value in _CHOICES.get(field, ())
+    if field not in _NUMBERS:
+        return False
+    kind, numbers = _NUMBERS[field]
+    return value.__class__ is kind and numbers.least <= value <= numbers.most
+
 
 OF_SCRIPTS = {
     field: technique.of_scripts for field, technique in TECHNIQUES.items() if technique.of_scripts

@@ -349,7 +349,7 @@ class Option:
         missing = dataclasses.MISSING
         is_required = field.default is missing and field.default_factory is missing
         default = None if is_partial or field.default is missing else field.default
-        values, found = choices_of(hint), format_of(hint)
+        values, written_as = choices_of(hint), format_of(hint)
         flag = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
         return dataclasses.replace(
             self,
@@ -357,10 +357,10 @@ class Option:
             flag=self.flag or flag,
             choices=self.choices or values,
             is_closed=bool(values),
-            metavar=self.metavar or "|".join(self.choices or values) or found.metavar,
+            metavar=self.metavar or "|".join(self.choices or values) or written_as.metavar,
             default=default,
             is_required=is_required and not is_partial,
-            format=found,
+            format=written_as,
         )
 
     @property
@@ -474,21 +474,23 @@ def option_of(kind: type, name: str) -> Option:
     """
     field: dataclasses.Field[Any] = kind.__dataclass_fields__[name]  # type: ignore[attr-defined]
     hint = hints_of(kind)[name]
-    annotations = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)]
-    option: Option = field.metadata.get("option") or next(iter(annotations), Option())
+    annotations = getattr(hint, "__metadata__", ())
+    declared = [note for note in annotations if isinstance(note, Option)]
+    option: Option = field.metadata.get("option") or next(iter(declared), Option())
     return option.of_field(field, hint, is_partial=getattr(kind, "is_partial", False))
 
 
-def _parts(hint: Any) -> list[Any]:
+def _alternatives(hint: Any) -> list[Any]:
     """Returns the alternatives of a type without None, each with its annotations."""
     if get_origin(hint) in (Union, UnionType):
-        return [inner for one in get_args(hint) if one is not NoneType for inner in _parts(one)]
+        alternatives = [inner for inner in get_args(hint) if inner is not NoneType]
+        return [plain for inner in alternatives for plain in _alternatives(inner)]
     return [hint]
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
     """Returns the values of a Literal."""
-    for inner in _parts(hint):
+    for inner in _alternatives(hint):
         plain = getattr(inner, "__origin__", inner) if hasattr(inner, "__metadata__") else inner
         if get_origin(plain) is Literal:
             return get_args(plain)
@@ -497,7 +499,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
 
 def format_of(hint: Any) -> Format:
     """Returns how values of a type are written."""
-    for inner in _parts(hint):
+    for inner in _alternatives(hint):
         for annotation in getattr(inner, "__metadata__", ()):
             if isinstance(annotation, Format):
                 return annotation
@@ -574,7 +576,7 @@ class Settings(Built):
         others = {name: value for name, value in given.items() if name not in own}
         for field in dataclasses.fields(cls):
             if "part" in field.metadata:
-                members = {one.name for one in dataclasses.fields(field.metadata["part"])}
+                members = {member.name for member in dataclasses.fields(field.metadata["part"])}
                 found = {name: others.pop(name) for name in [*others] if name in members}
                 if found:
                     own[field.name] = _with_members(own.get(field.name, {}), found)

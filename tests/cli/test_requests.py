@@ -33,11 +33,9 @@ def commands_of(command, name=""):
 
 COMMANDS = commands_of(typer.main.get_command(app))
 KINDS = {name: command.callback.kind for name, command in COMMANDS.items()}
-SETTINGS = [
-    pytest.param(kind, option, id=f"{name} {option.flag}")
-    for name, kind in KINDS.items()
-    for option in all_options_of(kind).values()
-]
+EVERY_KIND = pytest.mark.parametrize(
+    "kind", [*dict.fromkeys(KINDS.values())], ids=lambda kind: kind.__name__
+)
 MADE_BY_HAND = {"of_command", "script_arguments", "help"}
 
 
@@ -48,37 +46,46 @@ def test_a_command_has_an_option_for_each_setting_and_no_other(name):
     assert parameters == settings
 
 
-@pytest.mark.parametrize(("kind", "option"), SETTINGS)
-@pytest.mark.parametrize("value", [object(), [[]], {"a": {}}], ids=["object", "lists", "mapping"])
-def test_a_value_of_another_type_is_rejected_by_the_name_of_its_setting(kind, option, value):
-    if option.name in ("model_config", "groups", "learning_rates", "tolerance", "devices"):
-        return  # they are mappings or lists
-    with pytest.raises(InvalidInput, match=f"Invalid {option.name}") as rejected:
-        checked_beside(kind, {option.name: value})
-    assert rejected.value.hint
-    assert len(rejected.value.message) < 300
+def rejections(kind, name, value):
+    """Return the error of a value of one setting, or None where it is accepted."""
+    try:
+        checked_beside(kind, {name: value})
+    except InvalidInput as error:
+        return error
+    return None
 
 
-@pytest.mark.parametrize(("kind", "option"), SETTINGS)
-@pytest.mark.parametrize("value", [True, 1, "1"], ids=repr)
-def test_true_is_no_number_and_a_number_no_switch_and_text_neither(kind, option, value):
-    is_number = option.format.range is not None
-    wrong = (is_number and value is True) or (option.is_switch and value is not True)
-    wrong = wrong or (is_number and value == "1" and not option.format.takes_text)
-    if not wrong:
-        return
-    with pytest.raises(InvalidInput, match=f"Invalid {option.name}"):
-        checked_beside(kind, {option.name: value})
+@EVERY_KIND
+def test_a_value_of_another_type_is_rejected_by_the_name_of_its_setting(kind):
+    mappings = {"model_config", "groups", "learning_rates", "tolerance", "devices"}
+    for name in set(all_options_of(kind)) - mappings:
+        for value in (object(), [[]], {"a": {}}):
+            error = rejections(kind, name, value)
+            assert error is not None, name
+            assert error.message.startswith(f"Invalid {name}: ")
+            assert error.hint
+            assert len(error.message) < 300
 
 
-@pytest.mark.parametrize(("kind", "option"), SETTINGS)
-def test_a_default_is_a_value_of_its_setting_and_is_read_as_it_is_written(kind, option):
-    if option.default is None:
-        return
-    assert checked_beside(kind, {option.name: option.default}) == {option.name: option.default}
-    assert option.arguments(option.default) == []
-    if not option.is_switch and not option.is_repeatable:
-        assert option.parse(option.format.write(option.default)) == option.default
+@EVERY_KIND
+def test_true_is_no_number_and_a_number_no_switch_and_text_neither(kind):
+    for name, option in all_options_of(kind).items():
+        is_number = option.format.range is not None
+        wrong = [True] if is_number else [1, "1"] if option.is_switch else []
+        if is_number and not option.format.takes_text:
+            wrong.append("1")
+        assert [value for value in wrong if rejections(kind, name, value) is None] == [], name
+
+
+@EVERY_KIND
+def test_a_default_is_a_value_of_its_setting_and_is_read_as_it_is_written(kind):
+    for name, option in all_options_of(kind).items():
+        if option.default is None:
+            continue
+        assert checked_beside(kind, {name: option.default}) == {name: option.default}
+        assert option.arguments(option.default) == []
+        if not option.is_switch and not option.is_repeatable:
+            assert option.parse(option.format.write(option.default)) == option.default
 
 
 def test_a_request_is_frozen_and_is_checked_again_when_it_is_changed():
