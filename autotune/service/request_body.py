@@ -39,22 +39,22 @@ def body_of(
     examples: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Returns the body of a request as the OpenAPI document has it. No field is required."""
-    options = all_options_of(kind)
-    fields: dict[str, Any] = {}
-    for name in names:
-        schema = {"type": "object"} if name in parts_of(kind) else schema_of(kind, name)
-        fields[name] = {"anyOf": [schema, {"type": "null"}]}
-        if name in options:
-            fields[name]["description"] = options[name].help
-    schema = {
-        "title": kind.__name__,
-        "type": "object",
-        "description": description,
-        "properties": fields,
-        "additionalProperties": False,
-    }
+    schema = {"title": kind.__name__, "description": description, **_schema(kind, names)}
     content = {"application/json": {"schema": schema, "examples": examples}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _schema(kind: type, names: Collection[str]) -> dict[str, Any]:
+    """Returns the JSON schema of an object with these settings of a request, parts among them."""
+    options, parts = all_options_of(kind), parts_of(kind)
+    fields: dict[str, Any] = {}
+    for name in names:
+        if name in parts:
+            fields[name] = _schema(parts[name], open_settings(parts[name]))
+        else:
+            schema = schema_of(kind, name)
+            fields[name] = {"anyOf": [schema, {"type": "null"}], "description": options[name].help}
+    return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
 def check_names(settings: Mapping[str, Any], kind: type, *, accepted: Collection[str]) -> None:

@@ -96,8 +96,13 @@ class Format:
     range: Range | None = None
     is_repeatable: bool = False
     """Whether a value is written as several texts."""
-    takes_text: bool = False
-    """Whether also HTTP documents it as text, because text has a unit."""
+    other_type: str = ""
+    """Of JSON, in which a value may be given beside that of its type: text that has a unit."""
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether text is a value anywhere, and not only where there is nothing else."""
+        return self.other_type == "string"
 
     def hint(self, value: object) -> str:
         share = parse_percent(value) if isinstance(value, str) else None
@@ -114,7 +119,7 @@ class Format:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
         inner = handler(schema)
-        return {"anyOf": [inner, {"type": "string"}]} if self.takes_text else inner
+        return {"anyOf": [inner, {"type": self.other_type}]} if self.other_type else inner
 
 
 def _parse_whole_number(given: Any) -> Any:
@@ -194,7 +199,7 @@ SIZE = Format(
     read=_read_size,
     write=exact_size,
     range=Range(1, LARGEST_SIZE_BYTES),
-    takes_text=True,
+    other_type="string",
 )
 Size: TypeAlias = Annotated[int, SIZE]
 """Bytes, written as 8GiB."""
@@ -206,7 +211,7 @@ Duration: TypeAlias = Annotated[
         read=_read_duration,
         write=exact_duration,
         range=Range(_SHORTEST, LONGEST_SECONDS),
-        takes_text=True,
+        other_type="string",
     ),
 ]
 """Seconds, written as 90s or 1h30m."""
@@ -218,7 +223,7 @@ DurationOrNone: TypeAlias = Annotated[
         read=_read_duration_or_none,
         write=_write_duration_or_none,
         range=Range(_SHORTEST, math.inf),
-        takes_text=True,
+        other_type="string",
     ),
 ]
 """Like Duration, or `none` for no limit: an infinite number of seconds."""

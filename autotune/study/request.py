@@ -84,7 +84,7 @@ Cap = Annotated[
         read=SIZE.read,
         write=SIZE.write,
         range=Range(LEAST_CAP_BYTES, LARGEST_SIZE_BYTES - 1),
-        takes_text=True,
+        other_type="string",
     ),
 ]
 """The memory that a trial may need, in bytes."""
@@ -101,7 +101,9 @@ NumberOfDevices = Annotated[int, whole_number(1, MOST_DEVICES)]
 DeviceList = Annotated[
     str,
     Format(
-        wanted="all, a number, or names such as cuda:0,cuda:1", read=_read_devices, takes_text=True
+        wanted="all, a number, or names such as cuda:0,cuda:1",
+        read=_read_devices,
+        other_type="integer",
     ),
 ]
 

@@ -10,8 +10,13 @@ from autotune.analysis.pick import Preferences
 from autotune.cli import app
 from autotune.errors import InvalidInput, NotAllowed
 from autotune.service.pages import form
-from autotune.service.request_body import check_names, open_beside_parts, open_settings
-from autotune.spec.checked import checked_beside
+from autotune.service.request_body import (
+    body_of,
+    check_names,
+    open_beside_parts,
+    open_settings,
+)
+from autotune.spec.checked import checked_beside, schema_of
 from autotune.spec.config import TrainingConfig
 from autotune.spec.setting import all_options_of
 from autotune.spec.workload import Workload
@@ -167,3 +172,17 @@ def test_over_http_a_question_names_neither_files_of_the_server_nor_trials():
 def test_every_technique_is_a_setting_of_what_is_predicted():
     names = {field.name for field in dataclasses.fields(TrainingConfig)}
     assert names <= set(all_options_of(PredictedTraining))
+
+
+def test_the_document_of_a_question_has_the_settings_of_its_parts():
+    body = body_of(FitRequest, open_beside_parts(FitRequest), description="", examples={})
+    schema = body["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert set(schema["configuration"]["properties"]) == set(all_options_of(TrainingConfig))
+    layers = schema["workload"]["properties"]["layers"]["anyOf"][0]["anyOf"][0]
+    assert (layers["minimum"], layers["maximum"]) == (1, 1000)
+
+
+def test_the_devices_of_a_submission_are_a_text_or_a_number():
+    types = json.dumps(schema_of(Submission, "devices"))
+    assert '"string"' in types
+    assert '"integer"' in types
