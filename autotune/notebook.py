@@ -165,8 +165,7 @@ class LiveOutput:
         return f"{now}\n{self._progress.status()}\n{self._progress.best()}"
 
     def _html(self, ended: str) -> str:
-        from autotune.reporting.outcomes import OUTCOME_LABELS  # noqa: PLC0415  # as above
-        from autotune.reporting.result_html import trials_table  # noqa: PLC0415
+        from autotune.reporting.result_html import trials_html  # noqa: PLC0415  # as above
 
         progress = self._progress
         now = time.monotonic()
@@ -187,9 +186,7 @@ class LiveOutput:
         )
         latest = progress.records[-_ROWS_SHOWN:]
         if latest and not ended:
-            outcomes = [OUTCOME_LABELS[record.outcome] for record in latest]
-            is_cuda = progress.opened.definition.device.type == "cuda"
-            parts.append(trials_table(latest, outcomes, is_cuda=is_cuda))
+            parts.append(trials_html(progress.result(), latest))
         return f"<div>{''.join(parts)}</div>"
 
 

@@ -15,10 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.tables import as_text, is_narrow, make_console, speed
+from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import AutotuneError
+from autotune.reporting.columns import BLANK, text_or_blank
 from autotune.reporting.outcomes import OUTCOME_LABELS
-from autotune.reporting.trial_text import format_perplexity, short_description, trial_label
+from autotune.reporting.trial_text import (
+    format_perplexity,
+    format_speed,
+    short_description,
+    trial_label,
+)
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.event_text import LASTING_EVENTS, WAITING, EventText
@@ -199,12 +205,13 @@ _COLUMNS: dict[str, dict[str, Any]] = {
 
 
 def _live_row(record: TrialRecord, *, label: str) -> list[Text | str]:
-    size = "-" if record.peak_memory_bytes is None else format_size(record.peak_memory_bytes)
-    perplexity = format_perplexity(record) or "-"
+    size = text_or_blank(record.peak_memory_bytes, format_size)
+    speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread) or BLANK
+    perplexity = format_perplexity(record) or BLANK
     outcome = OUTCOME_LABELS[record.outcome]
     if record.reused_from:
         outcome += f", {record.reused_from}"
-    return [str(record.number), as_text(label), size, speed(record), perplexity, as_text(outcome)]
+    return [str(record.number), as_text(label), size, speed, perplexity, as_text(outcome)]
 
 
 class QuietDisplay(PlainDisplay):

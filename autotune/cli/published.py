@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from rich.table import Table
 
@@ -12,6 +13,7 @@ from autotune.analysis.published_comparison import (
 )
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
+from autotune.reporting.columns import BLANK, text_or_blank
 from autotune.reporting.plain_tables import reference_markdown
 from autotune.reporting.study_view import StudyView
 from autotune.spec.published_table import Reference
@@ -80,22 +82,19 @@ def print_reference(view: StudyView, *, as_json: bool = False, as_markdown: bool
 def _cells(row: ComparedRow) -> list[str]:
     """Returns a cell for each of `_HEADS`."""
     mark = _PREDICTED_MARK if row.peak_is_predicted else ""
-    difference = "-"
-    if row.saved_difference is not None:
-        difference = format_percent(row.saved_difference, digits=1, sign=True)
     return [
         row.name,
-        mark + _size(row.peak_memory_bytes),
-        _size(row.published_peak_memory_bytes),
-        _number(row.peak_ratio, "{:.3f}"),
-        _percent(row.saved),
-        _percent(row.published_saved),
-        difference,
-        _number(row.speed, "{:.2f}x"),
-        _number(row.published_speed, "{:.2f}x"),
-        _number(row.speed_ratio, "{:.3f}"),
-        _number(row.perplexity, "{:,.2f}"),
-        _number(row.published_perplexity, "{:,.2f}"),
+        mark + text_or_blank(row.peak_memory_bytes, format_size),
+        text_or_blank(row.published_peak_memory_bytes, format_size),
+        text_or_blank(row.peak_ratio, "{:.3f}".format),
+        text_or_blank(row.saved, _percent),
+        text_or_blank(row.published_saved, _percent),
+        text_or_blank(row.saved_difference, partial(format_percent, digits=1, sign=True)),
+        text_or_blank(row.speed, "{:.2f}x".format),
+        text_or_blank(row.published_speed, "{:.2f}x".format),
+        text_or_blank(row.speed_ratio, "{:.3f}".format),
+        text_or_blank(row.perplexity, "{:,.2f}".format),
+        text_or_blank(row.published_perplexity, "{:,.2f}".format),
         row.remark,
     ]
 
@@ -103,7 +102,7 @@ def _cells(row: ComparedRow) -> list[str]:
 def _without_empty_columns(rows: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
     """Returns the headings of the columns with a value in any row, and the cells of each row."""
     shown = [
-        place for place in range(len(_HEADS)) if any(row[place] not in ("-", "") for row in rows)
+        place for place in range(len(_HEADS)) if any(row[place] not in (BLANK, "") for row in rows)
     ]
     heads = [_HEADS[place] for place in shown]
     return heads, [[row[place] for place in shown] for row in rows]
@@ -157,13 +156,5 @@ def _notes(
         yield "The control is predicted, so savings relative to it are predictions."
 
 
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else format_size(size_bytes)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{format_percent(share, digits=1)} %"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+def _percent(share: float) -> str:
+    return f"{format_percent(share, digits=1)} %"

@@ -3,8 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO, cast
 
 from rich.cells import cell_len
@@ -14,23 +13,22 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from autotune.analysis.reasons import left_in_16_bits
 from autotune.printable import printable
+from autotune.reporting.columns import (
+    PREDICTIONS,
+    Column,
+    Row,
+    baseline_of,
+    front_records,
+    front_title,
+    trial_table,
+)
 from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_text import (
-    BEFORE_TRAINING,
-    BeforeTraining,
     advice_without_pick,
-    before_training,
     communication_text,
-    confirmed_mark,
-    format_perplexity,
-    format_speed,
-    format_utilization,
     no_pick_reason,
     peaks_text,
-    perplexity_notes,
-    perplexity_remarks,
     perplexity_warning,
     short_label,
     trial_label,
@@ -38,7 +36,6 @@ from autotune.reporting.trial_text import (
 )
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.units import format_size
 
 MOST_FOLDED = 1000
 """A table of more trials is not folded to the width of the terminal."""
@@ -107,13 +104,8 @@ def is_narrow(console: Console) -> bool:
     return console.width < NARROW
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    title: str
-    is_number: bool = True
-    cell: Callable[[StudyResult, TrialRecord], str]
-    before_training: Callable[[BeforeTraining], str] = lambda row: ""
-    """The cell in the row before those of trials, which most columns leave empty."""
+_HEADINGS = {"number": "#", "outcome": ""}
+"""Headings that are shorter on a terminal than on a page, by the key of the column."""
 
 
 def print_trials(
@@ -134,87 +126,68 @@ def print_trials(
     trials are printed as one line each, however wide: that suits grep, and folding the cells would
     take longer than reading the trials from the database.
     """
-    columns = list(_columns(result, records, with_predictions=with_predictions))
-    note = "\n".join(perplexity_notes(records))
-    remark_width = _REMARK_WIDTH
-    if is_narrow(console) and len(records) <= MOST_FOLDED:
-        remark_width = _NARROW_REMARK_WIDTH
-        columns = list(_narrow_columns(result))
-        notes = [note, *_reasons(records), *_perplexity_warnings(result, records)]
-        baseline = _baseline(result)
+    is_folded = len(records) <= MOST_FOLDED
+    table = trial_table(
+        result,
+        records,
+        optional=PREDICTIONS if with_predictions else (),
+        with_before_training=with_before_training,
+    )
+    is_short = is_folded and is_narrow(console)
+    baseline = baseline_of(result)
+    columns = [column for column in table.columns if column.on_phones or not is_short]
+    notes = list(table.notes)
+    if is_short:
+        lines = [_short_texts(row, baseline) for row in table.rows]
+        notes += [*_reasons(records), *_perplexity_warnings(result, records)]
         if with_narrow_note and baseline is not None:
             notes.append(narrow_note(baseline.config))
-        note = "\n".join(line for line in notes if line)
-    rows = [[column.cell(result, record) for column in columns] for record in records]
-    styles = ["bold" if _is_pick(result, record) else "" for record in records]
-    first = before_training(result) if with_before_training else None
-    if first is not None:
-        rows.insert(0, [column.before_training(first) for column in columns])
-        styles.insert(0, "")
-    if len(records) <= MOST_FOLDED:
-        table = _folded(
-            rows, columns, styles=styles, title=title, note=note, remark_width=remark_width
-        )
-        console.print(table)
+    else:
+        lines = [_texts(row) for row in table.rows]
+    cells = [[line[column.key] for column in columns] for line in lines]
+    if not is_folded:
+        text = "\n".join(filter(None, (title, *_aligned(columns, cells), *notes)))
+        console.print(as_text(text), soft_wrap=True)
         return
-    lines = _aligned(rows, columns)
-    text = "\n".join(line for line in (title, *lines, note) if line)
-    console.print(as_text(text), soft_wrap=True)
+    folded = Table(
+        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False
+    )
+    folded.caption, folded.caption_justify = "\n".join(notes) or None, "left"
+    for column in columns:
+        heading = _heading(column, is_short=is_short)
+        if column.is_number:
+            folded.add_column(heading, justify="right", no_wrap=column.key != "number")
+        elif column.key == "outcome":
+            width = _NARROW_REMARK_WIDTH if is_short else _REMARK_WIDTH
+            folded.add_column(heading, overflow="fold", max_width=width)
+        else:
+            folded.add_column(heading, ratio=1, overflow="fold")
+    for row, line in zip(table.rows, cells, strict=True):
+        folded.add_row(*map(as_text, line), style="bold" if row.is_pick else "")
+    console.print(folded)
 
 
-def _columns(
-    result: StudyResult, records: Sequence[TrialRecord], *, with_predictions: bool
-) -> Iterator[_Column]:
-    yield _Column(title="#", cell=lambda _, record: str(record.number))
-    yield _Column(
-        title="configuration",
-        is_number=False,
-        cell=lambda _, record: trial_label(record),
-        before_training=lambda row: BEFORE_TRAINING,
-    )
-    yield _Column(title="peak memory", cell=lambda _, record: _size(record.peak_memory_bytes))
-    if with_predictions and any(record.predicted_peak_memory_bytes for record in records):
-        yield _Column(
-            title="predicted", cell=lambda _, record: _size(record.predicted_peak_memory_bytes)
-        )
-        yield _Column(title="ratio", cell=lambda _, record: _ratio(record))
-    if result.device.type == "cuda":
-        yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
-    yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
-    if any(record.model_flops_utilization is not None for record in records):
-        yield _Column(title="MFU", cell=lambda _, record: format_utilization(record) or "-")
-    yield _Column(
-        title="perplexity",
-        cell=lambda _, record: format_perplexity(record) or "-",
-        before_training=lambda row: row.perplexity or "-",
-    )
-    yield _Column(title="", is_number=False, cell=_remark, before_training=lambda row: row.remark)
+def _heading(column: Column, *, is_short: bool = False) -> str:
+    short = column.short_title if is_short else ""
+    return _HEADINGS.get(column.key, short or column.title)
 
 
-def _narrow_columns(result: StudyResult) -> Iterator[_Column]:
-    baseline = _baseline(result)
-    yield _Column(title="#", cell=lambda _, record: str(record.number))
-    yield _Column(
-        title="configuration",
-        is_number=False,
-        cell=lambda _, record: short_label(record, baseline),
-        before_training=lambda row: BEFORE_TRAINING,
-    )
-    yield _Column(title="peak", cell=lambda _, record: _size(record.peak_memory_bytes))
-    if result.device.type == "cuda":
-        yield _Column(title="on device", cell=lambda _, record: _size(record.device_bytes))
-    yield _Column(title="tokens/s", cell=lambda _, record: speed(record))
-    yield _Column(
-        title="perpl.",
-        cell=lambda _, record: format_perplexity(record) or "-",
-        before_training=lambda row: row.perplexity or "-",
-    )
-    yield _Column(
-        title="",
-        is_number=False,
-        cell=lambda _, record: ", ".join(_marks(result, record)),
-        before_training=lambda row: row.remark,
-    )
+def _texts(row: Row) -> Mapping[str, str]:
+    """Returns the cells of a row; in the last one its remarks follow its marks."""
+    return {**row.texts, "outcome": ", ".join((*_marks(row), *row.remarks))}
+
+
+def _short_texts(row: Row, baseline: TrialRecord | None) -> Mapping[str, str]:
+    """Returns the cells of a row on a narrow terminal, which has its remarks below the table."""
+    if row.record is None:
+        return _texts(row)
+    name = short_label(row.record, baseline)
+    return {**row.texts, "name": name, "outcome": ", ".join(_marks(row))}
+
+
+def _marks(row: Row) -> Sequence[str]:
+    # A mark that is the trial's name need not be said twice.
+    return [mark for mark in row.marks if mark != row.name]
 
 
 def _reasons(records: Sequence[TrialRecord]) -> Iterator[str]:
@@ -247,38 +220,9 @@ def narrow_note(baseline: TrainingConfig) -> str:
     )
 
 
-def _baseline(result: StudyResult) -> TrialRecord | None:
-    return next((record for record in result.trials if record.number == result.baseline), None)
-
-
-def _folded(
-    rows: Sequence[Sequence[str]],
-    columns: Sequence[_Column],
-    *,
-    styles: Sequence[str],
-    title: str,
-    note: str,
-    remark_width: int,
-) -> Table:
-    table = Table(
-        title=title or None, title_justify="left", title_style="bold", box=None, pad_edge=False
-    )
-    table.caption, table.caption_justify = note or None, "left"
-    for column in columns:
-        if column.is_number:
-            table.add_column(column.title, justify="right", no_wrap=column.title != "#")
-        elif column.title:
-            table.add_column(column.title, ratio=1, overflow="fold")
-        else:
-            table.add_column(overflow="fold", max_width=remark_width)
-    for row, style in zip(rows, styles, strict=True):
-        table.add_row(*map(as_text, row), style=style)
-    return table
-
-
-def _aligned(rows: Sequence[Sequence[str]], columns: Sequence[_Column]) -> Iterator[str]:
+def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the line of headings, then one line per row."""
-    headings = [column.title for column in columns]
+    headings = list(map(_heading, columns))
     lines = [headings, *([printable(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -294,59 +238,23 @@ def describe(record: TrialRecord) -> Text:
     return as_text(trial_label(record))
 
 
-def speed(record: TrialRecord) -> str:
-    return format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "-"
-
-
-def _remark(result: StudyResult, record: TrialRecord) -> str:
-    marks = _marks(result, record)
-    if record.outcome != "ok" and (reason := outcome_reason(record)):
-        marks.append(reason)
-    if record.compile_seconds is not None:
-        marks.append(f"compiled in {record.compile_seconds:.0f} s")
-    if left := left_in_16_bits(record.unquantized_share):
-        marks.append(left)
-    if record.reused_from:
-        marks.append(f"from {record.reused_from}")
-    if remarks := perplexity_remarks(result, record):
-        marks.append(f"perplexity: {remarks}")
-    return ", ".join(marks)
-
-
-def _marks(result: StudyResult, record: TrialRecord) -> list[str]:
-    marks = []
-    if _is_pick(result, record):
-        marks.append("pick")
-    if record.number in result.front:
-        marks.append("front")
-    if record.number == result.baseline and record.name != "baseline":
-        marks.append("baseline")
-    if mark := confirmed_mark(record):
-        marks.append(mark)
-    if record.outcome != "ok":
-        marks.append(outcome_label(record))
-    return marks
-
-
 def print_result(result: StudyResult, console: Console) -> None:
     """Print the front, the pick and its reason, then the trials that are not candidates."""
-    baseline = _baseline(result)
-    front = [result.trial(number) for number in result.front]
-    if front:
-        shown = [*front]
-        if baseline is not None and baseline not in front:
-            shown.append(baseline)
-        title = f"Front under {format_size(result.cap_bytes)}, and the baseline"
+    if result.front:
+        shown, title = front_records(result), front_title(result)
         print_trials(console, result, shown, title=title, with_before_training=True)
         console.print()
     print_pick(result, console)
     not_candidates = [
-        record for record in result.trials if record.outcome != "ok" and record is not baseline
+        record
+        for record in result.trials
+        if record.outcome != "ok" and record.number != result.baseline
     ]
     if not_candidates and result.pick is not None:
         console.print()
+        has_note = bool(result.front)
         print_trials(
-            console, result, not_candidates, title="Not candidates", with_narrow_note=not front
+            console, result, not_candidates, title="Not candidates", with_narrow_note=not has_note
         )
 
 
@@ -380,18 +288,3 @@ def _print_no_pick(result: StudyResult, console: Console) -> None:
 def indented(text: str, columns: int = 2, *, style: str = "") -> Padding:
     """Returns `text` with all of its lines moved to the right, also those that are folded."""
     return Padding(as_text(text, style=style), (0, 0, 0, columns), expand=False)
-
-
-def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
-    return result.pick is not None and record.number == result.pick.number
-
-
-def _ratio(record: TrialRecord) -> str:
-    """Returns predicted peak / measured peak as text."""
-    if not record.peak_memory_bytes or not record.predicted_peak_memory_bytes:
-        return "-"
-    return f"{record.predicted_peak_memory_bytes / record.peak_memory_bytes:.4f}"
-
-
-def _size(size_bytes: int | None) -> str:
-    return "-" if size_bytes is None else format_size(size_bytes)

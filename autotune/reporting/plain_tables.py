@@ -8,17 +8,9 @@ from dataclasses import fields
 from typing import Any
 
 from autotune.printable import printable
-from autotune.reporting.outcomes import outcome_counts, outcome_label
-from autotune.reporting.trial_text import (
-    BEFORE_TRAINING,
-    before_training,
-    confirmed_mark,
-    format_perplexity,
-    format_speed,
-    no_pick_reason,
-    perplexity_notes,
-    perplexity_remarks,
-)
+from autotune.reporting.columns import COLUMNS, MARKS, front_records, front_title, trial_table
+from autotune.reporting.outcomes import outcome_counts
+from autotune.reporting.trial_text import no_pick_reason, perplexity_notes, trial_label
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import NOT_SHOWN, StudyResult, TrialRecord
 from autotune.units import format_size
@@ -30,18 +22,17 @@ _BOUNDS: Mapping[str, tuple[str, str]] = {
 """The columns of the two ends of an interval: no spreadsheet calculates with both in one cell."""
 _FIRST = ("number", "name", "outcome", "feasible")
 _NO_COLUMN = (*_FIRST, *_NESTED, *_BOUNDS, *NOT_SHOWN)
-MARKS = ("front", "pick", "baseline")
-"""Columns with true or false per trial; the JSON has them as trial numbers of the study."""
-
-CSV_COLUMNS = (
+_OF_JSON = (
     *_FIRST,
     *MARKS,
     *FIELD_ORDER,
     *(field.name for field in fields(TrialRecord) if field.name not in _NO_COLUMN),
     *(column for columns in _BOUNDS.values() for column in columns),
 )
-"""The keys of a trial's JSON object and of its `config`, without other nested objects, and the ends
-of intervals."""
+_COMPUTED = tuple(column for column in COLUMNS if column.key not in _OF_JSON)
+CSV_COLUMNS = (*_OF_JSON, *(column.key for column in _COMPUTED))
+"""The keys of a trial's JSON object and of its `config`, without other nested objects, the marks of
+a trial as true or false, the ends of intervals, and the columns that are computed from others."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
@@ -68,6 +59,7 @@ def trial_rows(result: StudyResult) -> list[dict[str, Any]]:
         values = record.to_dict()
         for interval, columns in _BOUNDS.items():
             values |= zip(columns, values[interval] or (None, None), strict=True)
+        values |= {column.key: column.value(record) for column in _COMPUTED}
         rows.append({**values, **record.config.to_dict(), **_marks(result, record)})
     return rows
 
@@ -114,8 +106,6 @@ def markdown_text(result: StudyResult) -> str:
 
     Trial numbers have no `#`, which would become a link to an issue.
     """
-    front = [result.trial(number) for number in result.front]
-    baseline = [r for r in result.trials if r.number == result.baseline and r not in front]
     cap = format_size(result.cap_bytes)
     devices = result.workload.devices_per_trial
     place = (
@@ -128,9 +118,9 @@ def markdown_text(result: StudyResult) -> str:
         f"on {place}, cap {cap}{each}. {outcome_counts(result.trials)}.",
         f"**{_answer(result)}**",
     ]
-    if front:
-        blocks.append(f"### Front under {cap}, and the baseline")
-        blocks.append(_table(result, [*front, *baseline]))
+    if result.front:
+        blocks.append(f"### {front_title(result)}")
+        blocks.append(_table(result, front_records(result)))
     if result.trials:
         blocks.append("### All trials")
         blocks.append(_table(result, result.trials))
@@ -142,71 +132,20 @@ def _answer(result: StudyResult) -> str:
     if result.pick is None:
         return no_pick_reason(result)
     picked = result.trial(result.pick.number)
-    heading = result.pick.heading
-    return (
-        f"{heading}: trial {picked.number}, {_description(picked)}: {_plain(result.pick.reason)}."
-    )
+    label = _plain(trial_label(picked))
+    return f"{result.pick.heading}: trial {picked.number}, {label}: {_plain(result.pick.reason)}."
 
 
-def _table(result: StudyResult, records: Iterable[TrialRecord]) -> str:
-    is_cuda = result.device.type == "cuda"
-    device = ["on device"] if is_cuda else []
-    heads = [
-        "trial",
-        "configuration",
-        "peak memory",
-        *device,
-        "tokens/s",
-        "perplexity",
-        "it is",
-        "message",
-    ]
-    rules = [":--" if head in ("configuration", "it is", "message") else "--:" for head in heads]
-    rows = [_cells(result, record, is_cuda) for record in records]
-    first = before_training(result)
-    if first is not None:
-        known = {
-            "configuration": BEFORE_TRAINING,
-            "perplexity": first.perplexity,
-            "message": _plain(first.remark),
-        }
-        rows.insert(0, [known.get(head, "") for head in heads])
+def _table(result: StudyResult, records: Sequence[TrialRecord]) -> str:
+    table = trial_table(result, records, with_before_training=True)
+    heads = [*(column.title for column in table.columns), "message"]
+    rules = [*("--:" if column.is_number else ":--" for column in table.columns), ":--"]
+    rows = [[*map(_plain, (*row.texts.values(), "; ".join(row.remarks)))] for row in table.rows]
     return "\n".join(map(_row, [heads, rules, *rows]))
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _cells(result: StudyResult, record: TrialRecord, is_cuda: bool) -> list[str]:
-    marks = [name for name, is_marked in _marks(result, record).items() if is_marked]
-    if record.outcome != "ok":
-        marks.append(outcome_label(record))
-    if mark := confirmed_mark(record):
-        marks.append(mark)
-    if record.reused_from:
-        marks.append(f"from {_plain(str(record.reused_from))}")
-    if remarks := perplexity_remarks(result, record):
-        marks.append(f"perplexity: {_plain(remarks)}")
-    return [
-        str(record.number),
-        _description(record),
-        _size(record.peak_memory_bytes),
-        *([_size(record.device_bytes)] if is_cuda else []),
-        format_speed(record.tokens_per_second, record.tokens_per_second_spread),
-        format_perplexity(record),
-        ", ".join(marks),
-        _plain(record.message),
-    ]
-
-
-def _description(record: TrialRecord) -> str:
-    description = record.config.describe()
-    return f"{_plain(record.name)}: {description}" if record.name else description
-
-
-def _size(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else format_size(size_bytes)
 
 
 def _plain(text: str) -> str:

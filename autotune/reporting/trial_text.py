@@ -1,8 +1,7 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.analysis.feasibility import least_needed_bytes
@@ -144,46 +143,8 @@ def perplexity_source_text(record: TrialRecord) -> str:
     return str(replace(source, over_random_weights=False, of_own_loss=False))
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeforeTraining:
-    """The row of a table that says what the pretrained weights do before any training, as text."""
-
-    perplexity: str
-    """Empty if it could not be measured."""
-    remark: str
-
-
-BEFORE_TRAINING = "before training"
-"""Stands in that row where trials have their configuration."""
 NO_BETTER = "no better than before training"
 """Is said of a perplexity that the training has not lowered."""
-
-
-_REMARK_WIDTH = 100
-"""Characters; the log of the study has the rest."""
-
-
-def confirmed_mark(record: TrialRecord) -> str:
-    """Returns how often a trial was measured again in turn with others; empty if never.
-
-    Its speed and ± are then of all these measurements.
-    """
-    return f"confirmed {record.confirmations}x" if record.confirmations else ""
-
-
-def before_training(result: StudyResult) -> BeforeTraining | None:
-    """Returns the first row of a table of trials; None for a study without pretrained weights."""
-    if result.initial_perplexity is not None:
-        return BeforeTraining(
-            perplexity=format_decimal(result.initial_perplexity),
-            remark=result.initial_perplexity_remark,
-        )
-    if result.initial_perplexity_remark:
-        remark = f"not measured: {result.initial_perplexity_remark}"
-        return BeforeTraining(
-            perplexity="", remark=textwrap.shorten(remark, width=_REMARK_WIDTH, placeholder="…")
-        )
-    return None
 
 
 def perplexity_warning(result: StudyResult, record: TrialRecord) -> str:

@@ -130,7 +130,7 @@ class StudyReader:
         key = ("order", study, data.version, query, tuple(front))
         numbers: Sequence[int] = await self._cache.get(
             key,
-            partial(self._compute, partial(query.numbers, data, front)),
+            partial(self._compute, partial(_numbers, query, data, front)),
             bytes_of=lambda found: 40 * len(found),
         )
         return data, numbers
@@ -284,6 +284,10 @@ def figure_json(view: StudyView, kind: str, options: FigureOptions) -> str:
 
     text: str = draw(view, kind, options).to_json()
     return text
+
+
+def _numbers(query: TrialQuery, data: StudyData, front: Sequence[int]) -> Sequence[int]:
+    return [record.number for record in query.found(data.records.trials, front)]
 
 
 def title_of_figure(study: str, kind: str) -> str:

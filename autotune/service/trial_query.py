@@ -5,23 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.service.study_data import StudyData
+from autotune.reporting.columns import COLUMNS
+from autotune.reporting.outcomes import OUTCOME_LABELS, outcome_label
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.result import TrialRecord
 
-NUMBERS = (
-    "number",
-    "peak_memory_bytes",
-    "peak_reserved_bytes",
-    "device_bytes",
-    "tokens_per_second",
-    "perplexity",
-    "predicted_peak_memory_bytes",
-    "compile_seconds",
-    "seconds",
-)
-TEXTS = ("name", "outcome")
-SORTED_BY = (*NUMBERS, *TEXTS, *FIELD_ORDER)
+_COLUMNS = {column.key: column for column in COLUMNS}
+SORTED_BY = (*_COLUMNS, "peak_reserved_bytes", "compile_seconds", *FIELD_ORDER)
 """What trials can be sorted by; `-` before it means from the largest."""
 
 
@@ -29,8 +20,11 @@ SORTED_BY = (*NUMBERS, *TEXTS, *FIELD_ORDER)
 class TrialQuery:
     """Which trials are wanted, in which order. Raises InvalidInput."""
 
+    find: str = ""
+    """Words that all have to be in what is known of the trial; `#12` is trial 12."""
     outcomes: tuple[str, ...] = ()
     """Any of these; empty: all."""
+    running: bool | None = None
     feasible: bool | None = None
     front: bool | None = None
     techniques: tuple[str, ...] = ()
@@ -38,6 +32,14 @@ class TrialQuery:
     sort: str = "number"
 
     def __post_init__(self) -> None:
+        for outcome in self.outcomes:
+            if outcome not in OUTCOME_LABELS:
+                raise InvalidInput(
+                    f"{outcome!r} is no outcome of a trial",
+                    hint=suggestion(
+                        outcome, OUTCOME_LABELS, otherwise=f"use {', '.join(OUTCOME_LABELS)}"
+                    ),
+                )
         if self.sort.removeprefix("-") not in SORTED_BY:
             raise InvalidInput(
                 f"trials cannot be sorted by {self.sort!r}",
@@ -56,14 +58,17 @@ class TrialQuery:
                     f"{', '.join(FIELD_ORDER)}",
                 )
 
-    def numbers(self, data: StudyData, front: Collection[int]) -> list[int]:
-        """Returns the numbers of the trials, in order."""
+    def found(self, trials: Sequence[TrialRecord], front: Collection[int]) -> Sequence[TrialRecord]:
+        """Returns the trials, in order."""
         choices = self._choices()
+        words = self.find.lower().split()
         front = frozenset(front)
         found = [
-            record for record in data.records.trials if self._is_wanted(record, front, choices)
+            record
+            for record in trials
+            if self._is_wanted(record, front, choices) and _has_words(record, words)
         ]
-        return [record.number for record in _sorted(found, self.sort)]
+        return _sorted(found, self.sort)
 
     def _choices(self) -> Mapping[str, Collection[str]]:
         choices: dict[str, set[str]] = {}
@@ -80,11 +85,20 @@ class TrialQuery:
     ) -> bool:
         if self.outcomes and record.outcome not in self.outcomes:
             return False
+        if self.running is not None and record.is_running != self.running:
+            return False
         if self.feasible is not None and record.feasible != self.feasible:
             return False
         if self.front is not None and (record.number in front) != self.front:
             return False
         return all(str(getattr(record.config, name)) in values for name, values in choices.items())
+
+
+def _has_words(record: TrialRecord, words: Sequence[str]) -> bool:
+    if not words:
+        return True
+    text = f"{trial_label(record)} {outcome_label(record)} {record.message}".lower()
+    return all(word == f"#{record.number}" or word in text for word in words)
 
 
 def _sorted(records: Sequence[TrialRecord], sort: str) -> Sequence[TrialRecord]:
@@ -100,7 +114,4 @@ def _value(record: TrialRecord, field: str) -> Any:
     """Returns what a trial is sorted by; None for what was not measured or is not a number."""
     if field in FIELD_ORDER:
         return getattr(record.config, field)
-    value = getattr(record, field)
-    if isinstance(value, float) and value != value:
-        return None
-    return value
+    return _COLUMNS[field].value(record) if field in _COLUMNS else getattr(record, field)

@@ -9,7 +9,7 @@ from autotune.analysis.pick import Preferences, choose
 from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.trial_text import format_speed
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.confirmation.request import seconds_of_search
 from autotune.study.eta import eta_seconds
@@ -298,13 +298,30 @@ class Progress:
             parts.append(f"then up to {format_duration(confirmation)} of confirmation")
         return ", ".join(parts)
 
-    def best(self) -> str:
-        """Returns the pick so far in one line."""
+    def result(self) -> StudyResult:
+        """Returns the study so far, without a baseline. Needs the study to be open."""
+        assert self.opened is not None
+        definition = self.opened.definition
         front = pareto_front(self.records, tolerance=self._preferences.tolerance)
         pick = choose(self.records, front, baseline=None, preferences=self._preferences)
-        if pick is None:
+        return StudyResult(
+            study=definition.name,
+            storage="",
+            workload=definition.workload,
+            device=definition.device,
+            cap_bytes=definition.cap_bytes,
+            trials=tuple(self.records),
+            front=front,
+            pick=pick,
+            baseline=None,
+        )
+
+    def best(self) -> str:
+        """Returns the pick so far in one line."""
+        result = self.result()
+        if result.pick is None:
             return "nothing feasible yet"
-        record = next(record for record in self.records if record.number == pick.number)
+        record = result.trial(result.pick.number)
         size = format_size(record.peak_memory_bytes or 0)
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         return (

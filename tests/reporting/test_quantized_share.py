@@ -8,8 +8,8 @@ from rich.console import Console
 
 from autotune.cli.tables import print_trials
 from autotune.reporting.plain_tables import csv_text
+from autotune.reporting.report.details import trial_details
 from autotune.reporting.report.facts import workload_facts
-from autotune.reporting.report.trials import trial_table
 from autotune.reporting.trial_text import full_hover
 from autotune.service.pages.contexts import trial_page
 from autotune.spec.config import TrainingConfig
@@ -17,7 +17,6 @@ from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
 from tests.building.results import record, study_result
-from tests.building.views import study_view
 
 QLORA = TrainingConfig(precision="bf16-mixed", adapter="lora", base_weights="nf4")
 QUANTIZED = record(1, config=QLORA, unquantized_share=0.973)
@@ -31,7 +30,7 @@ def test_the_share_is_in_every_text_about_a_trial():
     assert " ".join(table.getvalue().split()).count(LEFT) == 1
     assert dict(trial_page(result, 1).measured)["weights"] == LEFT
     assert "weights" not in dict(trial_page(result, 0).measured)
-    assert trial_table(study_view(result))["weights"] == {1: LEFT}
+    assert trial_details(result)["facts"]["weights"]["values"] == ["", LEFT]
     assert LEFT in full_hover(QUANTIZED, None).replace("<br>", " ")
     assert json.loads(json.dumps(QUANTIZED.to_dict()))["unquantized_share"] == 0.973
     assert ",0.973," in csv_text(result)

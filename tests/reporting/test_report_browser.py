@@ -184,8 +184,8 @@ def test_outcomes_can_be_chosen(shown_are, found, plain):
 
 def test_a_row_says_what_was_measured(plain):
     assert rows(plain)[2] == (
-        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front 1 m 30 s "
-        "Re-run Export"
+        "#2 bf16 & more bf16-mixed, micro-batch 8 200.0 MiB 2,000 ±0% =10.00 pick front "
+        "perplexity: of trial 1 1 m 30 s Re-run Export"
     )
 
 
@@ -253,7 +253,7 @@ def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(plain):
         reached.append(name)
         unseen += [name] if outline == "none" else []
     assert reached[0] == "Skip to the answer"
-    assert {"theme", "find", "outcome", "target", "peak", "tokens/s"} <= set(reached)
+    assert {"theme", "find", "outcome", "target", "peak memory", "tokens/s"} <= set(reached)
     assert {"#1: all data", "Re-run: copy the command for trial 1"} <= set(reached)
     assert unseen == []
 

@@ -6,7 +6,7 @@ from autotune.analysis.pick import Preferences
 from autotune.reporting.report import excluded as module
 from autotune.reporting.report.answer import answer_of
 from autotune.reporting.report.excluded import LINES_SHOWN, excluded
-from autotune.reporting.trial_text import NO_BETTER, SHARED_MARK_NOTE, BeforeTraining
+from autotune.reporting.trial_text import NO_BETTER, SHARED_MARK_NOTE
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, Prediction
 from autotune.spec.result import Pick
@@ -157,8 +157,12 @@ def test_before_a_trial_has_finished_there_is_no_answer(trials):
 # -- the front -------------------------------------------------------------------------------------
 
 
+def front_of(**changes):
+    return report_of(plain_view(**changes)).front
+
+
 def test_the_short_table_has_the_front_and_the_baseline():
-    assert [row.number for row in report_of(plain_view()).front] == [1, 2, 0]
+    assert [row.record.number for row in front_of().rows] == [1, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -166,66 +170,48 @@ def test_the_short_table_has_the_front_and_the_baseline():
     [(1, ("front",)), (2, ("pick", "front")), (0, ("baseline", "over the cap"))],
 )
 def test_a_row_says_what_it_is(number, marks):
-    assert next(row for row in report_of(plain_view()).front if row.number == number).marks == marks
+    assert next(row for row in front_of().rows if row.record.number == number).marks == marks
 
 
 def test_a_perplexity_of_another_trial_is_marked():
-    assert [row.perplexity for row in report_of(plain_view()).front] == ["10.00", "=10.00", "10.00"]
-    assert report_of(plain_view()).perplexity_notes == (SHARED_MARK_NOTE,)
-    without = plain_view(trials=(BASELINE, SMALL), front=(1,), pick=None)
-    assert report_of(without).perplexity_notes == ()
+    assert [row.texts["perplexity"] for row in front_of().rows] == ["10.00", "=10.00", "10.00"]
+    assert front_of().notes == (SHARED_MARK_NOTE,)
+    assert front_of(trials=(BASELINE, SMALL), front=(1,), pick=None).notes == ()
 
 
 def test_the_perplexity_before_training_is_the_first_row_of_the_short_table():
     view = plain_view()
     known = replace(view, result=replace(view.result, initial_perplexity=9.5))
-    assert report_of(view).before_training is None
-    assert report_of(known).before_training == BeforeTraining(perplexity="9.50", remark="")
-    assert all(NO_BETTER in row.marks for row in report_of(known).front)
+    first, *others = report_of(known).front.rows
+    assert first.record is None
+    assert first.texts["perplexity"] == "9.50"
+    assert all(NO_BETTER in row.remarks[-1] for row in others)
+    assert all(row.record is not None for row in report_of(view).front.rows)
 
 
 def test_a_predicted_peak_is_said_to_be_one():
     known = replace(BASELINE, peak_memory_bytes=None, predicted_peak_memory_bytes=400 * MIB)
-    assert (
-        report_of(plain_view(trials=(known, SMALL, FAST))).front[-1].memory == "400.0 MiB predicted"
-    )
+    last = front_of(trials=(known, SMALL, FAST)).rows[-1]
+    assert last.texts["peak_memory_bytes"] == "400.0 MiB predicted"
 
 
-# -- all trials ------------------------------------------------------------------------------------
+# -- what a trial shows when it is opened ----------------------------------------------------------
 
 
-def column(table, name):
-    for kind in ("plain", "repeating", "config"):
-        if name in table[kind]:
-            found = table[kind][name]
-            return found if kind == "plain" else [found["values"][place] for place in found["of"]]
-    raise KeyError(name)
+def values(column):
+    return [column["values"][place] for place in column["of"]]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["number", "name", "outcome", "peak_memory_bytes", "tokens_per_second", "seconds", "message"],
-)
-def test_a_column_has_what_is_known_of_each_trial(name):
-    records = (BASELINE, SMALL, FAST, FAILED)
-    assert column(report_of(plain_view()).trials, name) == [getattr(one, name) for one in records]
-
-
-def test_the_columns_on_a_perplexity_say_whose_it_is():
-    table = report_of(plain_view()).trials
-    assert column(table, "perplexity_source") == [None, None, "shared with trial 1", None]
-    assert column(table, "shares_perplexity") == [False, False, True, False]
+def test_an_opened_trial_says_what_is_known_of_it():
+    facts = report_of(plain_view()).details["facts"]
+    assert values(facts["message"]) == [one.message for one in (BASELINE, SMALL, FAST, FAILED)]
+    assert values(facts["took"]) == ["4.0 s", "", "1 m 30 s", ""]
 
 
 @pytest.mark.parametrize("field", TrainingConfig().to_dict())
-def test_a_column_has_what_each_trial_chose(field):
+def test_an_opened_trial_says_what_it_chose(field):
     chosen = [one.config.to_dict()[field] for one in (BASELINE, SMALL, FAST, FAILED)]
-    assert column(report_of(plain_view()).trials, field) == chosen
-
-
-def test_what_is_not_finite_is_not_known():
-    diverged = record(0, outcome="diverged", perplexity=float("inf"))
-    assert column(report_of(view_of((diverged,))).trials, "perplexity") == [None]
+    assert values(report_of(plain_view()).details["config"][field]) == chosen
 
 
 # -- what was left out -----------------------------------------------------------------------------

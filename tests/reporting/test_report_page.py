@@ -147,9 +147,9 @@ def test_hostile_text_is_shown_as_it_is(documents):
 
 
 def test_hostile_text_in_the_data_is_unchanged(documents):
-    assert json.loads(documents["hostile"].blocks["trials-data"])["repeating"]["name"][
-        "values"
-    ] == [HOSTILE]
+    assert json.loads(documents["hostile"].blocks["details"])["facts"]["message"]["values"] == [
+        HOSTILE
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from autotune.reporting.report.trials import trial_table
+from autotune.reporting.report.details import trial_details
 from autotune.reporting.trial_text import (
     about,
     communication_text,
@@ -20,7 +20,6 @@ from autotune.study.event_text import headline
 from autotune.study.events import StudyOpened
 from tests.building.results import MIB, bound, record, study_result
 from tests.building.studies import definition
-from tests.building.views import study_view
 
 PEAKS = (40 * MIB, 30 * MIB)
 DIVIDED = record(
@@ -72,7 +71,10 @@ def test_a_trial_on_one_device_has_no_ranks(result):
 
 
 def test_the_report_has_the_peaks_of_trials_on_several_devices(result):
-    assert trial_table(study_view(result))["peaks_by_rank"] == {1: list(PEAKS)}
+    ranks = trial_details(result)["ranks"]
+    assert {number: [peak["text"] for peak in peaks] for number, peaks in ranks.items()} == {
+        1: ["40.00 MiB", "30.00 MiB"]
+    }
 
 
 def test_a_mark_in_a_picture_says_the_peaks_of_all_devices():
@@ -82,7 +84,7 @@ def test_a_mark_in_a_picture_says_the_peaks_of_all_devices():
 def test_the_time_in_collectives_is_in_every_text_about_a_trial(result):
     assert communication_text(DIVIDED) == IN_COLLECTIVES
     assert dict(trial_page(result, 1).measured)["in collectives"] == IN_COLLECTIVES
-    assert trial_table(study_view(result))["communication"] == {1: IN_COLLECTIVES}
+    assert trial_details(result)["facts"]["in collectives"]["values"] == ["", IN_COLLECTIVES]
     assert IN_COLLECTIVES in full_hover(DIVIDED, None).replace("<br>", " ")
 
 

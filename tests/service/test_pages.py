@@ -10,9 +10,9 @@ import pytest
 from autotune.analysis.pick import Preferences
 from autotune.errors import InvalidInput
 from autotune.service.pages import assets, contexts, form
+from autotune.service.pages.paged_trials import PAGE_SIZE, TrialAddress, paged_trials
 from autotune.service.pages.plan import Bar, plan_text
 from autotune.service.pages.small_front import HEIGHT, MOST_DOTS, WIDTH, small_front
-from autotune.service.pages.trial_list import PAGE_SIZE, ListedTrials, trial_list
 from autotune.service.submissions import ACCEPTED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, new_confirmation_id
@@ -187,11 +187,11 @@ def test_a_plan_that_is_not_possible_says_why():
 
 def listed(view, address=""):
     pairs = [tuple(pair.split("=", 1)) for pair in address.split("&") if pair]
-    return trial_list(view.result, ListedTrials.of(pairs))
+    return paged_trials(view.result, TrialAddress.of(pairs))
 
 
 def numbers(found):
-    return [row.number for row in found.rows]
+    return [row.record.number for row in found.table.rows]
 
 
 @pytest.mark.parametrize(
@@ -232,32 +232,31 @@ def test_what_was_not_measured_is_last_in_both_directions(field):
 
 
 def test_a_heading_turns_the_order_of_the_column_that_the_table_is_sorted_by():
-    headings = {heading.field: heading for heading in listed(plain_view(), "sort=seconds").headings}
-    assert (headings["seconds"].sorted, headings["seconds"].address) == (
-        "ascending",
-        "sort=-seconds",
-    )
-    assert headings["number"].address == ""
+    found = listed(plain_view(), "sort=seconds")
+    addresses = {column.key: found.address.sorted_by(column) for column in found.table.columns}
+    assert found.address.directions == {"seconds": "ascending"}
+    assert addresses["seconds"] == "sort=-seconds"
+    assert addresses["number"] == ""
 
 
 def test_the_perplexity_before_training_is_on_the_first_page_only():
     view = large_view(60)
     known = replace(view, result=replace(view.result, initial_perplexity=9.5))
-    assert listed(view).before_training is None
-    assert listed(known).before_training.perplexity == "9.50"
-    assert listed(known, "page=2").before_training is None
+    assert listed(view).table.rows[0].record is not None
+    assert listed(known).table.rows[0].texts["perplexity"] == "9.50"
+    assert listed(known, "page=2").table.rows[0].record is not None
 
 
 def test_a_page_past_the_last_is_the_last():
     found = listed(large_view(60), "page=9")
-    assert (found.query.page, found.first, found.last, found.after) == (3, 51, 60, None)
+    assert (found.address.page, found.pages, found.first, found.last) == (3, 3, 51, 60)
 
 
 def test_a_page_of_ten_thousand_trials_has_a_few_rows_and_its_neighbours():
     found = listed(large_view(), "page=7&sort=-perplexity")
-    assert len(found.rows) == PAGE_SIZE
+    assert len(found.table.rows) == PAGE_SIZE
     assert (found.total, found.pages) == (10_000, 400)
-    assert (found.before, found.after) == ("sort=-perplexity&page=6", "sort=-perplexity&page=8")
+    assert found.address.text(page=6) == "sort=-perplexity&page=6"
 
 
 # -- pictures, answers, lists ----------------------------------------------------------------------
@@ -350,7 +349,7 @@ def test_hostile_words_come_to_no_harm_before_they_are_shown():
     view = hostile_view()
     page = contexts.study_page(view, Preferences())
     assert view.result.trial(0).name in page.answer.headline
-    assert len(listed(view).rows) == 3
+    assert len(listed(view).table.rows) == 3
 
 
 # -- pages of a server -----------------------------------------------------------------------------

@@ -6,41 +6,16 @@ from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
 from autotune.exporters import TARGETS
-from autotune.reporting.outcomes import outcome_counts, outcome_label
+from autotune.reporting.columns import ON_PAGES, TrialTable, front_records, trial_table
+from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report import commands
 from autotune.reporting.report.answer import Headline, answer_of
+from autotune.reporting.report.details import trial_details
 from autotune.reporting.report.excluded import Group, excluded
-from autotune.reporting.report.facts import Facts, study_facts, workload_facts
-from autotune.reporting.report.trials import trial_table
+from autotune.reporting.report.facts import study_facts, workload_facts
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import (
-    BeforeTraining,
-    before_training,
-    confirmed_mark,
-    format_perplexity,
-    format_speed,
-    perplexity_notes,
-    perplexity_warning,
-    place_and_cap,
-)
-from autotune.spec.result import TrialRecord
-from autotune.units import format_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrontRow:
-    """A row of the short table: a trial of the front, or the baseline."""
-
-    number: int
-    name: str
-    words: str
-    memory: str
-    device: str
-    speed: str
-    perplexity: str
-    marks: tuple[str, ...]
-    notes: tuple[str, ...]
-    """How often it was confirmed, and the earlier trial that the result is reused from."""
+from autotune.reporting.trial_facts import Facts
+from autotune.reporting.trial_text import place_and_cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +35,10 @@ class Report:
     """Workload and device in one line."""
     answer: Headline
     outcomes: str
-    front: tuple[FrontRow, ...]
-    before_training: BeforeTraining | None
-    """The first row of the front's table, with pretrained weights."""
-    is_cuda: bool
-    perplexity_notes: tuple[str, ...]
-    """What explains the marks at perplexities."""
-    trials: Mapping[str, Any]
-    """JSON-ready columns, see `trials.py`."""
+    front: TrialTable
+    trials: TrialTable
+    details: Mapping[str, Any]
+    """What a trial shows when it is opened, JSON-ready, see `details.py`."""
     rerun_template: str
     export_template: str
     targets: Mapping[str, str]
@@ -102,11 +73,9 @@ def compute(
         f"on {place_and_cap(result)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
-        front=front_rows(view),
-        before_training=before_training(result),
-        is_cuda=result.device.type == "cuda",
-        perplexity_notes=tuple(perplexity_notes(result.trials)),
-        trials=trial_table(view),
+        front=trial_table(result, front_records(result), with_before_training=True),
+        trials=trial_table(result, result.trials, optional=ON_PAGES),
+        details=trial_details(result),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
         targets=targets,
@@ -117,50 +86,6 @@ def compute(
         version=version,
         view=view,
     )
-
-
-def front_rows(view: StudyView) -> tuple[FrontRow, ...]:
-    """Returns the front, sorted by memory, and the baseline if it is not on the front."""
-    by_number = {record.number: record for record in view.result.trials}
-    records = [by_number[number] for number in view.result.front]
-    if view.baseline is not None and view.baseline not in records:
-        records.append(view.baseline)
-    return tuple(_front_row(view, record) for record in records)
-
-
-def _front_row(view: StudyView, record: TrialRecord) -> FrontRow:
-    marks = []
-    if view.pick is not None and view.pick.number == record.number:
-        marks.append("pick")
-    if record.number in view.result.front:
-        marks.append("front")
-    if record.number == view.result.baseline:
-        marks.append("baseline")
-    if record.outcome != "ok":
-        marks.append(outcome_label(record))
-    if warning := perplexity_warning(view.result, record):
-        marks.append(warning)
-    notes = [confirmed_mark(record)]
-    if record.reused_from:
-        notes.append(f"from {record.reused_from}")
-    memory = _size(record.peak_memory_bytes)
-    if record.peak_memory_bytes is None and record.predicted_peak_memory_bytes:
-        memory = f"{format_size(record.predicted_peak_memory_bytes)} predicted"
-    return FrontRow(
-        number=record.number,
-        name=record.name or "",
-        words=record.config.describe(),
-        memory=memory,
-        device=_size(record.device_bytes),
-        speed=format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "–",
-        perplexity=format_perplexity(record) or "–",
-        marks=tuple(marks),
-        notes=tuple(filter(None, notes)),
-    )
-
-
-def _size(size_bytes: int | None) -> str:
-    return "–" if size_bytes is None else format_size(size_bytes)
 
 
 def _commands(view: StudyView, *, preferences: Preferences, storage: str) -> tuple[Command, ...]:

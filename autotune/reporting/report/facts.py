@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from autotune.analysis.pick import Preferences
 from autotune.reporting.report.excluded import combinations
 from autotune.reporting.study_view import StudyView
+from autotune.reporting.trial_facts import Facts
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.script_files import files_of
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_duration, format_size
-
-Facts = tuple[tuple[str, str], ...]
 
 
 def workload_facts(workload: Workload) -> Facts:

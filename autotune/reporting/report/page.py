@@ -12,19 +12,16 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from autotune.printable import printable_values
 from autotune.reporting import style
 from autotune.reporting.html_page import PAPER_SCRIPT
-from autotune.reporting.html_text import printable_value
+from autotune.reporting.rendering import templates
 from autotune.reporting.report.commands import template_parts
 from autotune.reporting.report.contents import Report
 from autotune.reporting.report.figures import ReportFigure, figures_of
-from autotune.reporting.report.trials import columns_of
-from autotune.reporting.trial_text import BEFORE_TRAINING
 
 _ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
@@ -38,36 +35,31 @@ def page(report: Report) -> str:
         "trials": _resource("trials.js"),
     }
     figures = figures_of(report.view)
-    trials = {
-        **report.trials,
+    details = {
+        **report.details,
         "rerun": template_parts(report.rerun_template),
         "export": template_parts(report.export_template),
     }
     front = [figure for figure in figures if figure.id == "pareto"]
     others = [figure for figure in figures if figure.id != "pareto"]
-    environment = jinja2.Environment(
-        autoescape=True,
-        finalize=printable_value,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.from_string(_resource("page.html")).render(
-        report=report,
-        figures={"pareto": front[0] if front else None, "others": others},
-        drawings={
-            figure.id: Markup(script_json(figure.drawing.to_plotly_json())) for figure in figures
-        },
-        sections=_sections(report, others),
-        columns=columns_of(report.trials),
-        before_training=BEFORE_TRAINING,
-        shared_mark_note="; ".join(report.perplexity_notes),
-        torch=report.view.result.device.versions.get("torch", "?"),
-        trials=Markup(script_json(trials)),
-        themes=Markup(script_json({"light": style.LIGHT, "dark": style.DARK})),
-        style=Markup(_resource("report.css")),
-        scripts={name: Markup(text) for name, text in scripts.items()},
-        policy=_policy(list(scripts.values()), figures),
+    return (
+        templates(__package__)
+        .get_template("page.html")
+        .render(
+            report=report,
+            figures={"pareto": front[0] if front else None, "others": others},
+            drawings={
+                figure.id: Markup(script_json(figure.drawing.to_plotly_json()))
+                for figure in figures
+            },
+            sections=_sections(report, others),
+            torch=report.view.result.device.versions.get("torch", "?"),
+            details=Markup(script_json(details)),
+            themes=Markup(script_json({"light": style.LIGHT, "dark": style.DARK})),
+            style=Markup(_resource("report.css")),
+            scripts={name: Markup(text) for name, text in scripts.items()},
+            policy=_policy(list(scripts.values()), figures),
+        )
     )
 
 

@@ -158,29 +158,5 @@ const autotune = (function () {
 
   document.querySelectorAll("button.copy").forEach(armCopyButton);
 
-  // -- sizes and durations, in the same form as everywhere in autotune ---------------------------
-
-  function size(bytes) {
-    let amount = bytes;
-    for (const unit of ["B", "KiB", "MiB", "GiB"]) {
-      if (Math.abs(amount) < 1024) {
-        let digits = 2;
-        if (unit === "B") digits = 0;
-        else if (amount >= 100) digits = 1;
-        return `${amount.toFixed(digits)} ${unit}`;
-      }
-      amount /= 1024;
-    }
-    return `${amount.toFixed(2)} TiB`;
-  }
-
-  function seconds(amount) {
-    if (amount < 59.95) return `${amount.toFixed(1)} s`;
-    const minutes = Math.floor(Math.round(amount) / 60);
-    const rest = Math.round(amount) % 60;
-    if (minutes < 60) return `${minutes} m ${String(rest).padStart(2, "0")} s`;
-    return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} m`;
-  }
-
-  return { byId, dataOf, copy, armCopyButton, size, seconds };
+  return { byId, dataOf, copy, armCopyButton };
 })();

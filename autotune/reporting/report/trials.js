@@ -1,91 +1,49 @@
-/* The table of all trials: sorted, filtered and in pages. Text is inserted as text, never as HTML. */
+/* The table of all trials: sorted, filtered and in pages. Its rows are in the page; what a trial shows
+   when it is opened is inserted as text, never as HTML. */
 "use strict";
 
 (function () {
-  const { byId, dataOf, copy, armCopyButton, size, seconds } = autotune;
-  const data = dataOf("trials-data");
+  const { byId, dataOf, copy, armCopyButton } = autotune;
+  const data = dataOf("details");
   const PAGE = 25;
   const table = byId("table"), body = table.tBodies[0];
-  const heads = [...table.querySelectorAll("thead th[data-key]")];
+  const heads = [...table.querySelectorAll("thead th")];
   const titles = new Map(heads.map((head) => [head.dataset.key, head.textContent.trim()]));
-  const front = new Set(data.front);
   const target = byId("target");
-  let order = Array.from({ length: data.count }, (_, index) => index);
+  const rows = [...byId("rows").content.querySelectorAll("tr")];
+  const places = new Map(rows.map((row, place) => [row, place]));
+  let order = [...rows];
   let sorting = { key: "number", descending: false };
   let first = 0;
 
-  // -- values ---------------------------------------------------------------------------------------------------
+  function repeating(column, place) { return column.values[column.of[place]]; }
 
-  function repeating(column, index) { return column.values[column.of[index]]; }
-
-  function value(key, index) {
-    if (key === "words") return words(index);
-    if (key === "outcome") return data.outcomes[repeating(data.repeating.outcome, index)];
-    if (key in data.plain) return data.plain[key][index];
-    return repeating(data.repeating[key] || data.config[key], index);
-  }
-
-  function words(index) {
-    const name = repeating(data.repeating.name, index);
-    return (name ? `${name}: ` : "") + data.words[index];
-  }
-
-  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-  const hundredths = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-
-  /* Of less than half a percent two digits, as everywhere in autotune. */
-  function percent(share) {
-    const amount = 100 * share;
-    if (amount > 0.5) return amount.toFixed(0);
-    return amount < 0.001 ? "0" : String(Number(amount.toPrecision(2)));
-  }
-
-  function speed(amount, index) {
-    const spread = data.plain.tokens_per_second_spread[index] || 0;
-    return `${whole.format(amount)} ±${percent(spread / amount)}%`;
-  }
-
-  function perplexity(amount, index) {
-    const spread = data.plain.perplexity_spread[index];
-    const text = (value("shares_perplexity", index) ? "=" : "") + hundredths.format(amount);
-    return spread === null ? text : `${text} ±${spread.toFixed(2)}`;
-  }
-
-  const forms = {
-    peak_memory_bytes: size, device_bytes: size, predicted_peak_memory_bytes: size,
-    tokens_per_second: speed, model_flops_utilization: (share) => `${percent(share)}%`, perplexity: perplexity, seconds: seconds, compile_seconds: seconds,
-  };
-
-  function shown(key, index) {
-    const raw = value(key, index);
-    if (raw === null || raw === "") return "–";
-    return forms[key] ? forms[key](raw, index) : String(raw);
-  }
+  function numberOf(row) { return row.dataset.number; }
 
   // -- commands -------------------------------------------------------------------------------------------------
 
-  function configuration(index) {
+  function configuration(place) {
     return Object.entries(data.config)
-      .map(([key, column]) => `${key} = ${JSON.stringify(repeating(column, index))}`)
+      .map(([key, column]) => `${key} = ${JSON.stringify(repeating(column, place))}`)
       .join("\n");
   }
 
-  function fill(template, index) {
+  function fill(template, row) {
     const values = {
-      number: () => String(value("number", index)),
-      configuration: () => configuration(index),
+      number: () => numberOf(row),
+      configuration: () => configuration(places.get(row)),
       target: () => (target ? target.value : ""),
     };
     // Texts are at the even places, names of placeholders at the odd ones.
     return template.map((part, place) => (place % 2 ? values[part]() : part)).join("");
   }
 
-  function commands(index) {
-    const number = value("number", index);
-    const all = [["Re-run", `the command that re-runs trial ${number}`, fill(data.rerun, index)]];
+  function commands(row) {
+    const number = numberOf(row);
+    const all = [["Re-run", `the command that re-runs trial ${number}`, fill(data.rerun, row)]];
     if (target) {
       const what = `the command that exports trial ${number} to ${target.value}`;
-      all.push(["Export", what, fill(data.export, index)]);
+      all.push(["Export", what, fill(data.export, row)]);
     }
     return all;
   }
@@ -99,64 +57,13 @@
     return made;
   }
 
-  function badges(cell, index) {
-    const number = value("number", index);
-    const outcome = repeating(data.repeating.outcome, index);
-    const all = [];
-    if (number === data.pick) all.push("pick");
-    if (front.has(number)) all.push("front");
-    if (number === data.baseline) all.push("baseline");
-    for (const mark of all) cell.append(element("span", mark, { class: `badge ${mark}` }), " ");
-    if (outcome !== "ok" || !all.length) {
-      const look = outcome === "ok" ? "badge" : "badge failed";
-      cell.append(element("span", value("outcome", index), { class: look }));
-    }
-    const message = value("message", index);
-    if (message) cell.append(element("div", message, { class: "note wide-only" }));
-    const origin = value("reused_from", index);
-    if (origin) cell.append(element("div", `from ${origin}`, { class: "note wide-only" }));
-  }
-
-  function describe(cell, index) {
-    const name = repeating(data.repeating.name, index);
-    if (name) cell.append(element("b", name));
-    cell.append(data.words[index]);
-  }
-
-  function cellOf(head, index) {
-    const key = head.dataset.key;
-    if (key === "number") {
-      const cell = element("th", null, { scope: "row", role: "rowheader" });
-      const number = `#${value("number", index)}`;
-      const button = element("button", number, {
-        type: "button", class: "open", "aria-expanded": "false", "aria-label": `${number}: all data`,
-      });
-      button.addEventListener("click", () => toggle(button, index));
-      cell.append(button);
-      return cell;
-    }
-    const cell = element("td", null, {
-      class: head.className, role: "cell", "data-title": titles.get(key),
-    });
-    if (key === "outcome") {
-      cell.classList.add("marks");
-      badges(cell, index);
-    } else if (key === "words") {
-      cell.classList.add("words");
-      describe(cell, index);
-    } else {
-      cell.textContent = shown(key, index);
-    }
-    return cell;
-  }
-
-  function copiesOf(index) {
+  function copiesOf(row) {
     const cell = element("td", null, { class: "copies wide-only", role: "cell" });
-    commands(index).forEach(([label], which) => {
-      const name = `${label}: copy the command for trial ${value("number", index)}`;
+    commands(row).forEach(([label], which) => {
+      const name = `${label}: copy the command for trial ${numberOf(row)}`;
       const button = element("button", label, { type: "button", "aria-label": name });
       button.addEventListener("click", () => {
-        const [, what, text] = commands(index)[which]; // the target may have changed
+        const [, what, text] = commands(row)[which]; // the target may have changed
         copy(text, what);
       });
       cell.append(button, " ");
@@ -164,64 +71,67 @@
     return cell;
   }
 
-  function rowOf(index) {
-    const isPick = value("number", index) === data.pick;
-    const row = element("tr", null, { role: "row", class: isPick ? "row picked" : "row" });
-    row.append(...heads.map((head) => cellOf(head, index)), copiesOf(index));
+  /* Give a row that is shown for the first time what can be selected. */
+  function armed(row) {
+    if (row.querySelector(".open")) return row;
+    const number = row.querySelector("th");
+    const button = element("button", number.textContent, {
+      type: "button", class: "open", "aria-expanded": "false", "aria-label": `#${numberOf(row)}: all data`,
+    });
+    button.addEventListener("click", () => toggle(button, row));
+    number.replaceChildren(button);
+    row.classList.add("row");
+    row.append(copiesOf(row));
     return row;
   }
 
   // -- the details of a trial --------------------------------------------------------------------
 
-  const LONG = ["message", "perplexity_source", "parity_message", "reused_from"];
-  const KNOWN = ["peak_memory_bytes", "device_bytes", "peak_phase", "predicted_peak_memory_bytes",
-    "compile_seconds", "seconds", "parity", ...LONG];
+  const LONG = 40; // characters of a text that needs a line of its own
 
-  function toggle(button, index) {
-    const row = button.closest("tr");
+  function toggle(button, row) {
     const isOpen = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", String(!isOpen));
     if (isOpen) row.nextElementSibling.remove();
-    else row.after(detailOf(index));
+    else row.after(detailOf(row));
   }
 
-  function ranksOf(index) {
-    const peaks = data.peaks_by_rank[value("number", index)] || [];
-    const largest = Math.max(...peaks);
-    return peaks.map((peak, rank) => {
-      const pair = element("div", null, { class: "rank" });
-      const bar = element("meter", null, {
-        min: "0", max: String(largest), value: String(peak), "aria-label": `Peak of rank ${rank}: ${size(peak)}`,
-      });
-      const text = element("dd", ` ${size(peak)}${peak === largest ? ", largest" : ""}`);
-      text.prepend(bar);
-      pair.append(element("dt", `peak of rank ${rank}`), text);
-      return pair;
+  function close(row) {
+    const button = row.querySelector(".open");
+    if (button) button.setAttribute("aria-expanded", "false");
+  }
+
+  function pairOf(name, text) {
+    const pair = element("div", null, text.length > LONG ? { class: "long" } : {});
+    pair.append(element("dt", name), element("dd", text));
+    return pair;
+  }
+
+  function rankOf({ rank, text, share }) {
+    const pair = element("div", null, { class: "rank" });
+    const bar = element("meter", null, {
+      min: "0", max: "1", value: String(share), "aria-label": `Peak of rank ${rank}: ${text}`,
     });
+    const size = element("dd", ` ${text}${share === 1 ? ", largest" : ""}`);
+    size.prepend(bar);
+    pair.append(element("dt", `peak of rank ${rank}`), size);
+    return pair;
   }
 
-  function detailOf(index) {
+  function detailOf(row) {
+    const place = places.get(row);
     const list = element("dl", null, { class: "known" });
-    for (const key of [...Object.keys(data.config), ...KNOWN]) {
-      const text = shown(key, index);
-      if (text === "–") continue;
-      const pair = element("div", null, LONG.includes(key) ? { class: "long" } : {});
-      const name = key.replace(/_bytes$/, "").replaceAll("_", " ");
-      pair.append(element("dt", name), element("dd", text));
-      list.append(pair);
+    for (const [key, column] of Object.entries(data.config)) {
+      list.append(pairOf(key.replaceAll("_", " "), String(repeating(column, place))));
     }
-    list.append(...ranksOf(index));
-    const sentences = { weights: data.weights, "in collectives": data.communication };
-    for (const [name, texts] of Object.entries(sentences)) {
-      const text = texts[value("number", index)];
-      if (!text) continue;
-      const pair = element("div", null, { class: "long" });
-      pair.append(element("dt", name), element("dd", text));
-      list.append(pair);
+    for (const [name, column] of Object.entries(data.facts)) {
+      const text = repeating(column, place);
+      if (text) list.append(pairOf(name, text));
     }
+    list.append(...(data.ranks[numberOf(row)] || []).map(rankOf));
     const cell = element("td", null, { colspan: String(heads.length + 1), role: "cell" });
     cell.append(list);
-    for (const [, what, text] of commands(index)) {
+    for (const [, what, text] of commands(row)) {
       const box = element("div", null, { class: "command" });
       const button = element("button", "Copy", {
         type: "button", class: "copy", "aria-label": `Copy ${what}`,
@@ -230,28 +140,34 @@
       armCopyButton(button);
       cell.append(element("p", what[0].toUpperCase() + what.slice(1)), box);
     }
-    const row = element("tr", null, { class: "detail", role: "row" });
-    row.append(cell);
-    return row;
+    const detail = element("tr", null, { class: "detail", role: "row" });
+    detail.append(cell);
+    return detail;
   }
 
   // -- sorting and filtering ------------------------------------------------------------------------------------
 
   const collator = new Intl.Collator("en", { numeric: true });
 
+  /* The value of a cell; null where it is not known. */
+  function valueOf(row, key) {
+    const cell = row.cells[heads.findIndex((head) => head.dataset.key === key)];
+    if (!("value" in cell.dataset)) return cell.matches(".number, th") ? null : cell.textContent;
+    return Number(cell.dataset.value);
+  }
+
   function compare(one, other) {
-    if (one === null || one === "") return other === null || other === "" ? 0 : Infinity;
-    if (other === null || other === "") return -Infinity;
     return typeof one === "string" ? collator.compare(one, other) : one - other;
   }
 
   function sort() {
     const direction = sorting.descending ? -1 : 1;
+    const values = new Map(order.map((row) => [row, valueOf(row, sorting.key)]));
     order.sort((a, b) => {
-      const difference = compare(value(sorting.key, a), value(sorting.key, b));
+      const one = values.get(a), other = values.get(b);
       // Unknown values come last in both directions.
-      const isUnknown = Math.abs(difference) === Infinity;
-      return (isUnknown ? difference : direction * difference) || a - b;
+      if (one === null || other === null) return (one === null) - (other === null) || places.get(a) - places.get(b);
+      return direction * compare(one, other) || places.get(a) - places.get(b);
     });
     for (const head of heads) {
       if (head.dataset.key === sorting.key) {
@@ -263,35 +179,34 @@
     sortSelect.value = `${sorting.key} ${sorting.descending ? "down" : "up"}`;
   }
 
-  const textOf = [];
+  const textOf = new Map();
 
-  function searchable(index) {
-    return textOf[index] ||= [
-      `#${value("number", index)}`, words(index), value("outcome", index), value("message", index),
-      value("reused_from", index),
-    ].join(" ").toLowerCase();
+  function searchable(row) {
+    if (!textOf.has(row)) textOf.set(row, row.textContent.toLowerCase());
+    return textOf.get(row);
   }
 
   const kinds = {
     all: () => true,
-    front: (index) => front.has(value("number", index)),
-    candidates: (index) => repeating(data.repeating.outcome, index) === "ok",
-    others: (index) => repeating(data.repeating.outcome, index) !== "ok",
+    front: (row) => "front" in row.dataset,
+    candidates: (row) => row.dataset.outcome === "ok",
+    others: (row) => row.dataset.outcome !== "ok",
   };
 
   function filter() {
     const wanted = byId("find").value.toLowerCase().split(/\s+/).filter(Boolean);
     const kind = outcomeSelect.value;
-    const isKind = kinds[kind] || ((index) => repeating(data.repeating.outcome, index) === kind);
-    order = Array.from({ length: data.count }, (_, index) => index)
-      .filter((index) => isKind(index) && wanted.every((word) => searchable(index).includes(word)));
+    const isKind = kinds[kind] || ((row) => row.dataset.outcome === kind);
+    order = rows.filter((row) => isKind(row) && wanted.every((word) => searchable(row).includes(word)));
     first = 0;
     sort();
     show();
   }
 
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
   function rangeWords(from, to) {
-    const among = order.length === data.count ? "" : `, of ${whole.format(data.count)} in all`;
+    const among = order.length === rows.length ? "" : `, of ${whole.format(rows.length)} in all`;
     if (!order.length) return `No trial matches${among}`;
     const range = `${whole.format(from + 1)} to ${whole.format(to)}`;
     return `${range} of ${whole.format(order.length)} trials${among}`;
@@ -299,7 +214,9 @@
 
   function show() {
     const last = Math.min(first + PAGE, order.length);
-    body.replaceChildren(...order.slice(first, last).map(rowOf));
+    const shown = order.slice(first, last).map(armed);
+    shown.forEach(close);
+    body.replaceChildren(...shown);
     byId("shown").textContent = rangeWords(first, last);
     byId("before").disabled = first === 0;
     byId("after").disabled = last === order.length;
@@ -313,8 +230,8 @@
     const last = Math.min(first + PAGE, order.length);
     const start = order.length > MOST_PRINTED ? first : 0;
     const end = Math.min(start + MOST_PRINTED, order.length);
-    body.prepend(...order.slice(start, first).map(rowOf));
-    body.append(...order.slice(last, end).map(rowOf));
+    body.prepend(...order.slice(start, first).map(armed));
+    body.append(...order.slice(last, end).map(armed));
     byId("shown").textContent = rangeWords(start, end);
     return () => {
       body.replaceChildren(...onScreen);
@@ -333,19 +250,16 @@
   const outcomeSelect = byId("outcome"), sortSelect = byId("sort");
 
   function fillOutcomes() {
-    const count = (name) => order.filter(kinds[name]).length;
+    const outcomes = new Set(rows.map((row) => row.dataset.outcome).filter((outcome) => outcome !== "ok"));
     const groups = [
       ["all", "all trials"], ["front", "the front"], ["candidates", "ok"], ["others", "not ok"],
+      ...[...outcomes].map((outcome) => [outcome, data.outcomes[outcome]]),
     ];
     for (const [name, title] of groups) {
-      outcomeSelect.append(element("option", `${title} (${whole.format(count(name))})`, { value: name }));
+      const isKind = kinds[name] || ((row) => row.dataset.outcome === name);
+      const label = `${title} (${whole.format(rows.filter(isKind).length)})`;
+      outcomeSelect.append(element("option", label, { value: name }));
     }
-    data.repeating.outcome.values.forEach((outcome, code) => {
-      if (outcome === "ok") return;
-      const amount = data.repeating.outcome.of.filter((other) => other === code).length;
-      const title = `${data.outcomes[outcome]} (${whole.format(amount)})`;
-      outcomeSelect.append(element("option", title, { value: outcome }));
-    });
   }
 
   for (const head of heads) {
@@ -359,6 +273,7 @@
     sortSelect.append(element("option", `${title}, lowest first`, { value: `${key} up` }));
     sortSelect.append(element("option", `${title}, highest first`, { value: `${key} down` }));
   }
+  table.tHead.rows[0].append(element("th", "copy", { class: "copies wide-only", scope: "col", role: "columnheader" }));
   sortSelect.addEventListener("change", () => {
     const [key, direction] = sortSelect.value.split(" ");
     sorting = { key, descending: direction === "down" };

@@ -6,32 +6,36 @@ see the same.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autotune.analysis.pick import PREFERENCES, Preferences
-from autotune.analysis.reasons import left_in_16_bits
 from autotune.exporters import TARGETS
+from autotune.reporting.columns import (
+    BLANK,
+    TrialTable,
+    front_records,
+    marks_of,
+    text_or_blank,
+    trial_table,
+)
 from autotune.reporting.figures import FIGURES
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
 from autotune.reporting.report.answer import Headline, answer_of
-from autotune.reporting.report.contents import FrontRow, front_rows
 from autotune.reporting.report.excluded import Group, excluded
-from autotune.reporting.report.facts import Facts, study_facts, workload_facts
+from autotune.reporting.report.facts import study_facts, workload_facts
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import (
-    BeforeTraining,
-    before_training,
-    communication_text,
-    format_perplexity,
-    format_speed,
-    perplexity_remarks,
-    place_and_cap,
-    trial_label,
-    utilization_sentence,
+from autotune.reporting.trial_facts import (
+    Facts,
+    RankPeak,
+    measured_facts,
+    memory_facts,
+    rank_peaks,
+    technique_facts,
 )
+from autotune.reporting.trial_text import format_speed, place_and_cap, trial_label
 from autotune.service.pages.small_front import SmallFront, small_front
-from autotune.spec.config import FIELD_ORDER
-from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.result import StudyResult
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.storage.store import StudySummary
 from autotune.units import format_duration, format_percent, format_size
@@ -400,10 +404,7 @@ class StudyPage:
     about: str
     answer: Headline
     outcomes: str
-    front: tuple[FrontRow, ...]
-    before_training: BeforeTraining | None
-    """The first row of the front's table, with pretrained weights."""
-    is_cuda: bool
+    front: TrialTable
     picture: SmallFront
     """The front in words and as a small picture, for readers without the large one."""
     preferences: tuple[tuple[str, str], ...]
@@ -427,9 +428,7 @@ def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
         f"on {place_and_cap(result)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
-        front=front_rows(view),
-        before_training=before_training(result),
-        is_cuda=result.device.type == "cuda",
+        front=trial_table(result, front_records(result), with_before_training=True),
         picture=small_front(result),
         preferences=preference_pairs(preferences),
         prefer=preferences.prefer,
@@ -471,12 +470,13 @@ class TrialPage:
     number: int
     title: str
     marks: tuple[str, ...]
+    """pick, front, baseline, and how often it was confirmed."""
     outcome: str
     message: str
     measured: Facts
     technique_values: Facts
     memory: Facts
-    ranks: "tuple[RankPeak, ...]"
+    ranks: tuple[RankPeak, ...]
     """Empty where a trial had one device."""
     targets: Mapping[str, str]
     before: int | None
@@ -487,103 +487,22 @@ class TrialPage:
 def trial_page(result: StudyResult, number: int) -> TrialPage:
     """Returns the page of a trial. Raises InvalidInput if the study has none of that number."""
     record = result.trial(number)
-    marks = []
-    if result.pick is not None and result.pick.number == number:
-        marks.append("pick")
-    if number in result.front:
-        marks.append("front")
-    if number == result.baseline:
-        marks.append("baseline")
     return TrialPage(
         study=result.study,
         number=number,
         title=trial_label(record),
-        marks=tuple(marks),
+        marks=marks_of(result, record),
         outcome=outcome_label(record),
         message=outcome_reason(record),
-        measured=tuple(_measured(result, record)),
-        technique_values=tuple(
-            (field.replace("_", " "), str(getattr(record.config, field))) for field in FIELD_ORDER
-        ),
-        memory=tuple(_memory(record)),
-        ranks=tuple(_ranks(record)),
+        measured=measured_facts(result, record),
+        technique_values=technique_facts(record.config),
+        memory=memory_facts(record),
+        ranks=rank_peaks(record),
         targets={name: target.title for name, target in TARGETS.items()},
         before=number - 1 if number > 0 else None,
         after=number + 1 if number < len(result.trials) - 1 else None,
         is_running=record.is_running,
     )
-
-
-def _measured(result: StudyResult, record: TrialRecord) -> Iterable[tuple[str, str]]:
-    if record.peak_memory_bytes is not None:
-        phase = f", in {record.peak_phase}" if record.peak_phase else ""
-        yield "peak memory", f"{format_size(record.peak_memory_bytes)}{phase}"
-    if record.devices > 1:
-        yield "devices", f"{record.devices}, of which the largest peak counts"
-    if record.device_bytes is not None:
-        share = format_percent(record.device_bytes / result.cap_bytes)
-        yield "on the device", f"{format_size(record.device_bytes)}, {share} % of the cap"
-    if record.predicted_peak_memory_bytes is not None:
-        yield "predicted peak", format_size(record.predicted_peak_memory_bytes)
-    if record.tokens_per_second is not None:
-        speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
-        yield "tokens per second", speed
-    if utilization := utilization_sentence(record, result.device):
-        yield "model FLOPs utilization", utilization
-    if communication := communication_text(record):
-        yield "in collectives", communication
-    if record.tokens_per_second_interval is not None:
-        low, high = record.tokens_per_second_interval
-        yield (
-            "speed over further runs",
-            f"{low:,.0f} to {high:,.0f} with 95 %, {record.confirmations} measured in turn",
-        )
-    if record.perplexity is not None:
-        remarks = perplexity_remarks(result, record)
-        yield "perplexity", f"{format_perplexity(record)}{f' ({remarks})' if remarks else ''}"
-    if record.parity is not None:
-        detail = f": {record.parity_message}" if record.parity_message else ""
-        yield "compared with a plain training", f"{record.parity}{detail}"
-    if left := left_in_16_bits(record.unquantized_share):
-        yield "weights", left
-    if record.compile_seconds is not None:
-        yield "compiling", format_duration(record.compile_seconds)
-    if record.seconds is not None:
-        yield "took", format_duration(record.seconds)
-    if record.reused_from is not None:
-        yield "measured as", str(record.reused_from)
-
-
-def _memory(record: TrialRecord) -> Iterable[tuple[str, str]]:
-    sizes = record.peak_bytes_by_category or record.bytes_by_kind or {}
-    for name, size_bytes in sorted(sizes.items(), key=_by_size):
-        yield name.replace("_", " "), format_size(size_bytes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankPeak:
-    """The peak of one device of a trial that had several."""
-
-    rank: int
-    text: str
-    share: float
-    """Of the largest peak."""
-    is_largest: bool
-
-
-def _ranks(record: TrialRecord) -> Iterable[RankPeak]:
-    largest = max(record.peak_memory_bytes_by_rank, default=0)
-    for rank, peak_bytes in enumerate(record.peak_memory_bytes_by_rank):
-        yield RankPeak(
-            rank=rank,
-            text=format_size(peak_bytes),
-            share=peak_bytes / max(1, largest),
-            is_largest=peak_bytes == largest,
-        )
-
-
-def _by_size(entry: tuple[str, int]) -> int:
-    return -entry[1]
 
 
 # -- comparison ------------------------------------------------------------------------------------
@@ -623,19 +542,20 @@ def compare_page(views: Sequence[StudyView]) -> ComparePage:
 
 
 def _compared(side: "comparison.Side") -> ComparedStudy:
-    saved = "–"
-    if side.saved_share is not None:
-        predicted = " (predicted)" if side.baseline_is_predicted else ""
-        saved = f"{format_percent(side.saved_share)} % less than the baseline{predicted}"
     return ComparedStudy(
         name=side.study,
         pick=side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}",
         cap=format_size(side.cap_bytes),
-        memory="–" if side.peak_memory_bytes is None else format_size(side.peak_memory_bytes),
-        saved=saved,
-        speed=format_speed(side.tokens_per_second, side.tokens_per_second_spread) or "–",
-        perplexity=side.perplexity_words or "–",
+        memory=text_or_blank(side.peak_memory_bytes, format_size),
+        saved=text_or_blank(side.saved_share, partial(_saved_text, side)),
+        speed=format_speed(side.tokens_per_second, side.tokens_per_second_spread) or BLANK,
+        perplexity=side.perplexity_words or BLANK,
         trials=f"{side.trials:,}",
         device=side.device,
         workload=side.workload,
     )
+
+
+def _saved_text(side: "comparison.Side", share: float) -> str:
+    predicted = " (predicted)" if side.baseline_is_predicted else ""
+    return f"{format_percent(share)} % less than the baseline{predicted}"

@@ -2,22 +2,14 @@
 
 from typing import Any
 
-import jinja2
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 import autotune
-from autotune.reporting.html_text import printable_value
+from autotune.reporting.rendering import templates
 from autotune.service.pages import assets
 
-_ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.PackageLoader("autotune.service.pages"),
-    autoescape=True,
-    finalize=printable_value,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_ENVIRONMENT = templates("autotune.service.pages")
 _ENVIRONMENT.globals.update(static=assets.address, version=autotune.__version__)
 
 

@@ -28,9 +28,9 @@ from autotune.reporting.profile_files import profile_of
 from autotune.reporting.study_view import StudyView
 from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
+from autotune.service.pages.paged_trials import TrialAddress, paged_trials
 from autotune.service.pages.plan import plan_text
 from autotune.service.pages.rendering import render
-from autotune.service.pages.trial_list import ListedTrials, trial_list
 from autotune.service.problems import Problem
 from autotune.service.routes.devices import devices as devices_of
 from autotune.service.routes.searches import log_of_search
@@ -322,7 +322,7 @@ def trials_part(request: Request, service: Service, name: StudyName) -> Response
     pairs = contexts.preference_pairs(preferences)
     found = _trials(request, service, name, preferences)
     answer = render(request, "parts/trials.html", **found)
-    parameters = "&".join(filter(None, (urlencode(pairs), found["trials"].query.address())))
+    parameters = "&".join(filter(None, (urlencode(pairs), found["trials"].address.text())))
     return _with_address(request, answer, f"/studies/{name}", parameters, part="trial-list")
 
 
@@ -357,13 +357,13 @@ def files_part(
 def _trials(
     request: Request, service: ServiceState, name: str, preferences: Preferences
 ) -> dict[str, Any]:
-    query = ListedTrials.of(request.query_params.multi_items())
+    address = TrialAddress.of(request.query_params.multi_items())
     pairs = contexts.preference_pairs(preferences)
     trials = service.reader.part_in_thread(
         name,
         preferences,
-        f"trials {query.address()}",
-        lambda view: trial_list(view.result, query),
+        f"trials {address.text()}",
+        lambda view: paged_trials(view.result, address),
     )
     return {
         "trials": trials,
