@@ -62,20 +62,21 @@ def test_the_wheel_holds_neither_tests_nor_studies(installed):
 
 
 def test_the_wheel_holds_the_files_of_the_report(installed, tmp_path):
+    folder = ROOT / "autotune" / "reporting"
     kept = {
-        path.name
-        for path in (ROOT / "autotune" / "reporting" / "report").iterdir()
-        if path.suffix != ".py"
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.*")
+        if path.suffix not in (".py", ".pyc")
     }
     code = (
-        "from importlib.resources import files\n"
-        "report = files('autotune.reporting.report')\n"
-        "print(*(file.name for file in report.iterdir() if '.py' not in file.name))"
+        "from pathlib import Path\n"
+        "import autotune.reporting as reporting\n"
+        "folder = Path(reporting.__file__).parent\n"
+        "found = (path for path in folder.rglob('*.*') if path.suffix not in ('.py', '.pyc'))\n"
+        "print(*(path.relative_to(folder).as_posix() for path in found))"
     )
-    assert set(run(code, site=installed, cwd=tmp_path).split()) - {"__pycache__"} == kept - {
-        "__pycache__"
-    }
-    assert {"page.html", "report.css", "report.js", "trials.js"} <= kept
+    assert set(run(code, site=installed, cwd=tmp_path).split()) == kept
+    assert {"report/trials.js", "report/templates/page.html", "templates/study_page.html"} <= kept
 
 
 def test_no_function_has_the_name_of_a_module_that_would_take_its_place():

@@ -60,6 +60,15 @@ class Preferences(Settings):
         over_http=True,
     )
 
+    def parameters(self) -> dict[str, str | float]:
+        """Returns the parameters by which a server is asked for the same front and pick."""
+        return {
+            "prefer": self.prefer,
+            "max_perplexity_increase": self.max_perplexity_increase,
+            "speed_tolerance": self.tolerance.speed,
+            "perplexity_tolerance": self.tolerance.perplexity,
+        }
+
 
 def check_preferences(preferences: object) -> None:
     """Raise InvalidInput for anything but Preferences, such as the name of one."""

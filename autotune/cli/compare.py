@@ -15,11 +15,12 @@ from autotune.cli.options import InStorage, Shown
 from autotune.cli.output import ImageSize, Target
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
-from autotune.reporting.trial_text import format_speed, trial_label
+from autotune.reporting.columns import BLANK
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.result import TrialRecord
 from autotune.spec.setting import FilePath, Texts, part, setting
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.units import format_decimal, format_percent, format_size
+from autotune.units import format_decimal, format_size
 
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
@@ -117,8 +118,8 @@ def _to_dict(
 
 def _summary(side: "Side") -> str:
     if side.pick is None:
-        return f"{side.study}: {side.pick_words}"
-    return f"{side.study}: #{side.pick} {side.pick_words}, {_peak(side)}, {_speed(side)} tokens/s."
+        return f"{side.study}: {side.pick_text}"
+    return f"{side.study}: {side.pick_text}, {side.peak_text}, {side.speed_text} tokens/s."
 
 
 def _table(compared: "Comparison") -> Table:
@@ -129,10 +130,8 @@ def _table(compared: "Comparison") -> Table:
     for column in ("peak", "tokens/s", "perplexity", "saved"):
         table.add_column(column, justify="right", no_wrap=True)
     for side in compared.sides:
-        pick = side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}"
-        cells = [side.study, pick]
-        cells += [_peak(side), _speed(side), side.perplexity_words or "-", _saved(side)]
-        table.add_row(*map(as_text, cells))
+        numbers = (side.peak_text, side.speed_text, side.perplexity_words or BLANK, side.saved_text)
+        table.add_row(*map(as_text, (side.study, side.pick_text, *numbers)))
     return table
 
 
@@ -190,19 +189,3 @@ def _relative_speed(match: "Match") -> str:
 
 def _objectives(record: TrialRecord) -> list[str]:
     return [format_size(record.peak_memory_bytes or 0), format_decimal(record.perplexity or 0.0)]
-
-
-def _peak(side: "Side") -> str:
-    return "-" if side.peak_memory_bytes is None else format_size(side.peak_memory_bytes)
-
-
-def _speed(side: "Side") -> str:
-    return format_speed(side.tokens_per_second, side.tokens_per_second_spread) or "-"
-
-
-def _saved(side: "Side") -> str:
-    """Returns the memory saved against the study's baseline; `~` marks a predicted baseline."""
-    if side.saved_share is None:
-        return "-"
-    mark = "~" if side.baseline_is_predicted else ""
-    return f"{mark}{format_percent(side.saved_share)} %"

@@ -39,13 +39,13 @@ def check(context: typer.Context, request: CheckCommand) -> None:
     if checked.faults:
         faults = "a fault" if checked.faults == 1 else f"{checked.faults} faults"
         raise StorageUnavailable(
-            f"the studies database {redacted_url(storage)} has {faults} ({_size(checked)})",
+            f"the studies database {redacted_url(storage)} has {faults} ({_counted(checked)})",
             hint="the lines on stdout say what to do about each",
         )
-    print_line(f"{_size(checked)}: no faults")
+    print_line(f"{_counted(checked)}: no faults")
 
 
-def _size(checked: "Checked") -> str:
+def _counted(checked: "Checked") -> str:
     studies = "1 study" if len(checked.studies) == 1 else f"{len(checked.studies)} studies"
     trials = "1 trial" if checked.trials == 1 else f"{checked.trials} trials"
     return f"{studies}, {trials}"

@@ -96,12 +96,7 @@ def _plain(value: Any) -> Any:
 def preference_parameters(preferences: Preferences) -> dict[str, Any]:
     """Returns the parameters by which a server chooses the front and the pick of a study."""
     check_preferences(preferences)
-    return {
-        "prefer": preferences.prefer,
-        "max_perplexity_increase": preferences.max_perplexity_increase,
-        "speed_tolerance": preferences.tolerance.speed,
-        "perplexity_tolerance": preferences.tolerance.perplexity,
-    }
+    return preferences.parameters()
 
 
 def _with_space(body: dict[str, Any]) -> dict[str, Any]:

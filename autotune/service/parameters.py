@@ -4,7 +4,7 @@ Numbers are bounded by what a database stores, and texts have no NUL character, 
 rejects.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Path, Query
 
@@ -74,13 +74,3 @@ def _preferences(
 
 
 PreferencesOfRequest = Annotated[Preferences, Depends(_preferences)]
-
-
-def preferences_dict(preferences: Preferences) -> dict[str, Any]:
-    """Returns the preferences by the names of the parameters."""
-    return {
-        "prefer": preferences.prefer,
-        "max_perplexity_increase": preferences.max_perplexity_increase,
-        "speed_tolerance": preferences.tolerance.speed,
-        "perplexity_tolerance": preferences.tolerance.perplexity,
-    }

@@ -39,7 +39,8 @@ from autotune.reporting.figures import FIGURES, FigureOptions
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.html_text import html_text
 from autotune.reporting.plain_tables import csv_text, markdown_text
-from autotune.reporting.report.page import page, script_json
+from autotune.reporting.rendering import script_json
+from autotune.reporting.report.page import page
 from autotune.reporting.result_html import result_html
 from autotune.reporting.style import styled
 from autotune.service.answers import json_bytes

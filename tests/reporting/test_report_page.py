@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from autotune.printable import printable
-from autotune.reporting.report.page import page, script_json
+from autotune.reporting.rendering import script_json
+from autotune.reporting.report.page import page
 from tests.building.reports import (
     BASELINE,
     FAST,

@@ -12,7 +12,6 @@ from autotune.errors import InvalidInput
 from autotune.service.pages import assets, contexts, form
 from autotune.service.pages.paged_trials import PAGE_SIZE, TrialAddress, paged_trials
 from autotune.service.pages.plan import Bar, plan_text
-from autotune.service.pages.small_front import HEIGHT, MOST_DOTS, WIDTH, small_front
 from autotune.service.submissions import ACCEPTED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, new_confirmation_id
@@ -20,8 +19,8 @@ from autotune.spec.setting import all_options_of
 from autotune.storage.store import StudySummary
 from autotune.study.submission import Submission
 from tests.building.page_server import RUNNING, TOKEN, page_server
-from tests.building.reports import hostile_view, large_view, plain_view
-from tests.building.results import MIB, record, study_result
+from tests.building.reports import hostile_view, large_view, plain_view, report_of
+from tests.building.results import MIB
 from tests.building.studies import open_store
 from tests.building.views import failures_only, ladder_view, many_trials
 
@@ -259,31 +258,20 @@ def test_a_page_of_ten_thousand_trials_has_a_few_rows_and_its_neighbours():
     assert found.address.text(page=6) == "sort=-perplexity&page=6"
 
 
-# -- pictures, answers, lists ----------------------------------------------------------------------
+# -- answers, lists --------------------------------------------------------------------------------
 
 
-def test_a_small_front_has_the_pick_the_cap_and_the_front_inside_its_box():
-    picture = small_front(ladder_view().result)
-    assert picture.pick in picture.front
-    assert len(picture.front) == 3
-    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in (*picture.dots, *picture.front))
-    assert "pick, trial 3" in picture.alternative
-
-
-def test_a_small_front_of_many_trials_has_few_marks():
-    picture = small_front(large_view().result)
-    assert len(picture.dots) <= MOST_DOTS
-
-
-def test_a_small_front_without_a_measurement_is_empty():
-    picture = small_front(study_result([record(0, outcome="interrupted", memory=None, speed=None)]))
-    assert (picture.dots, picture.line, picture.cap) == ((), "", None)
+def test_a_running_search_says_the_best_so_far_and_the_size_of_its_front():
+    search = {"id": 3, "state": "running", "study": "a-study"}
+    shown = contexts.running_search(search, ladder_view().result)
+    assert shown.answer.startswith("best so far: #3, ")
+    assert shown.answer.endswith("3 on the front")
+    assert contexts.running_search(search, None).answer == ""
 
 
 def test_a_study_without_a_pick_says_what_came_closest():
-    page = contexts.study_page(failures_only(), Preferences())
+    page = report_of(failures_only())
     assert not page.answer.found
-    assert page.pick is None
     assert "closest miss" in page.answer.sentence
 
 
@@ -347,7 +335,7 @@ def test_a_device_that_others_use_says_so():
 
 def test_hostile_words_come_to_no_harm_before_they_are_shown():
     view = hostile_view()
-    page = contexts.study_page(view, Preferences())
+    page = report_of(view)
     assert view.result.trial(0).name in page.answer.headline
     assert len(listed(view).table.rows) == 3
 

@@ -132,7 +132,7 @@ def _cells(how: str, effect: Effect | str) -> Cells:
         sources.append("memory predicted")
     return Cells(
         how=how,
-        memory=_size(effect.saved_bytes),
+        memory=_less_bytes(effect.saved_bytes),
         memory_share=_less(effect.saved_share),
         speed=_change(effect.speed_share, effect.speed_spread, digits=0),
         perplexity=_change(effect.perplexity_share, effect.perplexity_spread, digits=2),
@@ -148,7 +148,7 @@ def _cells_of_pairs(pairs: Pairs) -> Cells:
         )
     return Cells(
         how=HOW[2],
-        memory="" if pairs.saved_bytes is None else _size(pairs.saved_bytes.median),
+        memory="" if pairs.saved_bytes is None else _less_bytes(pairs.saved_bytes.median),
         memory_share=_less_range(pairs.saved_share),
         speed=_change_range(pairs.speed_share, digits=0),
         perplexity=_change_range(pairs.perplexity_share, digits=2),
@@ -159,7 +159,7 @@ def _cells_of_pairs(pairs: Pairs) -> Cells:
 # -- text ------------------------------------------------------------------------------------------
 
 
-def _size(saved_bytes: float | None) -> str:
+def _less_bytes(saved_bytes: float | None) -> str:
     if saved_bytes is None:
         return ""
     if not saved_bytes:

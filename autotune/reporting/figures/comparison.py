@@ -10,9 +10,16 @@ import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
 from autotune.reporting import style
+from autotune.reporting.columns import BLANK, text_or_blank
 from autotune.reporting.figures.axes import capped_axis, make_axis
 from autotune.reporting.study_view import StudyView
-from autotune.reporting.trial_text import format_perplexity, full_hover, no_pick_reason, trial_label
+from autotune.reporting.trial_text import (
+    format_perplexity,
+    format_speed,
+    full_hover,
+    no_pick_reason,
+    trial_label,
+)
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import files_of
 from autotune.units import format_percent, format_size
@@ -62,6 +69,30 @@ class Side:
     unless the studies differ in the number of devices and in nothing that changes speeds."""
     scaling_efficiency: float | None = None
     """`speedup` over the ratio of devices: 1 where twice as many are twice as fast."""
+
+    @property
+    def pick_text(self) -> str:
+        return self.pick_words if self.pick is None else f"#{self.pick} {self.pick_words}"
+
+    @property
+    def cap_text(self) -> str:
+        return format_size(self.cap_bytes)
+
+    @property
+    def peak_text(self) -> str:
+        return text_or_blank(self.peak_memory_bytes, format_size)
+
+    @property
+    def speed_text(self) -> str:
+        return format_speed(self.tokens_per_second, self.tokens_per_second_spread) or BLANK
+
+    @property
+    def saved_text(self) -> str:
+        """How much less memory the pick needs than the baseline of its study."""
+        if self.saved_share is None:
+            return BLANK
+        predicted = " (predicted)" if self.baseline_is_predicted else ""
+        return f"{format_percent(self.saved_share)} %{predicted}"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a JSON-ready dictionary, with the front as trial numbers."""

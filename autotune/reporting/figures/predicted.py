@@ -138,7 +138,7 @@ def draw(figure: PredictedFigure) -> go.Figure:
         points = sorted(
             (p for p in figure.points if p.group == group), key=lambda point: point.predicted
         )
-        for row, height in ((1, _size), (2, _percent_off)):
+        for row, height in ((1, _as_it_is), (2, _percent_off)):
             color = style.PALETTE[number]
             for edge in _band(points, height, name=group, color=color):
                 drawing.add_trace(edge, row=row, col=1)
@@ -157,7 +157,7 @@ Height = Callable[[PredictedTrial, float], float]
 """Maps a point and one of its sizes to the height on the y axis."""
 
 
-def _size(_: PredictedTrial, size: float) -> float:
+def _as_it_is(_: PredictedTrial, size: float) -> float:
     return size
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
@@ -28,7 +29,10 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything that the page shows."""
+    """Everything that the page shows but its figures.
+
+    What takes long for thousands of trials is computed when it is asked for.
+    """
 
     study: str
     about: str
@@ -36,20 +40,36 @@ class Report:
     answer: Headline
     outcomes: str
     front: TrialTable
-    trials: TrialTable
-    details: Mapping[str, Any]
-    """What a trial shows when it is opened, JSON-ready, see `details.py`."""
     rerun_template: str
     export_template: str
     targets: Mapping[str, str]
     """Targets of an export: {value of --to: title}."""
-    excluded: tuple[Group, ...]
     workload: Facts
     settings: Facts
     commands: tuple[Command, ...]
     version: str
     view: StudyView
     """The data of the figures."""
+
+    @property
+    def torch_version(self) -> str:
+        return self.view.result.device.versions.get("torch", "?")
+
+    @cached_property
+    def excluded(self) -> tuple[Group, ...]:
+        """The configurations that are excluded from the front, and why."""
+        return excluded(self.view)
+
+    @cached_property
+    def trials(self) -> TrialTable:
+        """The table of all trials."""
+        result = self.view.result
+        return trial_table(result, result.trials, optional=ON_PAGES)
+
+    @cached_property
+    def details(self) -> Mapping[str, Any]:
+        """What a trial shows when it is opened, JSON-ready, see `details.py`."""
+        return trial_details(self.view.result)
 
 
 def compute(
@@ -74,12 +94,9 @@ def compute(
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=trial_table(result, front_records(result), with_before_training=True),
-        trials=trial_table(result, result.trials, optional=ON_PAGES),
-        details=trial_details(result),
         rerun_template=commands.rerun_template(definition),
         export_template=commands.export_template(result.study, storage=result.storage),
         targets=targets,
-        excluded=excluded(view),
         workload=workload_facts(result.workload),
         settings=study_facts(view, preferences),
         commands=_commands(view, preferences=preferences, storage=result.storage),

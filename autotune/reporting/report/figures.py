@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from autotune.errors import InvalidInput
+from autotune.reporting.columns import BLANK
 from autotune.reporting.figures import (
     ablation,
     memory_at_peak,
@@ -34,14 +35,8 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFigure:
-    """A figure of the page and the texts around it."""
+    """A drawn figure of the page."""
 
-    id: str
-    title: str
-    short_title: str
-    """Title in the list of sections."""
-    lead: str
-    """What to look for in the figure."""
     alternative: str
     """Description for readers who cannot see the figure."""
     drawing: go.Figure
@@ -61,11 +56,17 @@ class ReportFigure:
         return any(str(trace.type).endswith("gl") for trace in self.drawing.data)
 
 
-def figures_of(view: StudyView) -> tuple[ReportFigure, ...]:
-    """Returns the figures of front, ablation, memory and roofline, without those that lack data."""
-    makers = (_pareto, _ablation, _memory, _roofline, _predicted_speed)
-    found = (_or_none(make, view) for make in makers)
-    return tuple(figure for figure in found if figure is not None)
+def figures_of(view: StudyView) -> dict[str, ReportFigure]:
+    """Returns the figures of the page by the id of their card, without those that lack data."""
+    makers = {
+        "pareto": _pareto,
+        "ladder": _ablation,
+        "memory": _memory,
+        "roofline": _roofline,
+        "predicted-speed": _predicted_speed,
+    }
+    found = {name: _or_none(make, view) for name, make in makers.items()}
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def _or_none(make: Callable[[StudyView], ReportFigure], view: StudyView) -> ReportFigure | None:
@@ -77,10 +78,6 @@ def _or_none(make: Callable[[StudyView], ReportFigure], view: StudyView) -> Repo
 
 def _pareto(view: StudyView) -> ReportFigure:
     return ReportFigure(
-        id="pareto",
-        title="The front",
-        short_title="Front",
-        lead="",
         alternative=_pareto_alternative(view),
         drawing=pareto_drawing.draw(pareto.compute(view)),
     )
@@ -94,15 +91,11 @@ def _ablation(view: StudyView) -> ReportFigure:
             if not cells.has_numbers:
                 continue
             numbers = (cells.memory, cells.memory_share, cells.speed, cells.perplexity)
-            rows.append((row.words, cells.how, *(text or "–" for text in numbers), cells.source))
+            rows.append((row.words, cells.how, *(text or BLANK for text in numbers), cells.source))
     without_numbers = [row for row in (*figure.rows, *figure.folded) if not row.has_numbers]
     for names, reason in ablation.by_reason(without_numbers):
-        rows.append((names, *["–"] * 5, reason))
+        rows.append((names, *[BLANK] * 5, reason))
     return ReportFigure(
-        id="ladder",
-        title="What each technique gains",
-        short_title="Techniques",
-        lead="Bars to the right of zero are better: less memory, higher speed, lower perplexity.",
         alternative=f"Bars for {len(figure.rows)} values of techniques: how each changes memory, "
         "speed and perplexity, alone, on top of the others, and over all pairs of trials. The "
         "table after it has the same numbers.",
@@ -125,11 +118,6 @@ def _memory(view: StudyView) -> ReportFigure:
         largest.append(f"trial {bar.number}: {', '.join(parts)}")
     categories = list(dict.fromkeys(name for bar in figure.bars for name in bar.segments))
     return ReportFigure(
-        id="memory",
-        title="What holds the memory at the peak",
-        short_title="Memory",
-        lead="The baseline, the pick and the front. To save more memory, reduce the longest "
-        "segments of the pick.",
         alternative=f"Stacked bars of {len(figure.bars)} trials. "
         f"Largest parts of each: {'; '.join(largest)}.",
         drawing=memory_at_peak.draw(figure),
@@ -140,10 +128,10 @@ def _memory(view: StudyView) -> ReportFigure:
                 (
                     f"#{bar.number} {bar.words}",
                     *(
-                        f"{bar.segments[name]:,.2f}" if name in bar.segments else "–"
+                        f"{bar.segments[name]:,.2f}" if name in bar.segments else BLANK
                         for name in categories
                     ),
-                    "–" if bar.measured_peak is None else f"{bar.measured_peak:,.2f}",
+                    BLANK if bar.measured_peak is None else f"{bar.measured_peak:,.2f}",
                 )
                 for bar in figure.bars
             ),
@@ -167,11 +155,6 @@ def _roofline(view: StudyView) -> ReportFigure:
             )
         )
     return ReportFigure(
-        id="roofline",
-        title="How far from what the device can do",
-        short_title="Roofline",
-        lead="Up is better. Near the slanted line a trial needs fewer bytes, by fusion or fewer "
-        "bits; near a level line, fewer FLOPs or another number format.",
         alternative=f"{len(figure.points)} trials by FLOPs per byte accessed and FLOPs per "
         f"second, under the rates of the device: memory {format_rate(figure.bandwidth, 'B')}, "
         + ", ".join(f"{kind} {format_rate(rate, 'FLOP')}" for kind, rate in figure.roofs.items())
@@ -197,11 +180,6 @@ def _predicted_speed(view: StudyView) -> ReportFigure:
         for point in figure.points[:_MOST_ROWS]
     )
     return ReportFigure(
-        id="predicted-speed",
-        title="Predicted and measured speed",
-        short_title="Predicted speed",
-        lead="Above the line a trial is faster than its FLOPs, bytes and operators take at the "
-        "rates that were probed; below it something else takes time.",
         alternative=f"{figure.note} The table after it has the same numbers.",
         drawing=predicted.draw(figure),
         table=Table(

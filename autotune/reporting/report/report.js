@@ -1,13 +1,10 @@
-/* Colour scheme, figures and copy buttons. The table of trials is in trials.js. */
+/* Colour scheme and copy buttons. The table of trials is in trials.js, figures are in figures.js. */
 "use strict";
 
 const autotune = (function () {
   const byId = (id) => document.getElementById(id);
   const dataOf = (id) => JSON.parse(byId(id).textContent);
-  const themes = dataOf("themes");
   const darkScheme = matchMedia("(prefers-color-scheme: dark)");
-  const narrowScreen = matchMedia("(max-width: 45rem)");
-  const coarsePointer = matchMedia("(pointer: coarse)");
 
   // -- colours: those of the system, until the reader chooses others ----------------------------
 
@@ -29,7 +26,7 @@ const autotune = (function () {
       localStorage.setItem("autotune-theme", document.documentElement.dataset.theme);
     } catch { /* the choice is not stored */ }
     labelThemeButton();
-    recolour();
+    document.dispatchEvent(new Event("autotune:theme"));
   }
 
   try {
@@ -38,78 +35,8 @@ const autotune = (function () {
   } catch { /* a page from a file may have no storage */ }
   themeButton.hidden = false;
   themeButton.addEventListener("click", toggleTheme);
-  darkScheme.addEventListener("change", () => { labelThemeButton(); recolour(); });
-  narrowScreen.addEventListener("change", fitFigures);
+  darkScheme.addEventListener("change", labelThemeButton);
   labelThemeButton();
-
-  // -- figures: drawn when they come near the screen ------------------------------------------------------------
-
-  const drawn = new Set();
-
-  function template() { return isDark() ? themes.dark : themes.light; }
-
-  function hasWebGl() {
-    try {
-      return Boolean(document.createElement("canvas").getContext("webgl"));
-    } catch {
-      return false;
-    }
-  }
-
-  function draw(div) {
-    const figure = dataOf(div.dataset.figure);
-    if (!hasWebGl()) {
-      for (const trace of figure.data) if (trace.type === "scattergl") trace.type = "scatter";
-    }
-    const meta = figure.layout.meta || {};
-    if (meta.least_width) div.style.minWidth = `${meta.least_width}px`;
-    if (coarsePointer.matches) figure.layout.dragmode = false; // a finger on a figure scrolls the page
-    figure.layout.template = template();
-    drawn.add(div);
-    const settings = {
-      responsive: true, displaylogo: false, displayModeBar: narrowScreen.matches ? false : "hover",
-      modeBarButtonsToRemove: ["lasso2d", "select2d"],
-    };
-    return Plotly.newPlot(div, figure.data, figure.layout, settings).then(() => fit(div));
-  }
-
-  /* The `meta` of a figure holds the changes of its layout for phones. */
-  function fit(div) {
-    const meta = div.layout.meta || {};
-    const changes = meta[narrowScreen.matches ? "narrow" : "wide"] || {};
-    if (changes.height) div.style.height = `${changes.height}px`;
-    const wideOnly = meta.wide_only || [];
-    const toggled = wideOnly.filter(
-      (index) => (div.data[index].visible !== false) === narrowScreen.matches);
-    if (!toggled.length && !Object.keys(changes).length) return undefined;
-    const traces = toggled.length ? { visible: !narrowScreen.matches } : {};
-    return Plotly.update(div, traces, changes, toggled);
-  }
-
-  function fitFigures() { drawn.forEach(fit); }
-
-  function recolour() {
-    for (const div of drawn) Plotly.react(div, div.data, { ...div.layout, template: template() });
-  }
-
-  paper.whenPrinted(() => {
-    document.querySelectorAll("[data-figure]").forEach((div) => {
-      paper.draw(div, dataOf(div.dataset.figure), themes.light);
-    });
-    return paper.clear;
-  });
-
-  const nearScreen = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting || drawn.has(entry.target)) continue;
-      nearScreen.unobserve(entry.target);
-      draw(entry.target);
-    }
-  }, { rootMargin: "300px" });
-  // plotly.js is the last and largest script: everything else can be used before it has been read.
-  addEventListener("DOMContentLoaded", () => {
-    document.querySelectorAll("[data-figure]").forEach((div) => nearScreen.observe(div));
-  });
 
   // -- copying --------------------------------------------------------------------------------------------------
 

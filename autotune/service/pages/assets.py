@@ -14,6 +14,8 @@ from pathlib import Path
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import FileResponse
 
+from autotune.reporting.rendering import FIGURES_SCRIPT, SHARED_STYLE
+
 _FOLDER = Path(__file__).parent / "static"
 _MEDIA_TYPES: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
@@ -38,7 +40,12 @@ def _plotly_file() -> Path:
 def _files() -> dict[str, Path]:
     """Returns the files that are served, by name; no other can be asked for."""
     own = {file.name: file for file in sorted(_FOLDER.iterdir()) if file.suffix in _MEDIA_TYPES}
-    return {**own, PLOTLY: _plotly_file()}
+    return {
+        **own,
+        SHARED_STYLE.name: SHARED_STYLE,
+        FIGURES_SCRIPT.name: FIGURES_SCRIPT,
+        PLOTLY: _plotly_file(),
+    }
 
 
 def _version() -> str:

@@ -6,25 +6,14 @@ see the same.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autotune.analysis.pick import PREFERENCES, Preferences
+from autotune.analysis.pick import Preferences
 from autotune.exporters import TARGETS
 from autotune.reporting.columns import (
-    BLANK,
-    TrialTable,
-    front_records,
     marks_of,
-    text_or_blank,
-    trial_table,
 )
-from autotune.reporting.figures import FIGURES
-from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
-from autotune.reporting.report.answer import Headline, answer_of
-from autotune.reporting.report.excluded import Group, excluded
-from autotune.reporting.report.facts import study_facts, workload_facts
-from autotune.reporting.study_view import StudyView
+from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_facts import (
     Facts,
     RankPeak,
@@ -33,12 +22,11 @@ from autotune.reporting.trial_facts import (
     rank_peaks,
     technique_facts,
 )
-from autotune.reporting.trial_text import format_speed, place_and_cap, trial_label
-from autotune.service.pages.small_front import SmallFront, small_front
+from autotune.reporting.trial_text import trial_label
 from autotune.spec.result import StudyResult
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.storage.store import StudySummary
-from autotune.units import format_duration, format_percent, format_size
+from autotune.units import format_duration, format_size
 
 STATES: Mapping[str, str] = {
     "queued": "waiting",
@@ -58,7 +46,7 @@ def sentence(text: str) -> str:
 
 
 if TYPE_CHECKING:
-    from autotune.reporting.figures import comparison
+    pass
 
 # -- searches --------------------------------------------------------------------------------------
 
@@ -178,24 +166,20 @@ def moment_text(moment: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunningSearch:
-    """A running search with the picture of its front, where its study has begun."""
+    """A running search, and what it has found."""
 
     row: SearchRow
-    picture: SmallFront | None
-    cap: str
+    has_study: bool
     answer: str
     """The pick so far in a few words; empty without one."""
 
 
 def running_search(search: Mapping[str, Any], result: StudyResult | None) -> RunningSearch:
     """Returns a running search; `result` is that of its study, None before it has begun."""
-    if result is None:
-        return RunningSearch(row=search_row(search), picture=None, cap="", answer="")
     return RunningSearch(
         row=search_row(search),
-        picture=small_front(result),
-        cap=format_size(result.cap_bytes),
-        answer=_short_answer(result),
+        has_study=result is not None,
+        answer="" if result is None else _short_answer(result),
     )
 
 
@@ -203,8 +187,11 @@ def _short_answer(result: StudyResult) -> str:
     if result.pick is None:
         return ""
     pick = result.trial(result.pick.number)
-    size = format_size(pick.peak_memory_bytes or 0)
-    return f"best so far: #{pick.number}, {size}, {pick.tokens_per_second or 0:,.0f} tokens/s"
+    size, cap = format_size(pick.peak_memory_bytes or 0), format_size(result.cap_bytes)
+    speed = f"{pick.tokens_per_second or 0:,.0f} tokens/s"
+    return (
+        f"best so far: #{pick.number}, {size} of {cap}, {speed}; {len(result.front)} on the front"
+    )
 
 
 # -- devices ---------------------------------------------------------------------------------------
@@ -349,114 +336,14 @@ def _begun_of(study: StudySummary) -> tuple[str, str]:
 # -- one study -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class FigureCard:
-    """A figure that the page draws when a reader comes near it."""
-
-    kind: str
-    title: str
-    lead: str
-    alternative: str
-    height: int
-    """Pixels that are kept free for it."""
-    has_table: bool
-
-
-FIGURE_CARDS = (
-    FigureCard(
-        kind="ladder",
-        title="What each technique gains",
-        lead="Bars to the right of zero are better: less memory, higher speed, lower perplexity.",
-        alternative="Bars for each value of a technique: how it changes memory, speed and "
-        "perplexity. “The same as a table” below it has the numbers.",
-        height=560,
-        has_table=True,
-    ),
-    FigureCard(
-        kind="memory",
-        title="What holds the memory at the peak",
-        lead="The baseline, the pick and the front. To save more memory, reduce the longest "
-        "segments of the pick.",
-        alternative="Stacked bars of the memory at the peak of the baseline, the pick and the "
-        "front, by category. “The same as a table” below it has the numbers.",
-        height=520,
-        has_table=True,
-    ),
-    FigureCard(
-        kind="history",
-        title="How the search went",
-        lead="The best values so far, and the hypervolume: the share of a box up to the cap that "
-        "the front dominates. Where it no longer grows, more trials would help little.",
-        alternative="Lines of the best memory, speed and perplexity so far, and of the "
-        "hypervolume, over the trials and over time.",
-        height=620,
-        has_table=False,
-    ),
-)
-assert all(card.kind in FIGURES for card in FIGURE_CARDS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyPage:
-    """Everything on the page of a study but its trials, which have a list of their own."""
-
-    name: str
-    about: str
-    answer: Headline
-    outcomes: str
-    front: TrialTable
-    picture: SmallFront
-    """The front in words and as a small picture, for readers without the large one."""
-    preferences: tuple[tuple[str, str], ...]
-    """(name, value) of what is not the default, for addresses."""
-    prefer: str
-    prefer_choices: tuple[str, ...]
-    max_perplexity_increase_percent: str
-    targets: Mapping[str, str]
-    pick: int | None
-    settings: Facts
-    workload: Facts
-    figures: tuple[FigureCard, ...]
-
-
-def study_page(view: StudyView, preferences: Preferences) -> StudyPage:
-    """Returns the page of a study, whose `view` was made with these preferences."""
-    result = view.result
-    return StudyPage(
-        name=result.study,
-        about=f"{result.workload.describe()}, {result.workload.steps} steps, "
-        f"on {place_and_cap(result)}",
-        answer=answer_of(view),
-        outcomes=outcome_counts(result.trials),
-        front=trial_table(result, front_records(result), with_before_training=True),
-        picture=small_front(result),
-        preferences=preference_pairs(preferences),
-        prefer=preferences.prefer,
-        prefer_choices=PREFERENCES,
-        max_perplexity_increase_percent=f"{100 * preferences.max_perplexity_increase:g}",
-        targets={name: target.title for name, target in TARGETS.items()},
-        pick=None if result.pick is None else result.pick.number,
-        settings=study_facts(view, preferences),
-        workload=workload_facts(result.workload),
-        figures=FIGURE_CARDS,
-    )
-
-
 def preference_pairs(preferences: Preferences) -> tuple[tuple[str, str], ...]:
     """Returns the parameters of an address that say these preferences, none for the defaults."""
-    default = Preferences()
-    pairs: list[tuple[str, str]] = []
-    if preferences.prefer != default.prefer:
-        pairs.append(("prefer", preferences.prefer))
-    increase = preferences.max_perplexity_increase
-    if increase != default.max_perplexity_increase:
-        pairs.append(("max_perplexity_increase", f"{increase:g}"))
-    return tuple(pairs)
-
-
-def left_out(view: StudyView) -> tuple[Group, ...]:
-    """Returns the configurations that are excluded from the front, and why."""
-    return excluded(view)
+    default = Preferences().parameters()
+    return tuple(
+        (name, str(value))
+        for name, value in preferences.parameters().items()
+        if value != default[name]
+    )
 
 
 # -- one trial -------------------------------------------------------------------------------------
@@ -503,59 +390,3 @@ def trial_page(result: StudyResult, number: int) -> TrialPage:
         after=number + 1 if number < len(result.trials) - 1 else None,
         is_running=record.is_running,
     )
-
-
-# -- comparison ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedStudy:
-    name: str
-    pick: str
-    cap: str
-    memory: str
-    saved: str
-    speed: str
-    perplexity: str
-    trials: str
-    device: str
-    workload: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparePage:
-    studies: tuple[ComparedStudy, ...]
-    sentences: tuple[str, ...]
-    """What more devices gain, and what differs."""
-
-
-def compare_page(views: Sequence[StudyView]) -> ComparePage:
-    """Returns the picks of several studies. Raises InvalidInput for fewer than two."""
-    # It imports plotly, half a second that the start of the server does without.
-    from autotune.reporting.figures import comparison  # noqa: PLC0415
-
-    compared = comparison.compute(views)
-    return ComparePage(
-        studies=tuple(_compared(side) for side in compared.sides),
-        sentences=(*compared.scaling, *compared.differences),
-    )
-
-
-def _compared(side: "comparison.Side") -> ComparedStudy:
-    return ComparedStudy(
-        name=side.study,
-        pick=side.pick_words if side.pick is None else f"#{side.pick} {side.pick_words}",
-        cap=format_size(side.cap_bytes),
-        memory=text_or_blank(side.peak_memory_bytes, format_size),
-        saved=text_or_blank(side.saved_share, partial(_saved_text, side)),
-        speed=format_speed(side.tokens_per_second, side.tokens_per_second_spread) or BLANK,
-        perplexity=side.perplexity_words or BLANK,
-        trials=f"{side.trials:,}",
-        device=side.device,
-        workload=side.workload,
-    )
-
-
-def _saved_text(side: "comparison.Side", share: float) -> str:
-    predicted = " (predicted)" if side.baseline_is_predicted else ""
-    return f"{format_percent(share)} % less than the baseline{predicted}"

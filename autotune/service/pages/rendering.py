@@ -6,11 +6,11 @@ from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 import autotune
-from autotune.reporting.rendering import templates
+from autotune.reporting.rendering import templates, themes
 from autotune.service.pages import assets
 
 _ENVIRONMENT = templates("autotune.service.pages")
-_ENVIRONMENT.globals.update(static=assets.address, version=autotune.__version__)
+_ENVIRONMENT.globals.update(themes=themes(), static=assets.address, version=autotune.__version__)
 
 
 def render(request: Request, template: str, *, status: int = 200, **context: Any) -> HTMLResponse:

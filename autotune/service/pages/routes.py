@@ -7,7 +7,7 @@ with the address to show.
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
@@ -16,15 +16,16 @@ from urllib.parse import parse_qsl, urlencode
 import anyio.to_thread
 from fastapi import APIRouter, HTTPException, Request
 from fastapi import Path as InPath
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
 
 import autotune
-from autotune.analysis.pick import Preferences
+from autotune.analysis.pick import PREFERENCES, Preferences
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
-from autotune.reporting import style
 from autotune.reporting.profile_files import profile_of
+from autotune.reporting.report import contents
+from autotune.reporting.report.cards import CARDS_ON_SERVER, sections
 from autotune.reporting.study_view import StudyView
 from autotune.service.pages import assets, contexts
 from autotune.service.pages import form as forms
@@ -280,17 +281,22 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
     if "increase" in request.query_params:
         return RedirectResponse(_with_share(request), 303)
     preferences = _preferences(request)
-    shown = _study_page(service, name, preferences)
     others = [other for other in service.store.names() if other != name]
     return render(
         request,
         "study.html",
         here="",
         last_event=service.stream.position,
-        study=shown,
+        layout="base.html",
+        cards=CARDS_ON_SERVER,
+        figures={},
+        sources={card.id: _figure_address(name, card.id, preferences) for card in CARDS_ON_SERVER},
+        sections=[*sections(CARDS_ON_SERVER), ("compare", "Compare")],
+        preferred=preferences,
+        prefer_choices=PREFERENCES,
         others=others[::-1],
-        left_out=service.reader.part_in_thread(name, preferences, "left out", contexts.left_out),
         files=None,
+        **_report(service, name, preferences),
         **_state(service, service.searches.latest_of_studies().get(name)),
         **_trials(request, service, name, preferences),
     )
@@ -304,16 +310,12 @@ def state_part(request: Request, service: Service, name: StudyName) -> Response:
 
 @router.get("/studies/{name}/parts/answer")
 def answer_part(request: Request, service: Service, name: StudyName) -> Response:
-    preferences = _preferences(request)
-    shown = _study_page(service, name, preferences)
-    return render(request, "parts/answer.html", study=shown)
+    return render(request, "answer.html", **_report(service, name, _preferences(request)))
 
 
 @router.get("/studies/{name}/parts/front")
 def front_part(request: Request, service: Service, name: StudyName) -> Response:
-    preferences = _preferences(request)
-    shown = _study_page(service, name, preferences)
-    return render(request, "parts/front.html", study=shown)
+    return render(request, "front.html", **_report(service, name, _preferences(request)))
 
 
 @router.get("/studies/{name}/parts/trials")
@@ -337,14 +339,14 @@ def numbers_part(request: Request, service: Service, name: StudyName, kind: str)
     """The numbers of a figure, as a table."""
     preferences = _preferences(request)
     tables = service.reader.part_in_thread(name, preferences, "numbers", _tables_of_figures)
-    return render(request, "parts/numbers.html", table=tables.get(kind))
+    return render(request, "parts/numbers.html", table=tables.get(kind), kind=kind)
 
 
 def _tables_of_figures(view: StudyView) -> Mapping[str, Any]:
     # It imports plotly, half a second that the start of the server does without.
     from autotune.reporting.report.figures import figures_of  # noqa: PLC0415
 
-    return {figure.id: figure.table for figure in figures_of(view)}
+    return {kind: figure.table for kind, figure in figures_of(view).items()}
 
 
 @router.get("/studies/{name}/parts/files/{number}/{target}")
@@ -414,6 +416,7 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
         here="",
         last_event=service.stream.position,
         trial=contexts.trial_page(result, number),
+        address=f"/studies/{name}",
         study_name=name,
         number=number,
         log=_log(service, name, number),
@@ -443,7 +446,7 @@ def compare(request: Request, service: Service) -> Response:
     if chosen:
         try:
             views = [_view(service, name, Preferences()) for name in chosen]
-            compared = contexts.compare_page(views)
+            compared = _comparison(views)
         except InvalidInput as problem:
             error, hint = contexts.sentence(problem.message), contexts.sentence(problem.hint)
     return render(
@@ -461,19 +464,28 @@ def compare(request: Request, service: Service) -> Response:
     )
 
 
-@router.get("/parts/themes")
-def themes() -> Response:
-    """The colours of figures on a light and on a dark page."""
-    return JSONResponse({"light": style.LIGHT, "dark": style.DARK, "version": autotune.__version__})
+def _comparison(views: Sequence[StudyView]) -> Any:
+    # It imports plotly, half a second that the start of the server does without.
+    from autotune.reporting.figures import comparison  # noqa: PLC0415
+
+    return comparison.compute(views)
 
 
 # -- shared ----------------------------------------------------------------------------------------
 
 
-def _study_page(service: ServiceState, name: str, preferences: Preferences) -> contexts.StudyPage:
-    return service.reader.part_in_thread(
-        name, preferences, "page", partial(contexts.study_page, preferences=preferences)
-    )
+def _report(service: ServiceState, name: str, preferences: Preferences) -> dict[str, Any]:
+    compute = partial(contents.compute, version=autotune.__version__, preferences=preferences)
+    return {
+        "report": service.reader.part_in_thread(name, preferences, "page", compute),
+        "address": f"/studies/{name}",
+        "is_live": True,
+    }
+
+
+def _figure_address(name: str, kind: str, preferences: Preferences) -> str:
+    pairs = urlencode(contexts.preference_pairs(preferences))
+    return f"/api/v1/studies/{name}/figures/{kind}" + (f"?{pairs}" if pairs else "")
 
 
 def _view(service: ServiceState, name: str, preferences: Preferences) -> StudyView:

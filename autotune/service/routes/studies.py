@@ -25,7 +25,6 @@ from autotune.service.parameters import (
     PreferencesOfRequest,
     StudyName,
     TrialNumber,
-    preferences_dict,
 )
 from autotune.service.problems import Problem, documented
 from autotune.service.state import Service
@@ -143,7 +142,7 @@ async def show_front(
             data.trials_json(
                 [number for number in result.front if number in data.places],
                 study=name,
-                preferences=preferences_dict(preferences),
+                preferences=preferences.parameters(),
                 front=list(result.front),
                 pick=None if result.pick is None else result.pick.number,
                 pick_reason=None if result.pick is None else result.pick.reason,
