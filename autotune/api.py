@@ -574,11 +574,8 @@ def optuna_study(study: str, *, storage: str = DEFAULT_STORAGE) -> "optuna.Study
     from autotune.storage.store import StudyStore
     from autotune.study.sampler.optuna_samplers import optuna_study_of
 
-    store = StudyStore(storage)
-    try:
+    with closing(StudyStore(storage)) as store:
         return optuna_study_of(store.definition(study)[0], store.trials(study))
-    finally:
-        store.close()
 
 
 def write_optuna_study(study: str, url: str, *, storage: str = DEFAULT_STORAGE) -> "OptunaExport":
@@ -612,8 +609,5 @@ def view(
     from autotune.storage.store import StudyStore
     from autotune.study.search import view_of
 
-    store = StudyStore(storage)
-    try:
+    with closing(StudyStore(storage)) as store:
         return view_of(store, study, preferences)
-    finally:
-        store.close()

@@ -111,11 +111,7 @@ class LiveOutput:
     """
 
     def __init__(self, progress: "Progress", show: Show) -> None:
-        # Both import the database's mapper and numpy by way of the events.
-        from autotune.study.event_text import EventText  # noqa: PLC0415
-
         self._progress = progress
-        self._text = EventText(progress)
         self._show = show
         self._notes: list[str] = []
         self._begun = time.monotonic()
@@ -126,12 +122,13 @@ class LiveOutput:
         self._thread = threading.Thread(target=in_cell, args=(self._refresh,), daemon=True)
 
     def __call__(self, event: "Event") -> None:
-        from autotune.study.event_text import LASTING_EVENTS  # noqa: PLC0415  # as above
+        # The database's mapper and numpy, which a script that only trains does without.
+        from autotune.study.events import LASTING_EVENTS  # noqa: PLC0415
 
         with self._lock:
             self._progress.note(event)
             if isinstance(event, LASTING_EVENTS):
-                self._notes += self._text(event)
+                self._notes += self._progress.lines(event)
 
     def __enter__(self) -> "LiveOutput":
         self._draw()
@@ -186,7 +183,7 @@ class LiveOutput:
         )
         latest = progress.records[-_ROWS_SHOWN:]
         if latest and not ended:
-            parts.append(trials_html(progress.result(), latest))
+            parts.append(trials_html(progress.so_far(), latest))
         return f"<div>{''.join(parts)}</div>"
 
 

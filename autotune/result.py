@@ -103,10 +103,24 @@ class Result(StudyResult):
             trial=trial,
         )
         check_options(kind, options)
-        drawing = draw(self.view(), kind, options)
+        drawing = self.figure(kind, options)
         title = f"{self.study}: {figure_kind(kind).title}"
         height = drawing.layout.height or DEFAULT_HEIGHT
         return with_heading(drawing, title, width=DEFAULT_WIDTH, height=height)
+
+    def figure(self, kind: str, options: "FigureOptions") -> "go.Figure":
+        """Returns a figure of the study without a heading. Raises InvalidInput."""
+        return draw(self.view(), kind, options)
+
+    def report(self) -> str | bytes:
+        """Returns the study as one HTML page that opens offline."""
+        from autotune import __version__
+        from autotune.reporting.report import contents
+        from autotune.reporting.report.page import page
+
+        return page(
+            contents.compute(self.view(), version=__version__, preferences=self.preferences)
+        )
 
     def write_report(self, path: str | Path | None = None) -> Path:
         """Write the study as one HTML page that opens offline, and return its file.
@@ -114,14 +128,10 @@ class Result(StudyResult):
         By default that is `studies/STUDY-report.html`. Raises InvalidInput for another suffix than
         .html, and StorageUnavailable for a file that cannot be written.
         """
-        from autotune import __version__
         from autotune.reporting.output_file import write_file
-        from autotune.reporting.report import contents
-        from autotune.reporting.report.page import page
 
         file = report_file(self.study, path)
-        report = contents.compute(self.view(), version=__version__, preferences=self.preferences)
-        write_file(file, page(report))
+        write_file(file, self.report())
         return file
 
     def export(

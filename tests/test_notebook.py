@@ -27,7 +27,7 @@ from autotune.study.events import (
 )
 from autotune.study.progress import Progress
 from tests.building.results import record
-from tests.building.studies import config, definition
+from tests.building.studies import config
 from tests.building.views import HOSTILE
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "notebook.ipynb"
@@ -80,16 +80,7 @@ def live(shown):
 
 
 def opened(**changes):
-    study = definition("new")
-    settings = {
-        "definition": study,
-        "legal": study.legal_space(),
-        "trials_wanted": 2,
-        "records": (),
-        "is_new": True,
-        **changes,
-    }
-    return StudyOpened(**settings)
+    return StudyOpened(**{"study": "new", "trials_wanted": 2, **changes})
 
 
 def test_what_a_search_prepares_is_shown_before_the_study_is_open(live, shown):

@@ -1,7 +1,7 @@
 """Open the studies database for a command."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +14,5 @@ def open_store(storage: str, *, create: bool = False) -> Iterator["StudyStore"]:
     # SQLAlchemy takes 0.3 s to import, which the help of a command does without.
     from autotune.storage.store import StudyStore  # noqa: PLC0415
 
-    store = StudyStore(storage, create=create)
-    try:
+    with closing(StudyStore(storage, create=create)) as store:
         yield store
-    finally:
-        store.close()

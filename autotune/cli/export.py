@@ -2,13 +2,10 @@
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
 
-from autotune import api
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preference, Preferences
 from autotune.cli.lines import print_line
 from autotune.cli.options import ReadStudy, Shown
-from autotune.cli.server import open_client
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.exporters import TARGETS
@@ -76,19 +73,15 @@ class ExportCommand(ReadStudy, Shown):
 def export(request: ExportCommand) -> None:
     """Export a trial to another trainer, and say what that trainer cannot express."""
     preferences = replace(request.preferences, prefer=request.pick or PREFER)
-    options: dict[str, Any] = {
-        "trial": request.trial,
-        "out": request.out,
-        "target_version": request.target_version,
-        "strict": request.strict,
-        "overwrite": request.force,
-        "preferences": preferences,
-    }
-    if request.server is None:
-        written = api.export(request.study, request.to, storage=request.storage, **options)
-    else:
-        with open_client(request.server) as client:
-            written = client.export(request.study, request.to, **options)
+    with replace(request, preferences=preferences).result() as result:
+        written = result.export(
+            request.to,
+            trial=request.trial,
+            out=request.out,
+            target_version=request.target_version,
+            strict=request.strict,
+            overwrite=request.force,
+        )
     if request.as_json:
         print(json.dumps(written.to_dict(), indent=2))
     else:

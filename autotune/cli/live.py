@@ -4,122 +4,102 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
-from rich.text import Text
 
 from autotune.analysis.pick import Preferences
-from autotune.cli.tables import as_text, is_narrow, make_console
+from autotune.cli.tables import as_text, heading, is_narrow, make_console, row_texts
 from autotune.errors import AutotuneError
-from autotune.reporting.columns import BLANK, text_or_blank
-from autotune.reporting.outcomes import OUTCOME_LABELS
+from autotune.reporting.columns import trial_table
 from autotune.reporting.trial_text import (
-    format_perplexity,
-    format_speed,
     short_description,
-    trial_label,
 )
-from autotune.spec.result import TrialRecord
 from autotune.spec.study import MOST_TRIALS_IN_TIME
-from autotune.study.event_text import LASTING_EVENTS, WAITING, EventText
-from autotune.study.events import Event
+from autotune.study.events import LASTING_EVENTS, WAITING, Event
 from autotune.study.progress import AtPlace, Progress
 from autotune.units import format_duration, format_size
 
 _ROWS_SHOWN = 14
+_REMARK_WIDTH = 34
 
 
 class PlainDisplay:
     """Prints one line per event, for files and pipes."""
 
+    _printed: ClassVar[tuple[type[Event], ...]] = (Event,)
+    """Events whose lines are printed."""
+
     def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress = progress
+        self.progress = progress
         self._console = console
-        self._text = EventText(progress)
 
     def __call__(self, event: Event) -> None:
-        self._progress.note(event)
-        for line in self._text(event):
-            self.say(line)
+        self.progress.note(event)
+        if isinstance(event, self._printed):
+            for line in self.progress.lines(event):
+                self._console.print(as_text(line), soft_wrap=True)
 
-    def note(self, event: Event) -> None:
-        """Take an event in without showing it."""
-        self._progress.note(event)
-
-    def say(self, line: str) -> None:
-        self._console.print(as_text(line), soft_wrap=True)
-
-    def say_waiting(self, line: str) -> None:
-        """Say what is waited for, which a quiet display says, too."""
-        self.say(line)
-
-    def __enter__(self) -> "PlainDisplay":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-class LiveDisplay:
-    """Shows a table of the latest trials, a progress bar, the time left and the best so far."""
+class QuietDisplay(PlainDisplay):
+    """Shows only what is waited for: without a word a search that waits would look broken."""
+
+    _printed = WAITING
+
+
+class LiveDisplay(PlainDisplay):
+    """Shows a table of the latest trials, a progress bar, the time left and the best so far.
+
+    What a search says that holds for longer stays above the table.
+    """
+
+    _printed = LASTING_EVENTS
 
     def __init__(self, progress: Progress, console: Console) -> None:
-        self._progress = progress
-        self._plain = PlainDisplay(progress, console)
+        super().__init__(progress, console)
         self._memory = _MemoryInUse()
         self._live = Live(
             get_renderable=self._draw, console=console, refresh_per_second=4, transient=True
         )
 
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, LASTING_EVENTS):
-            self._plain(event)
-        else:
-            self._progress.note(event)
-
-    def note(self, event: Event) -> None:
-        """Take an event in; nothing of it stays above the table."""
-        self._progress.note(event)
-
-    def say(self, line: str) -> None:
-        """Print a line that stays above the table."""
-        self._plain.say(line)
-
-    def say_waiting(self, line: str) -> None:
-        self.say(line)
-
-    def __enter__(self) -> "LiveDisplay":
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def _draw(self) -> Group:
-        progress = self._progress
+        progress = self.progress
         if progress.opened is None:
-            return Group(Spinner("dots", text=as_text(progress.doing()[0])))
+            return Group(Spinner("dots", text=as_text("; ".join(progress.doing()))))
+        found = trial_table(progress.so_far(), progress.records[-_ROWS_SHOWN:])
+        columns = [column for column in found.columns if column.on_phones]
         table = Table(box=None, pad_edge=False, expand=True)
-        for column, options in _COLUMNS.items():
-            table.add_column(column, **options)
-        baseline = progress.opened.definition.baseline_config()
-        for record in progress.records[-_ROWS_SHOWN:]:
-            label = trial_label(record)
+        for column in columns:
+            if column.is_number:
+                table.add_column(heading(column, is_short=True), justify="right", no_wrap=True)
+            elif column.key == "name":
+                table.add_column(heading(column), ratio=1, no_wrap=True, overflow="ellipsis")
+            else:
+                table.add_column(max_width=_REMARK_WIDTH, no_wrap=True, overflow="ellipsis")
+        baseline = progress.opened.baseline
+        for row, record in zip(found.rows, progress.records[-_ROWS_SHOWN:], strict=True):
+            texts = {**row_texts(row)}
             if is_narrow(self._live.console):
-                label = record.name or short_description(record.config, baseline)
-            style = "" if record.feasible else "dim"
-            table.add_row(*_live_row(record, label=label), style=style)
+                texts["name"] = record.name or short_description(record.config, baseline)
+            cells = [as_text(texts[column.key]) for column in columns]
+            table.add_row(*cells, style="" if record.feasible else "dim")
         running: list[Spinner | Table] = [
             Spinner("dots", text=as_text(f" {line}")) for line in progress.doing()
         ]
@@ -194,50 +174,12 @@ class _MemoryInUse:
             return None  # the GPU is lost
 
 
-_COLUMNS: dict[str, dict[str, Any]] = {
-    "#": {"justify": "right", "no_wrap": True},
-    "configuration": {"ratio": 1, "no_wrap": True, "overflow": "ellipsis"},
-    "peak": {"justify": "right", "no_wrap": True},
-    "tokens/s": {"justify": "right", "no_wrap": True},
-    "perpl.": {"justify": "right", "no_wrap": True},
-    "outcome": {"no_wrap": True, "max_width": 34, "overflow": "ellipsis"},
-}
-
-
-def _live_row(record: TrialRecord, *, label: str) -> list[Text | str]:
-    size = text_or_blank(record.peak_memory_bytes, format_size)
-    speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread) or BLANK
-    perplexity = format_perplexity(record) or BLANK
-    outcome = OUTCOME_LABELS[record.outcome]
-    if record.reused_from:
-        outcome += f", {record.reused_from}"
-    return [str(record.number), as_text(label), size, speed, perplexity, as_text(outcome)]
-
-
-class QuietDisplay(PlainDisplay):
-    """Shows only what is waited for: without a word a search that waits would look broken."""
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, WAITING):
-            for line in self._text(event):
-                self.say_waiting(line)
-
-    def say(self, line: str) -> None:
-        pass
-
-    def say_waiting(self, line: str) -> None:
-        super().say(line)
-
-
-Display = LiveDisplay | PlainDisplay
-
-
 def make_display(
     *,
     quiet: bool,
     preferences: Preferences,
     until_converged: bool = False,
-) -> Display:
+) -> PlainDisplay:
     """Returns the display that suits stderr: a listener for events and a context manager."""
     console = make_console(sys.stderr)
     progress = Progress(preferences=preferences, until_converged=until_converged)

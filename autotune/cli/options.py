@@ -1,12 +1,16 @@
 """Settings that several commands share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import typer
 
+from autotune import api
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.cli.server import check_one_place
+from autotune.cli.server import check_one_place, open_client
 from autotune.client.address import SERVER_VARIABLE
+from autotune.result import Result
 from autotune.spec.setting import RESULTS, Settings, part, setting
 from autotune.spec.study import DEFAULT_STORAGE
 
@@ -67,6 +71,18 @@ class ReadStudy(OfStudy):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_place(self.server, self.storage)
+
+    @contextmanager
+    def result(self) -> Iterator[Result]:
+        """Yield the study, read here or from the server that the command names.
+
+        What its methods ask of a server they ask until then. Raises UnknownStudy.
+        """
+        if self.server is None:
+            yield api.show(self.study, storage=self.storage, preferences=self.preferences)
+            return
+        with open_client(self.server) as client:
+            yield client.show(self.study, preferences=self.preferences)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from autotune import api
 from autotune.cli.lines import print_line
 from autotune.cli.options import ReadStudy
 from autotune.cli.output import ImageSize, Target
-from autotune.cli.server import open_client
 from autotune.reporting.figures import (
     DEFAULT_KIND,
     FIGURES,
@@ -14,9 +12,7 @@ from autotune.reporting.figures import (
     check_options,
     figure_kind,
 )
-from autotune.result import draw
-from autotune.spec.result import StudyResult
-from autotune.spec.setting import RESULTS, FilePath, options_of, part, setting
+from autotune.spec.setting import RESULTS, FilePath, part, setting
 from autotune.spec.study import RESULTS_FOLDER
 
 _KINDS = "; ".join(f"{name}: {kind.summary}" for name, kind in FIGURES.items())
@@ -49,20 +45,13 @@ def plot(request: PlotCommand) -> None:
     # plotly takes 0.1 s to import, which the help of this command does without.
     from autotune.reporting.figure_page import figure_page  # noqa: PLC0415
 
-    study, kind, preferences = request.study, request.kind, request.preferences
+    study, kind = request.study, request.kind
     figure = figure_kind(kind)
     check_options(kind, request.figure)
     name = study if kind == DEFAULT_KIND else f"{study}-{kind}"
     target = Target(file=request.out or RESULTS_FOLDER / f"{name}.html", size=request.image)
-    if request.server is None:
-        view = api.view(study, storage=request.storage, preferences=preferences)
-        result: StudyResult = view.result
-        drawing = draw(view, kind, request.figure)
-    else:
-        with open_client(request.server) as client:
-            result = client.show(study, preferences=preferences)
-            options = {name: getattr(request.figure, name) for name in options_of(FigureOptions)}
-            drawing = client.figure(study, kind, preferences=preferences, **options)
+    with request.result() as result:
+        drawing = result.figure(kind, request.figure)
     target.write(
         drawing, title=f"{study}: {figure.title}", page=lambda: figure_page(result, figure, drawing)
     )

@@ -1,41 +1,28 @@
 """Follows a search of a server as if it ran here: the same display, summary and exit codes."""
 
-import json
-import shlex
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
-from typing import Any, TypeAlias
-
-import typer
+from typing import Any
 
 from autotune.analysis.pick import Preferences
 from autotune.cli.lines import print_line
-from autotune.cli.live import Display, make_display
+from autotune.cli.live import PlainDisplay, make_display
 from autotune.cli.options import ShownInFull
-from autotune.cli.search_run import StudyLocation, print_summary
+from autotune.cli.search_run import StudyLocation, print_ended, search_command
 from autotune.cli.server import command_on_server
-from autotune.cli.tables import make_console
-from autotune.client.client import Client
-from autotune.client.connection import reading_answer
+from autotune.client.client import Client, RemoteResult
 from autotune.client.events import ServerEvent
-from autotune.client.remote_result import RemoteResult
 from autotune.client.searches import RemoteSearch
-from autotune.client.study_json import record_of, result_of
 from autotune.errors import AutotuneError, InvalidInput, Stopped, UnknownStudy
-from autotune.reporting.report.commands import preference_arguments
 from autotune.spec.checked import checked_setting
-from autotune.spec.config import TrainingConfig
-from autotune.spec.reading import check
-from autotune.spec.search_space import LegalSpace, SearchSpace
+from autotune.spec.result import TrialRecord
 from autotune.spec.setting import options_of
-from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
-from autotune.standard_streams import answer
-from autotune.study.events import Confirming, StudyOpened, TrialBegan, TrialEnded, TrialPhase
+from autotune.study.events import Event, ServerMessage, StudyOpened, TrialEnded, WaitingForServer
 from autotune.study.request import SearchRequest
 
-_Event: TypeAlias = TrialBegan | TrialPhase | Confirming | TrialEnded
 _CLASS_OF: dict[int, type[AutotuneError]] = {2: InvalidInput, 75: Stopped}
 
 
@@ -65,142 +52,85 @@ def interrupts() -> Iterator[None]:
 
 
 class _Followed:
-    """Shows the events of a server in a display that was made for those of a search here."""
+    """Shows the events of a server in a display that was made for those of a search here.
 
-    def __init__(self, client: Client, search: RemoteSearch, display: Display) -> None:
+    A display is told only of trials that the study did not have when it was opened.
+    """
+
+    def __init__(self, client: Client, search: RemoteSearch, display: PlainDisplay) -> None:
         self._client = client
         self._search = search
         self._display = display
-        self._shown: set[int] | None = None
+        self._known: set[int] | None = None
         """Numbers of the trials that the display has; None before the study is opened."""
         self._state = ""
 
-    def __call__(self, event: ServerEvent) -> None:
+    def __call__(self, received: ServerEvent) -> None:
         """Show an event. Raises InvalidInput for one that this version cannot read."""
-        data = event.data
-        match event.kind:
-            case "search":
-                self._note_state(data)
-            case "opened":
-                lines = data.get("lines")
-                for line in lines if isinstance(lines, list) else ():
-                    self._display.say(str(line))
-                self._open(trials_wanted=data.get("trials_wanted"), places=data.get("places") or ())
-            case "reset":
-                self._open_again()
-            case "notice":
-                for line in str(data.get("message", "")).splitlines():
-                    self._display.say(line)
-            case "trial_began" | "step" | "confirming" | "trial_ended" if self._is_open():
-                shown = _event_of(event.kind, data)
-                if isinstance(shown, TrialEnded):
-                    self._end_trial(shown)
-                elif self._shown is not None and data.get("number") not in self._shown:
-                    self._display(shown)
+        match received.of_search():
+            case None:
+                self._note(received)
+            case StudyOpened() as opened:
+                self._open(opened)
+            case event if event.kind:
+                self._show(event, received.data.get("number"))
+            case notice:
+                self._display(notice)
 
-    def _note_state(self, data: Any) -> None:
-        state = data.get("state", "")
+    def _note(self, received: ServerEvent) -> None:
+        """Take in what only the server knows."""
+        if received.kind == "search":
+            self._note_state(received.data.get("state", ""))
+        elif received.kind == "reset" and self._known is not None:  # events of trials are gone
+            for record in self._finished():
+                self._show(TrialEnded(record=record), record.number)
+
+    def _note_state(self, state: str) -> None:
         if state == "queued" and self._state != "queued":
             now = self._client.search(self._search.id)
             if now.state == "queued":
                 place = "" if now.position is None else f", at place {now.position}"
-                self._display.say_waiting(f"Search {now.id} waits in the queue{place} ...")
+                waits = f"Search {now.id} waits in the queue{place} ..."
+                self._display(WaitingForServer(message=waits))
         elif state == "running" and self._state != "running":
-            self._display.say(f"Search {self._search.id} runs on {self._client.url}.")
+            self._display(
+                ServerMessage(message=f"Search {self._search.id} runs on {self._client.url}.")
+            )
         self._state = state
 
-    def _is_open(self) -> bool:
-        if self._shown is None:
-            self._open(trials_wanted=self._search.trials_wanted, places=())
-        return self._shown is not None
+    def _open(self, opened: StudyOpened) -> set[int]:
+        """Tell the display of the study, and return the numbers of the trials that it has."""
+        if self._known is not None:  # by an earlier process of the search
+            self._display(ServerMessage(message="\n".join(opened.lines)))
+            return self._known
+        records = self._finished()
+        self._known = {record.number for record in records}
+        wanted = opened.trials_wanted or len(records)
+        self._display(replace(opened, records=records, trials_wanted=wanted))
+        return self._known
 
-    def _open(self, *, trials_wanted: int | None, places: Any) -> None:
-        """Tell the display of the study, once it has been begun."""
-        if self._shown is not None:
-            return
-        with reading_answer():
-            if not isinstance(trials_wanted, int | None):
-                raise TypeError(f"trials_wanted is {trials_wanted!r}")
-            names = {str(place): () for place in places}
+    def _finished(self) -> tuple[TrialRecord, ...]:
+        """Returns the trials of the study that have a result; none where it was deleted."""
+        self._search = self._client.search(self._search.id)
         try:
-            values = self._client.study_json(self._study())
+            trials = self._client.show(self._search.study).trials
         except UnknownStudy:
+            return ()
+        return tuple(record for record in trials if record.is_finished)
+
+    def _show(self, event: Event, number: Any) -> None:
+        """Show what a trial does, or its result, unless the display has that."""
+        known = self._known
+        if known is None:
+            wanted = self._search.trials_wanted or 0
+            known = self._open(StudyOpened(study=self._search.study, trials_wanted=wanted))
+        if isinstance(event, TrialEnded):
+            number = event.record.number
+        if number in known:
             return
-        result = result_of(values)
-        finished = tuple(record for record in result.trials if record.is_finished)
-        definition = StudyDefinition(
-            name=result.study,
-            workload=result.workload,
-            # The JSON of a study does not have its space. The display needs only the baseline.
-            space=SearchSpace(name="", techniques={}),
-            device=result.device,
-            unavailable={},
-            cap_bytes=result.cap_bytes,
-            seed=result.workload.seed,
-            sampler=DEFAULT_SAMPLER,
-        )
-        self._shown = {record.number for record in finished}
-        self._display.note(
-            StudyOpened(
-                definition=definition,
-                legal=LegalSpace(
-                    values={},
-                    conditions=(),
-                    at=result.workload.legality_context,
-                    named={},
-                    excluded=(),
-                ),
-                trials_wanted=trials_wanted or len(finished),
-                records=finished,
-                is_new=False,
-                places=names,
-            )
-        )
-
-    def _study(self) -> str:
-        if not self._search.study:
-            self._search = self._client.search(self._search.id)
-        return self._search.study
-
-    def _open_again(self) -> None:
-        """Take in what the study has by now: events of trials are gone."""
-        if not self._is_open():
-            return
-        for record in self._client.show(self._study()).trials:
-            if record.is_finished:
-                self._end_trial(TrialEnded(record=record))
-
-    def _end_trial(self, ended: TrialEnded) -> None:
-        """Show the result of a trial, unless the display has it."""
-        if self._shown is not None and ended.record.number not in self._shown:
-            self._shown.add(ended.record.number)
-            self._display(ended)
-
-
-def _event_of(kind: str, data: Mapping[str, Any]) -> _Event:
-    """Returns an event of a trial as a search here has it. Raises InvalidInput."""
-    with reading_answer():
-        event: _Event
-        if kind == "trial_began":
-            event = TrialBegan(
-                number=data["number"],
-                config=TrainingConfig(**data["config"]),
-                name=data.get("name"),
-                device=data.get("device") or "",
-            )
-        elif kind == "step":
-            steps = data.get("steps")
-            event = TrialPhase(
-                doing=data["doing"],
-                steps=None if steps is None else (steps[0], steps[1]),
-                device=data.get("device") or "",
-            )
-        elif kind == "confirming":
-            event = Confirming(doing=data["doing"], device=data.get("device") or "")
-        else:
-            event = TrialEnded(record=record_of(data["trial"]))
-        check(event)
-        return event
+        if isinstance(event, TrialEnded):
+            known.add(event.record.number)
+        self._display(event)
 
 
 def follow(
@@ -214,37 +144,29 @@ def follow(
     """Show what a search does until it has ended, and return it as it ended."""
     display = make_display(quiet=quiet, preferences=preferences, until_converged=until_converged)
     followed = _Followed(client, search, display)
+
+    def say_waiting(why: str) -> None:
+        waits = f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on."
+        display(WaitingForServer(message=waits))
+
     with display:
-        for event in client.watch(search.id, on_wait=lambda why: _say_waiting(display, why)):
+        for event in client.watch(search.id, on_wait=say_waiting):
             followed(event)
     return client.search(search.id)
 
 
-def _say_waiting(display: Display, why: str) -> None:
-    display.say_waiting(f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on.")
-
-
-def print_ended(
-    client: Client,
-    search: RemoteSearch,
-    *,
-    preferences: Preferences,
-    shown: ShownInFull,
+def print_result_of_server(
+    client: Client, search: RemoteSearch, *, preferences: Preferences, shown: ShownInFull
 ) -> None:
     """Print the result of a search that has ended, as a search here does, and exit as it would."""
     raise_unless_finished(search, client)
-    show = command_on_server(["show", search.study, *(["--json"] if shown.as_json else [])], client)
-    with answer(hint=f"every result is stored; make room and print them: {show}"):
-        if shown.as_json:
-            values = client.study_json(search.study, preferences=preferences)
-            print(json.dumps(values, indent=2, allow_nan=False))
-            has_front = bool(result_of(values).front)
-        else:
-            result = client.show(search.study, preferences=preferences)
-            has_front = bool(result.front)
-            _print_result(result, search, client, verbose=shown.verbose)
-    if not has_front:
-        raise typer.Exit(1)
+    result = client.show(search.study, preferences=preferences)
+    location = StudyLocation(
+        name=f"{client.url}/studies/{result.study}",
+        arguments=("--server", client.url),
+        continue_command=lambda trials: _continue_command(client, search, trials, result),
+    )
+    print_ended(result, location, wanted=search.trials_wanted or len(result.trials), shown=shown)
 
 
 def raise_unless_finished(search: RemoteSearch, client: Client) -> None:
@@ -281,32 +203,17 @@ def command_to_continue(search: RemoteSearch, client: Client) -> str | None:
     return command_on_server(["search", "--name", search.study], client)
 
 
-def _print_result(
-    result: RemoteResult, search: RemoteSearch, client: Client, *, verbose: bool
-) -> None:
-    print_summary(
-        result,
-        make_console(),
-        place=StudyLocation(
-            name=f"{client.url}/studies/{result.study}",
-            arguments=("--server", client.url),
-            continue_command=lambda trials: _continue_command(client, search, trials, result),
-        ),
-        wanted=search.trials_wanted or len(result.trials),
-        verbose=verbose,
-    )
-
-
 def _continue_command(
     client: Client, search: RemoteSearch, trials: int, result: RemoteResult
 ) -> str:
     """Returns the command that continues the study on the server, with what it does not store."""
     given = {**search.request, "name": result.study, "trials": trials}
-    arguments = ["autotune", "search", "--server", client.url]
-    for name, option in options_of(SearchRequest).items():
-        if option.is_repeated and given.get(name) is not None:
-            arguments += option.arguments(checked_setting(SearchRequest, name, given[name]))
-    return shlex.join([*arguments, *preference_arguments(result.preferences)])
+    values = {
+        name: checked_setting(SearchRequest, name, given[name])
+        for name, option in options_of(SearchRequest).items()
+        if option.is_repeated and given.get(name) is not None
+    }
+    return search_command(values, result.preferences, server=("--server", client.url))
 
 
 def print_left(client: Client, search: RemoteSearch) -> None:

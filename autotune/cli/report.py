@@ -2,11 +2,8 @@
 
 from dataclasses import dataclass
 
-from autotune import api
 from autotune.cli.lines import print_line
 from autotune.cli.options import ReadStudy
-from autotune.cli.server import open_client
-from autotune.reporting.output_file import write_file
 from autotune.result import report_file
 from autotune.spec.setting import FilePath, setting
 
@@ -25,13 +22,6 @@ def report(request: ReportCommand) -> None:
 
     The page holds the pick, figures, every trial and the commands to repeat the study.
     """
-    study, preferences = request.study, request.preferences
-    if request.server is None:
-        file = api.write_report(
-            study, request.out, storage=request.storage, preferences=preferences
-        )
-    else:
-        file = report_file(study, request.out)
-        with open_client(request.server) as client:
-            write_file(file, client.report(study, preferences=preferences))
-    print_line(str(file))
+    file = report_file(request.study, request.out)
+    with request.result() as result:
+        print_line(str(result.write_report(file)))

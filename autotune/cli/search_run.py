@@ -4,15 +4,17 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from autotune.analysis.loose_cap import loose_cap_sentence
+from autotune.analysis.pick import Preferences
 from autotune.cli.lines import print_line
 from autotune.cli.live import make_display
 from autotune.cli.options import ShownInFull
@@ -27,7 +29,7 @@ from autotune.spec.study import DEFAULT_STORAGE, MOST_TRIALS_IN_TIME
 from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
-from autotune.study.events import Event, Notice, StudyOpened
+from autotune.study.events import Notice
 from autotune.study.profiling import profile_at_end
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
@@ -50,20 +52,13 @@ def run_with_display(
         preferences=request.preferences,
         until_converged=request.until_converged,
     )
-    opened: list[StudyOpened] = []
-
-    def listener(event: Event) -> None:
-        if isinstance(event, StudyOpened):
-            opened.append(event)
-        display(event)
-
     with _stop_on_signals() as signals:
         try:
             with display:
                 result = search(
                     request,
                     space=space,
-                    listener=listener,
+                    listener=display,
                     should_stop=lambda: bool(signals),
                     confirmation=confirmation,
                 )
@@ -71,11 +66,11 @@ def run_with_display(
                     result,
                     request,
                     should_stop=lambda: bool(signals),
-                    note=lambda sentence: listener(Notice(message=sentence)),
+                    note=lambda sentence: display(Notice(message=sentence)),
                 )
         except Stopped:
-            if opened:
-                study = opened[0].definition.name
+            if display.progress.opened is not None:
+                study = display.progress.opened.study
                 command = continue_command(study, request)
                 if confirmation is not None:
                     command = shlex.join(["autotune", "confirm", study])
@@ -86,28 +81,17 @@ def run_with_display(
                 print_line("Stopped before the study began.", to_stderr=True)
             raise typer.Exit(128 + signals[0]) from None
         except (StorageUnreachable, TrialLost) as error:
-            if opened:
-                command = continue_command(opened[0].definition.name, request)
-            else:
-                command = "the same command"
+            command = "the same command"
+            if display.progress.opened is not None:
+                command = continue_command(display.progress.opened.study, request)
             hint = error.hint or "measured results are stored"
             raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
-    show = ["autotune", "show", result.study, *_place_of(result, request).arguments]
-    if shown.as_json:
-        show.append("--json")
-    with answer(hint=f"every result is stored; make room and print them: {shlex.join(show)}"):
-        if shown.as_json:
-            print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-        else:
-            print_summary(
-                result,
-                make_console(),
-                place=_place_of(result, request),
-                wanted=opened[0].trials_wanted,
-                verbose=shown.verbose,
-            )
-    if not result.front:
-        raise typer.Exit(1)
+    location = StudyLocation(
+        name=result.storage,
+        arguments=(() if request.storage == DEFAULT_STORAGE else ("--storage", result.storage)),
+        continue_command=lambda trials: continue_command(result.study, request, trials=trials),
+    )
+    print_ended(result, location, wanted=display.progress.wanted, shown=shown)
 
 
 @contextmanager
@@ -142,14 +126,23 @@ def continue_command(study: str, request: SearchRequest, *, trials: int | None =
 
     Defaults are left out, and a password in the storage URL is replaced by a placeholder.
     """
-    options = options_of(SearchRequest)
-    values = {name: getattr(request, name) for name in options}
+    values = {name: getattr(request, name) for name in options_of(SearchRequest)}
     values |= {"name": study, "trials": trials, "storage": redacted_url(request.storage)}
-    arguments = ["autotune", "search"]
-    for name, option in options.items():
+    return search_command(values, request.preferences)
+
+
+def search_command(
+    values: Mapping[str, Any], preferences: Preferences, *, server: Sequence[str] = ()
+) -> str:
+    """Returns a command that continues a study, with those of the settings that it does not store.
+
+    `server` are the arguments that name the server of the study, if it has one.
+    """
+    arguments = ["autotune", "search", *server]
+    for name, option in options_of(SearchRequest).items():
         if option.is_repeated:
-            arguments += option.arguments(values[name])
-    return shlex.join([*arguments, *preference_arguments(request.preferences)])
+            arguments += option.arguments(values.get(name, option.default))
+    return shlex.join([*arguments, *preference_arguments(preferences)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,15 +157,22 @@ class StudyLocation:
     """Returns the command that continues the study to that number of trials."""
 
 
-def _place_of(result: StudyResult, request: SearchRequest) -> StudyLocation:
-    arguments: tuple[str, ...] = ()
-    if request.storage != DEFAULT_STORAGE:
-        arguments = ("--storage", result.storage)
-    return StudyLocation(
-        name=result.storage,
-        arguments=arguments,
-        continue_command=lambda trials: continue_command(result.study, request, trials=trials),
-    )
+def print_ended(
+    result: StudyResult, location: StudyLocation, *, wanted: int, shown: ShownInFull
+) -> None:
+    """Print the result of a search, and exit with 1 where nothing is feasible."""
+    show = ["autotune", "show", result.study, *location.arguments]
+    if shown.as_json:
+        show.append("--json")
+    with answer(hint=f"every result is stored; make room and print them: {shlex.join(show)}"):
+        if shown.as_json:
+            print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        else:
+            print_summary(
+                result, make_console(), place=location, wanted=wanted, verbose=shown.verbose
+            )
+    if not result.front:
+        raise typer.Exit(1)
 
 
 def print_summary(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from autotune import api
 from autotune.cli.options import ReadStudy, Shown
 from autotune.cli.published import print_reference
-from autotune.cli.server import open_client
 from autotune.cli.tables import make_console, print_pick, print_trials
 from autotune.errors import InvalidInput
 from autotune.reporting.outcomes import outcome_counts
@@ -48,30 +47,21 @@ class ShowCommand(ReadStudy, Shown):
 
 def show(request: ShowCommand) -> None:
     """Print every trial of a study, its front and the pick."""
-    study, preferences = request.study, request.preferences
     if request.reference:
-        view = api.view(study, storage=request.storage)
+        view = api.view(request.study, storage=request.storage)
         print_reference(view, as_json=request.as_json, as_markdown=request.as_markdown)
         return
-    if request.server is None:
-        result: StudyResult = api.show(study, storage=request.storage, preferences=preferences)
-        values = result.to_dict() if request.as_json else {}
-    else:
-        from autotune.client.study_json import result_of  # noqa: PLC0415  # only with a server
-
-        with open_client(request.server) as client:
-            values = client.study_json(study, preferences=preferences)
-        result = result_of(values)
-    if request.as_json:
-        # Indentation makes Python's JSON writer take seconds for thousands of trials.
-        indent = 2 if len(result.trials) <= MOST_INDENTED else None
-        print(json.dumps(values, indent=indent, allow_nan=False))
-    elif request.as_csv:
-        print(csv_text(result), end="")
-    elif request.as_markdown:
-        print(markdown_text(result), end="")
-    else:
-        _print_tables(result)
+    with request.result() as result:
+        if request.as_json:
+            # Indentation makes Python's JSON writer take seconds for thousands of trials.
+            indent = 2 if len(result.trials) <= MOST_INDENTED else None
+            print(json.dumps(result.to_dict(), indent=indent, allow_nan=False))
+        elif request.as_csv:
+            print(csv_text(result), end="")
+        elif request.as_markdown:
+            print(markdown_text(result), end="")
+        else:
+            _print_tables(result)
 
 
 def _print_tables(result: StudyResult) -> None:

@@ -73,7 +73,7 @@ def search_on_server(given: Given[Any]) -> None:
         command_to_continue,
         follow,
         interrupts,
-        print_ended,
+        print_result_of_server,
     )
 
     server, shown = taken_from(given, OnServer).server, taken_from(given, ShownInFull)
@@ -105,4 +105,4 @@ def search_on_server(given: Given[Any]) -> None:
                     print_line(cancelled, to_stderr=True)
                     print_line(f"  {again}", to_stderr=True)
             raise typer.Exit(128 + interrupted.number) from None
-        print_ended(client, search, preferences=preferences, shown=shown)
+        print_result_of_server(client, search, preferences=preferences, shown=shown)

@@ -143,7 +143,7 @@ def print_trials(
         if with_narrow_note and baseline is not None:
             notes.append(narrow_note(baseline.config))
     else:
-        lines = [_texts(row) for row in table.rows]
+        lines = [row_texts(row) for row in table.rows]
     cells = [[line[column.key] for column in columns] for line in lines]
     if not is_folded:
         text = "\n".join(filter(None, (title, *_aligned(columns, cells), *notes)))
@@ -154,25 +154,26 @@ def print_trials(
     )
     folded.caption, folded.caption_justify = "\n".join(notes) or None, "left"
     for column in columns:
-        heading = _heading(column, is_short=is_short)
+        title_of_column = heading(column, is_short=is_short)
         if column.is_number:
-            folded.add_column(heading, justify="right", no_wrap=column.key != "number")
+            folded.add_column(title_of_column, justify="right", no_wrap=column.key != "number")
         elif column.key == "outcome":
             width = _NARROW_REMARK_WIDTH if is_short else _REMARK_WIDTH
-            folded.add_column(heading, overflow="fold", max_width=width)
+            folded.add_column(title_of_column, overflow="fold", max_width=width)
         else:
-            folded.add_column(heading, ratio=1, overflow="fold")
+            folded.add_column(title_of_column, ratio=1, overflow="fold")
     for row, line in zip(table.rows, cells, strict=True):
         folded.add_row(*map(as_text, line), style="bold" if row.is_pick else "")
     console.print(folded)
 
 
-def _heading(column: Column, *, is_short: bool = False) -> str:
+def heading(column: Column, *, is_short: bool = False) -> str:
+    """Returns the heading of a column, on a narrow terminal a short one."""
     short = column.short_title if is_short else ""
     return _HEADINGS.get(column.key, short or column.title)
 
 
-def _texts(row: Row) -> Mapping[str, str]:
+def row_texts(row: Row) -> Mapping[str, str]:
     """Returns the cells of a row; in the last one its remarks follow its marks."""
     return {**row.texts, "outcome": ", ".join((*_marks(row), *row.remarks))}
 
@@ -180,7 +181,7 @@ def _texts(row: Row) -> Mapping[str, str]:
 def _short_texts(row: Row, baseline: TrialRecord | None) -> Mapping[str, str]:
     """Returns the cells of a row on a narrow terminal, which has its remarks below the table."""
     if row.record is None:
-        return _texts(row)
+        return row_texts(row)
     name = short_label(row.record, baseline)
     return {**row.texts, "name": name, "outcome": ", ".join(_marks(row))}
 
@@ -206,7 +207,7 @@ def _perplexity_warnings(result: StudyResult, records: Sequence[TrialRecord]) ->
     """Yield what speaks against perplexities, for which a narrow row has no room either."""
     numbers: dict[str, list[str]] = {}
     for record in records:
-        if warning := perplexity_warning(result, record):
+        if warning := perplexity_warning(record, result.initial_perplexity):
             numbers.setdefault(warning, []).append(f"#{record.number}")
     for warning, warned in numbers.items():
         yield f"{', '.join(warned)} perplexity: {warning}"
@@ -222,7 +223,7 @@ def narrow_note(baseline: TrainingConfig) -> str:
 
 def _aligned(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the line of headings, then one line per row."""
-    headings = list(map(_heading, columns))
+    headings = list(map(heading, columns))
     lines = [headings, *([printable(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

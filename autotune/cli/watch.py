@@ -34,8 +34,8 @@ def watch(request: WatchCommand) -> None:
         Interrupted,
         follow,
         interrupts,
-        print_ended,
         print_left,
+        print_result_of_server,
     )
 
     with open_client(request.server) as client, interrupts():
@@ -55,4 +55,4 @@ def watch(request: WatchCommand) -> None:
         except Interrupted as interrupted:
             print_left(client, found)
             raise typer.Exit(128 + interrupted.number) from None
-        print_ended(client, found, preferences=preferences, shown=request)
+        print_result_of_server(client, found, preferences=preferences, shown=request)

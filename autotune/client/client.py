@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_tria
 from autotune.client.address import server_address, token_for
 from autotune.client.connection import Connection, reading_answer
 from autotune.client.events import ServerEvent, events_of
-from autotune.client.remote_result import RemoteResult
 from autotune.client.searches import (
     RemoteSearch,
     preference_parameters,
@@ -23,17 +23,22 @@ from autotune.client.searches import (
 )
 from autotune.client.study_json import record_of, result_of
 from autotune.errors import InvalidInput
-from autotune.exporters.export import Export, Unsupported
+from autotune.exporters.export import Export
 from autotune.exporters.written import WrittenExport, version_of, write_files
 from autotune.printable import printable_values
+from autotune.reporting.figures import FigureOptions
+from autotune.result import Result
 from autotune.spec.prediction import Prediction
-from autotune.spec.reading import check, parse
+from autotune.spec.reading import parse
 from autotune.spec.result import TrialRecord
+from autotune.spec.setting import options_of
 from autotune.spec.study import RESULTS_FOLDER
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from autotune.analysis.explanation import Explanation
+    from autotune.reporting.study_view import StudyView
 
 _SILENCE_AFTER_END_SECONDS = 10.0
 """A search that has ended for so long without the event of it has none any more."""
@@ -201,10 +206,12 @@ class Client:
         answer = self._connection.json("GET", "/studies", parameters=parameters)
         return _objects(answer, "studies")
 
-    def show(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> RemoteResult:
+    def show(self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES) -> "RemoteResult":
         """Returns the records of a study with its front and pick. Raises UnknownStudy."""
         values = self.study_json(study, preferences=preferences)
-        return RemoteResult.read(result_of(values), client=self, preferences=preferences)
+        return RemoteResult(
+            **vars(result_of(values)), preferences=preferences, _client=self, _answer=values
+        )
 
     def study_json(
         self, study: str, *, preferences: Preferences = DEFAULT_PREFERENCES
@@ -242,10 +249,7 @@ class Client:
         preferences: Preferences = DEFAULT_PREFERENCES,
     ) -> "go.Figure":
         """Returns a figure of a study as a plotly figure; the kinds are those of `Result.plot`."""
-        import plotly.graph_objects as go  # noqa: PLC0415  # 0.1 s, only for figures
-
-        parameters = {
-            **preference_parameters(preferences),
+        options = {
             "x": x,
             "y": y,
             "three_d": "true" if three_d else None,
@@ -254,15 +258,16 @@ class Client:
             "trial": trial,
         }
         path = f"{_path(study)}/figures/{quote(kind, safe='')}"
-        answer = self._connection.json("GET", path, parameters=parameters)
-        with reading_answer():
-            return go.Figure(printable_values(answer))
+        return self._figure(path, {**preference_parameters(preferences), **options})
 
     def compare(self, *studies: str) -> "go.Figure":
         """Returns a figure with the fronts of several studies."""
-        import plotly.graph_objects as go  # noqa: PLC0415  # as above
+        return self._figure("/compare", {"study": list(studies)})
 
-        answer = self._connection.json("GET", "/compare", parameters={"study": list(studies)})
+    def _figure(self, path: str, parameters: Mapping[str, Any]) -> "go.Figure":
+        import plotly.graph_objects as go  # noqa: PLC0415  # 0.1 s, only for figures
+
+        answer = self._connection.json("GET", path, parameters=parameters)
         with reading_answer():
             return go.Figure(printable_values(answer))
 
@@ -296,16 +301,13 @@ class Client:
         )
         folder = Path(out) if out is not None else RESULTS_FOLDER / f"{study}-{to}-{record.number}"
         with reading_answer():
-            content = Export(
-                files={_checked_name(file["name"]): file["text"] for file in answer["files"]},
-                command=answer["command"],
-                unsupported=tuple(
-                    Unsupported(**{name: refusal[name] for name in _OF_REFUSAL})
-                    for refusal in answer["refusals"]
-                ),
-                notes=tuple(answer["notes"]),
-            )
-            check(content)
+            values = {
+                "files": {_checked_name(file["name"]): file["text"] for file in answer["files"]},
+                "command": answer["command"],
+                "unsupported": answer["refusals"],
+                "notes": answer["notes"],
+            }
+            content = parse(Export, values, ignore_unknown=True)
         write_files(content, folder, overwrite=out is None or overwrite)
         return WrittenExport(
             target=to,
@@ -385,7 +387,64 @@ class Client:
         return found
 
 
-_OF_REFUSAL = ("setting", "value", "instead", "why")
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RemoteResult(Result):
+    """The result of a study on a server, which makes its figures, its report and its exports."""
+
+    _client: Client
+    _answer: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the JSON object that the server has sent."""
+        return dict(self._answer)
+
+    def view(self) -> "StudyView":
+        """Raise InvalidInput: the definition of the study stays on the server."""
+        raise InvalidInput(
+            f"the database of study {self.study!r} is that of the server",
+            hint="plot, write_report and export ask the server; autotune studies export, on the "
+            "server, writes the whole study to a file",
+        )
+
+    def explain(
+        self, trial: int | None = None, *, torch_version: str | None = None
+    ) -> "Explanation":
+        """Raise InvalidInput: an explanation needs the definition of the study."""
+        raise InvalidInput(
+            f"study {self.study!r} is explained where it is stored",
+            hint=f"run autotune explain {self.study} on the server",
+        )
+
+    def figure(self, kind: str, options: FigureOptions) -> "go.Figure":
+        """Returns a figure of the study, which the server draws. Raises InvalidInput."""
+        chosen = {name: getattr(options, name) for name in options_of(FigureOptions)}
+        return self._client.figure(self.study, kind, preferences=self.preferences, **chosen)
+
+    def report(self) -> bytes:
+        """Returns the page of the server's report."""
+        return self._client.report(self.study, preferences=self.preferences)
+
+    def export(
+        self,
+        to: str,
+        *,
+        trial: int | None = None,
+        out: str | Path | None = None,
+        target_version: str | None = None,
+        strict: bool = False,
+        overwrite: bool = False,
+    ) -> WrittenExport:
+        """Write a trial's configuration, by default the pick's, with the files of the server."""
+        return self._client.export(
+            self.study,
+            to,
+            trial=trial,
+            out=out,
+            target_version=target_version,
+            strict=strict,
+            overwrite=overwrite,
+            preferences=self.preferences,
+        )
 
 
 def _objects(answer: Any, name: str) -> list[Mapping[str, Any]]:

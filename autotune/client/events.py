@@ -10,8 +10,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.client.connection import Connection
+from autotune.client.connection import Connection, reading_answer
+from autotune.client.study_json import record_of
 from autotune.errors import InvalidInput, ServerUnreachable, StorageUnreachable
+from autotune.spec.reading import parse
+from autotune.study.events import (
+    Confirming,
+    Event,
+    ServerMessage,
+    StudyOpened,
+    TrialBegan,
+    TrialEnded,
+    TrialPhase,
+)
 
 _SILENCE_SECONDS = 45.0
 """The server sends something every 15 seconds."""
@@ -31,7 +42,7 @@ class ServerEvent:
     id: int
     """Its number, which grows; 0 for one that the client made itself."""
     kind: str
-    """search, trial_began, step, trial_ended, front, notice or reset."""
+    """search, opened, trial_began, step, trial_ended, front, confirming, notice, study or reset."""
     data: Mapping[str, Any]
 
     @property
@@ -40,6 +51,35 @@ class ServerEvent:
         number = self.data.get("id") if self.kind == "search" else None
         found = self.data.get("search", number)
         return found if isinstance(found, int) else None
+
+    def of_search(self) -> Event | None:
+        """Returns the event as the search itself has it; None for what only the server knows.
+
+        A notice of a class that is not known here is what it says. Raises InvalidInput for an event
+        that this version cannot read.
+        """
+        with reading_answer():
+            match self.kind:
+                case "opened":
+                    places = dict.fromkeys(self.data.get("places") or (), ())
+                    values = {**self.data, "places": places}
+                    return parse(StudyOpened, values, ignore_unknown=True)
+                case "trial_ended":
+                    return TrialEnded(record=record_of(self.data["trial"]))
+                case "notice" if known := _NOTICES.get(self.data.get("type", "")):
+                    return parse(known, self.data["values"], ignore_unknown=True)
+                case _ if known := _KINDS.get(self.kind):
+                    return parse(known, self.data, ignore_unknown=True)
+        return None
+
+
+_KINDS: Mapping[str, type[Event]] = {
+    "trial_began": TrialBegan,
+    "step": TrialPhase,
+    "confirming": Confirming,
+    "notice": ServerMessage,
+}
+_NOTICES = {kind.__name__: kind for kind in Event.__subclasses__() if not kind.kind}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import math
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from autotune.analysis.reasons import left_in_16_bits
 from autotune.reporting.outcomes import outcome_label, outcome_reason
@@ -21,7 +21,7 @@ from autotune.reporting.trial_text import (
     perplexity_remarks,
     trial_label,
 )
-from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.result import Pick, StudyResult, TrialRecord
 from autotune.units import format_decimal, format_duration, format_size
 
 T = TypeVar("T")
@@ -41,7 +41,24 @@ def text_or_blank(value: T | None, form: Callable[[T], str]) -> str:
     return BLANK if value is None else form(value)
 
 
-def _every_table(result: StudyResult, records: Sequence[TrialRecord]) -> bool:
+class StudyOfTrials(Protocol):
+    """What a table has to know of the study of its trials: of a result, or of one that runs."""
+
+    @property
+    def is_cuda(self) -> bool: ...
+    @property
+    def front(self) -> tuple[int, ...]: ...
+    @property
+    def pick(self) -> Pick | None: ...
+    @property
+    def baseline(self) -> int | None: ...
+    @property
+    def initial_perplexity(self) -> float | None: ...
+    @property
+    def initial_perplexity_remark(self) -> str: ...
+
+
+def _every_table(study: StudyOfTrials, records: Sequence[TrialRecord]) -> bool:
     return True
 
 
@@ -54,7 +71,7 @@ class Column:
     title: str
     short_title: str = ""
     """The title where there is little room, if it is another one."""
-    text: Callable[[StudyResult, TrialRecord], str]
+    text: Callable[[StudyOfTrials, TrialRecord], str]
     """Returns what it says of a trial; empty where that is not known."""
     computed: Callable[[TrialRecord], Any] | None = None
     """Returns what a table is sorted by, where that is not the field of the record."""
@@ -63,7 +80,7 @@ class Column:
     """Whether a phone and a narrow terminal have it as well."""
     is_optional: bool = False
     """Whether only tables that ask for it have it."""
-    has_values: Callable[[StudyResult, Sequence[TrialRecord]], bool] = _every_table
+    has_values: Callable[[StudyOfTrials, Sequence[TrialRecord]], bool] = _every_table
     """Returns whether any of the trials has something to say here."""
 
     def value(self, record: TrialRecord) -> Any:
@@ -72,26 +89,26 @@ class Column:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _is_cuda(result: StudyResult, records: Sequence[TrialRecord]) -> bool:
-    return result.device.type == "cuda"
+def _is_cuda(study: StudyOfTrials, records: Sequence[TrialRecord]) -> bool:
+    return study.is_cuda
 
 
-def _has_predictions(result: StudyResult, records: Sequence[TrialRecord]) -> bool:
+def _has_predictions(study: StudyOfTrials, records: Sequence[TrialRecord]) -> bool:
     return any(record.predicted_peak_memory_bytes for record in records)
 
 
-def _has_utilization(result: StudyResult, records: Sequence[TrialRecord]) -> bool:
+def _has_utilization(study: StudyOfTrials, records: Sequence[TrialRecord]) -> bool:
     return any(record.model_flops_utilization is not None for record in records)
 
 
-def _peak_text(result: StudyResult, record: TrialRecord) -> str:
+def _peak_text(study: StudyOfTrials, record: TrialRecord) -> str:
     """Returns the measured peak; of the baseline, to which savings are relative, or the predicted.
 
     The baseline may not fit on the device.
     """
     if record.peak_memory_bytes is not None:
         return format_size(record.peak_memory_bytes)
-    if record.number == result.baseline and record.predicted_peak_memory_bytes:
+    if record.number == study.baseline and record.predicted_peak_memory_bytes:
         return f"{format_size(record.predicted_peak_memory_bytes)} predicted"
     return ""
 
@@ -176,7 +193,7 @@ COLUMNS = (
     Column(
         key="outcome",
         title="it is",
-        text=lambda result, record: ", ".join(_marks(result, record)),
+        text=lambda study, record: ", ".join(_marks(study, record)),
         computed=outcome_label,
         is_number=False,
     ),
@@ -219,7 +236,7 @@ class TrialTable:
 
 
 def trial_table(
-    result: StudyResult,
+    study: StudyOfTrials,
     records: Sequence[TrialRecord],
     *,
     optional: Collection[str] = (),
@@ -233,11 +250,11 @@ def trial_table(
     columns = tuple(
         column
         for column in COLUMNS
-        if (not column.is_optional or column.key in optional) and column.has_values(result, records)
+        if (not column.is_optional or column.key in optional) and column.has_values(study, records)
     )
-    rows = [_row(result, record, columns) for record in records]
+    rows = [_row(study, record, columns) for record in records]
     if with_before_training:
-        rows[:0] = _rows_before_training(result, columns)
+        rows[:0] = _rows_before_training(study, columns)
     return TrialTable(columns=columns, rows=tuple(rows), notes=tuple(perplexity_notes(records)))
 
 
@@ -260,15 +277,15 @@ def baseline_of(result: StudyResult) -> TrialRecord | None:
     return next((record for record in result.trials if record.number == result.baseline), None)
 
 
-def _row(result: StudyResult, record: TrialRecord, columns: Sequence[Column]) -> Row:
+def _row(study: StudyOfTrials, record: TrialRecord, columns: Sequence[Column]) -> Row:
     return Row(
         record=record,
         name=record.name or "",
         words=record.config.describe(),
-        texts={column.key: column.text(result, record) or BLANK for column in columns},
-        marks=_marks(result, record),
-        remarks=tuple(_remarks(result, record)),
-        is_pick=_is_pick(result, record),
+        texts={column.key: column.text(study, record) or BLANK for column in columns},
+        marks=_marks(study, record),
+        remarks=tuple(_remarks(study, record)),
+        is_pick=_is_pick(study, record),
     )
 
 
@@ -278,9 +295,9 @@ _LONGEST_REASON = 100
 """Characters; the log of the study has the rest."""
 
 
-def _rows_before_training(result: StudyResult, columns: Sequence[Column]) -> Iterator[Row]:
+def _rows_before_training(study: StudyOfTrials, columns: Sequence[Column]) -> Iterator[Row]:
     """Yields the row before training; nothing for a study without pretrained weights."""
-    perplexity, remark = result.initial_perplexity, result.initial_perplexity_remark
+    perplexity, remark = study.initial_perplexity, study.initial_perplexity_remark
     if perplexity is None and not remark:
         return
     if perplexity is None:
@@ -298,33 +315,33 @@ def _rows_before_training(result: StudyResult, columns: Sequence[Column]) -> Ite
     )
 
 
-def _is_pick(result: StudyResult, record: TrialRecord) -> bool:
-    return result.pick is not None and record.number == result.pick.number
+def _is_pick(study: StudyOfTrials, record: TrialRecord) -> bool:
+    return study.pick is not None and record.number == study.pick.number
 
 
-def marks_of(result: StudyResult, record: TrialRecord) -> tuple[str, ...]:
+def marks_of(study: StudyOfTrials, record: TrialRecord) -> tuple[str, ...]:
     """Returns what a trial is in its study, and how often it was confirmed.
 
     Its speed and ± are then of all these measurements.
     """
     marks = []
-    if _is_pick(result, record):
+    if _is_pick(study, record):
         marks.append("pick")
-    if record.number in result.front:
+    if record.number in study.front:
         marks.append("front")
-    if record.number == result.baseline:
+    if record.number == study.baseline:
         marks.append("baseline")
     if record.confirmations:
         marks.append(f"confirmed {record.confirmations}x")
     return tuple(marks)
 
 
-def _marks(result: StudyResult, record: TrialRecord) -> tuple[str, ...]:
-    marks = marks_of(result, record)
+def _marks(study: StudyOfTrials, record: TrialRecord) -> tuple[str, ...]:
+    marks = marks_of(study, record)
     return marks if record.outcome == "ok" else (*marks, outcome_label(record))
 
 
-def _remarks(result: StudyResult, record: TrialRecord) -> Iterator[str]:
+def _remarks(study: StudyOfTrials, record: TrialRecord) -> Iterator[str]:
     if reason := outcome_reason(record):
         yield reason
     if record.compile_seconds is not None:
@@ -333,5 +350,5 @@ def _remarks(result: StudyResult, record: TrialRecord) -> Iterator[str]:
         yield left
     if record.reused_from:
         yield f"from {record.reused_from}"
-    if remarks := perplexity_remarks(result, record):
+    if remarks := perplexity_remarks(record, study.initial_perplexity):
         yield f"perplexity: {remarks}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.reporting.columns import front_records, front_title, trial_table
+from autotune.reporting.columns import StudyOfTrials, front_records, front_title, trial_table
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.rendering import templates
 from autotune.reporting.trial_text import about, answer_of, perplexity_notes
@@ -38,7 +38,7 @@ def result_html(result: StudyResult) -> str:
     )
 
 
-def trials_html(result: StudyResult, records: Sequence[TrialRecord]) -> str:
+def trials_html(study: StudyOfTrials, records: Sequence[TrialRecord]) -> str:
     """Returns the table of some trials."""
     piece = templates().from_string('{% from "trials.html" import alone %}{{ alone(shown) }}')
-    return piece.render(shown=trial_table(result, records))
+    return piece.render(shown=trial_table(study, records))

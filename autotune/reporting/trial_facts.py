@@ -92,7 +92,7 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterator[tuple[str, s
             f"{low:,.0f} to {high:,.0f} with 95 %, {record.confirmations} measured in turn",
         )
     if record.perplexity is not None:
-        remarks = perplexity_remarks(result, record)
+        remarks = perplexity_remarks(record, result.initial_perplexity)
         yield "perplexity", f"{format_perplexity(record)}{f' ({remarks})' if remarks else ''}"
     if record.parity is not None:
         detail = f": {record.parity_message}" if record.parity_message else ""

@@ -147,14 +147,17 @@ NO_BETTER = "no better than before training"
 """Is said of a perplexity that the training has not lowered."""
 
 
-def perplexity_warning(result: StudyResult, record: TrialRecord) -> str:
-    """Returns what speaks against the perplexity of a trial; empty if nothing does."""
-    return NO_BETTER if is_no_better(record, result.initial_perplexity) else ""
+def perplexity_warning(record: TrialRecord, initial_perplexity: float | None) -> str:
+    """Returns what speaks against the perplexity of a trial; empty if nothing does.
+
+    `initial_perplexity` is that before training, None without pretrained weights.
+    """
+    return NO_BETTER if is_no_better(record, initial_perplexity) else ""
 
 
-def perplexity_remarks(result: StudyResult, record: TrialRecord) -> str:
+def perplexity_remarks(record: TrialRecord, initial_perplexity: float | None) -> str:
     """Returns where the perplexity comes from and what speaks against it, for a table."""
-    remarks = (perplexity_source_text(record), perplexity_warning(result, record))
+    remarks = (perplexity_source_text(record), perplexity_warning(record, initial_perplexity))
     return ", ".join(filter(None, remarks))
 
 

@@ -23,8 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from autotune import __version__
-from autotune.analysis.front import pareto_front
-from autotune.analysis.pick import choose
 from autotune.errors import (
     AutotuneError,
     Stopped,
@@ -48,16 +46,13 @@ from autotune.standard_streams import protect_streams
 from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.storage.searches import RunLost, Searches
-from autotune.study.event_text import EventText
 from autotune.study.events import (
-    ConfirmationTime,
-    Confirming,
     Event,
     Notice,
     StudyOpened,
-    TrialBegan,
     TrialEnded,
     TrialPhase,
+    stream_form,
 )
 from autotune.study.profiling import profile_at_end
 from autotune.study.progress import Progress
@@ -159,8 +154,8 @@ class _Reporter:
             self._woken.wait(SEARCH_RENEWAL_SECONDS)
 
 
-class _Narrator:
-    """Turns the events of the search into those of the service."""
+class _SearchListener:
+    """Takes in the events of the search: prints them, and reports them with its state."""
 
     def __init__(
         self,
@@ -173,14 +168,12 @@ class _Narrator:
         self._progress = Progress(
             preferences=request.preferences, until_converged=request.until_converged
         )
-        self._text = EventText(self._progress)
-        self._request = request
         self._reporter = reporter
         self._used_seconds = used_seconds
         self._time_budget_seconds = time_budget_seconds
         """Of the whole search, with what earlier processes have used of it."""
         self._began = time.monotonic()
-        self._front: tuple[tuple[int, ...], int | None] = ((), None)
+        self._front: dict[str, Any] = {"front": [], "pick": None}
         self._step_at: dict[str, float] = {}
         self._profiling = ""
         """What is profiled, after the trials."""
@@ -192,75 +185,39 @@ class _Narrator:
 
     def __call__(self, event: Event) -> None:
         self._progress.note(event)
-        lines = list(self._text(event))
+        lines = list(self._progress.lines(event))
         for line in lines:
             print(printable(line), flush=True)
-        match event:
-            case StudyOpened():
-                self._reporter.study = event.definition.name
-                if event.default_time_budget_seconds is not None:
-                    self._time_budget_seconds = event.default_time_budget_seconds
-                self._reporter.add(
-                    "opened",
-                    {
-                        "trials_wanted": event.trials_wanted,
-                        "trials": len(self._progress.records),
-                        "cap_bytes": event.definition.cap_bytes,
-                        "device": event.definition.device.name,
-                        "is_new": event.is_new,
-                        "places": list(event.places),
-                        "lines": lines,
-                    },
-                )
-                self._add_front()
-            case TrialBegan(number=number, config=config, name=name, device=device):
-                self._reporter.add(
-                    "trial_began",
-                    {
-                        "number": number,
-                        "name": name,
-                        "config": config.to_dict(),
-                        "label": config.describe(),
-                        "device": device,
-                    },
-                )
-            case TrialPhase(doing=doing, steps=steps, device=device):
-                self._add_step(doing, steps, device)
-            case TrialEnded(record=record):
-                self._reporter.has_results = True
-                self._reporter.add("trial_ended", {"trial": record.to_dict()})
-                self._add_front()
-            case Confirming(doing=doing, device=device):
-                self._reporter.add("confirming", {"doing": doing, "device": device})
-            case ConfirmationTime():
-                pass
-            case _:
-                if lines:
-                    self._reporter.add("notice", {"message": "\n".join(lines)})
+        if isinstance(event, TrialPhase):
+            self._add_step(event)
+        elif event.kind or lines:
+            self._reporter.add(*stream_form(event, lines))
+        if isinstance(event, StudyOpened):
+            self._reporter.study = event.study
+            if event.default_time_budget_seconds is not None:
+                self._time_budget_seconds = event.default_time_budget_seconds
+        if isinstance(event, StudyOpened | TrialEnded):
+            self._reporter.has_results |= isinstance(event, TrialEnded)
+            self._add_front()
         self._reporter.progress = self._state()
 
-    def _add_step(self, doing: str, steps: tuple[int, int] | None, device: str) -> None:
+    def _add_step(self, phase: TrialPhase) -> None:
         now = time.monotonic()
-        is_last = steps is not None and steps[0] == steps[1]
-        if now - self._step_at.get(device, -math.inf) < _STEP_SECONDS and not is_last:
+        is_last = phase.steps is not None and phase.steps[0] == phase.steps[1]
+        if now - self._step_at.get(phase.device, -math.inf) < _STEP_SECONDS and not is_last:
             return
-        self._step_at[device] = now
-        place = next((one for one in self._progress.places() if one.name == device), None)
-        if place is None:
-            place = self._progress.only_place
-        number = None if place.trial is None else place.trial.number
-        self._reporter.add(
-            "step", {"number": number, "doing": doing, "steps": steps, "device": device}
-        )
+        self._step_at[phase.device] = now
+        trial = self._progress.at_place(phase.device).trial
+        number = None if trial is None else trial.number
+        self._reporter.add(phase.kind, {"number": number, **phase.to_dict()})
 
     def _add_front(self) -> None:
-        records = self._progress.records
-        front = pareto_front(records, tolerance=self._request.preferences.tolerance)
-        pick = choose(records, front, baseline=None, preferences=self._request.preferences)
-        now = tuple(front), None if pick is None else pick.number
+        so_far = self._progress.so_far()
+        pick = None if so_far.pick is None else so_far.pick.number
+        now = {"front": list(so_far.front), "pick": pick}
         if now != self._front:
             self._front = now
-            self._reporter.add("front", {"front": list(now[0]), "pick": now[1]})
+            self._reporter.add("front", now)
 
     def _state(self) -> dict[str, Any]:
         progress = self._progress
@@ -273,7 +230,7 @@ class _Narrator:
                 "doing": place.doing,
                 "seconds": round(place.seconds, 1),
             }
-            for place in (progress.places() or [progress.only_place])
+            for place in (progress.places() or [progress.at_place("")])
         ]
         if self._profiling:
             places, left = [], None
@@ -375,11 +332,11 @@ def _search(
         budget = (found.progress or {}).get("time_budget_seconds")
         budget = budget or request.time_budget
         request = _with_time_left(request, budget, used_seconds=used)
-        narrate = _Narrator(request, reporter, used_seconds=used, time_budget_seconds=budget)
+        listener = _SearchListener(request, reporter, used_seconds=used, time_budget_seconds=budget)
         result = search(
-            request, listener=narrate, should_stop=should_stop, make_executor=make_executor
+            request, listener=listener, should_stop=should_stop, make_executor=make_executor
         )
-    profile_at_end(result, request, should_stop=should_stop, note=narrate.note_profile)
+    profile_at_end(result, request, should_stop=should_stop, note=listener.note_profile)
     if result.front:
         return _End(state="finished", exit_code=0)
     return _End(

@@ -412,6 +412,11 @@ class StudyResult(Schema):
     """The study's work folder, with the logs of trials that ran on this machine, if there are any;
     None for a study of a server."""
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the memory that a device must have is another than the peak."""
+        return self.device.type == "cuda"
+
     def trial(self, number: int) -> TrialRecord:
         """Returns the record of a trial by its number. Raises InvalidInput if there is none."""
         if not isinstance(number, int):

@@ -15,6 +15,7 @@ from autotune.spec.schema import Schema
 from autotune.spec.search_space import LegalSpace, SearchSpace, bind_space
 from autotune.spec.setting import Format
 from autotune.spec.workload import Workload
+from autotune.units import format_size
 
 Sampler = Literal["ehvi", "tpe", "gp", "nsga2", "random", "grid"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
@@ -37,6 +38,13 @@ class StudyDefinition(Schema):
     cap_bytes: SizeBytes
     seed: Seed
     sampler: Sampler
+
+    def describe_cap(self) -> str:
+        """Returns `8.00 GiB on cuda:0 (NVIDIA H200)`; the cap is that of each device of a trial."""
+        devices = self.workload.devices_per_trial
+        each_of = "" if devices == 1 else "each of "
+        cap = format_size(self.cap_bytes)
+        return f"{cap} on {each_of}{self.device.describe(devices=devices)}"
 
     def legal_space(self) -> LegalSpace:
         """Returns the part of the space that is legal for the workload and the device."""

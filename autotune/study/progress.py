@@ -2,14 +2,14 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import Preferences, choose
-from autotune.execution.device_slots import waiting_message
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.trial_text import format_speed
-from autotune.spec.result import StudyResult, TrialRecord
+from autotune.spec.result import Pick, TrialRecord
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.confirmation.request import seconds_of_search
 from autotune.study.eta import eta_seconds
@@ -37,6 +37,18 @@ from autotune.study.events import (
 from autotune.units import format_decimal, format_duration, format_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudySoFar:
+    """What a table of trials has to know of a study that runs."""
+
+    is_cuda: bool
+    front: tuple[int, ...]
+    pick: Pick | None
+    baseline: int | None = None
+    initial_perplexity: float | None = None
+    initial_perplexity_remark: str = ""
+
+
 @dataclass(kw_only=True)
 class AtPlace:
     """What is going on at one place."""
@@ -50,11 +62,10 @@ class AtPlace:
     """Of the training that `meanwhile` says: how many have ended, of how many."""
     used_bytes: int | None = None
     """Memory in use on a GPU of another machine, as it last said."""
-    trial: TrialBegan | None = None
-    measuring: str = ""
-    """What is measured again: the baseline between two trials, or a finalist after them."""
+    task: TrialBegan | Confirming | None = None
+    """A trial, or what is measured again: the baseline between two, or a finalist after them."""
     task_since: float = 0.0
-    """When `trial` or `measuring` began."""
+    """When `task` began."""
 
     def do(self, meanwhile: str, *, steps: tuple[int, int] | None = None) -> None:
         if meanwhile != self.meanwhile:
@@ -62,29 +73,24 @@ class AtPlace:
         self.meanwhile = meanwhile
         self.steps = steps
 
-    def begin(self, trial: TrialBegan) -> None:
-        self.trial = trial
-        self.measuring = ""
-        self.task_since = time.monotonic()
-
-    def measure(self, what: str) -> None:
-        if what != self.measuring:
+    def take(self, task: TrialBegan | Confirming | None) -> None:
+        if task != self.task:
             self.task_since = time.monotonic()
-        self.measuring = what
+        self.task = task
         self.do("")
 
     def end(self) -> None:
         self.used_bytes = None
-        self.trial = None
-        self.measuring = ""
-        self.do("")
+        self.take(None)
+
+    @property
+    def trial(self) -> TrialBegan | None:
+        return self.task if isinstance(self.task, TrialBegan) else None
 
     @property
     def label(self) -> str:
         """What it runs: the trial's name or configuration, or what is measured again."""
-        if self.trial is not None:
-            return self.trial.name or self.trial.config.describe()
-        return self.measuring
+        return "" if self.task is None else self.task.label
 
     @property
     def doing(self) -> str:
@@ -96,22 +102,15 @@ class AtPlace:
 
     @property
     def seconds(self) -> float:
-        """How long it has been at its trial, at measuring again, or at what `meanwhile` says."""
-        since = self.since
-        if self.trial is not None or self.measuring:
-            since = self.task_since
-        return time.monotonic() - since
+        """How long it has been at its task or, without one, at what `meanwhile` says."""
+        return time.monotonic() - (self.since if self.task is None else self.task_since)
 
     def lines(self) -> list[str]:
-        """Returns the trial and what it does, each with how long it has been so."""
+        """Returns its task and what it does, each with how long it has been so."""
         now = time.monotonic()
         lines = []
-        if self.trial is not None:
-            name = f"{self.trial.name}: " if self.trial.name else ""
-            trial = f"#{self.trial.number} {name}{self.trial.config.describe()}"
-            lines.append(f"{trial}, {format_duration(now - self.task_since)}")
-        elif self.measuring:
-            lines.append(f"{self.measuring}, {format_duration(now - self.task_since)}")
+        if self.task is not None:
+            lines.append(f"{self.task.description}, {format_duration(now - self.task_since)}")
         if self.meanwhile:
             lines.append(f"{self.doing}, {format_duration(now - self.since)}")
         return lines
@@ -130,15 +129,14 @@ class Progress:
         self._until_converged = until_converged
         self._confirmation_ends_at: float | None = None
         """When the confirmation ends, by the clock; None before it has begun."""
+        self._reported_waits: set[str | tuple[int, ...]] = set()
         self._ended_at = [time.monotonic()]
         self.opened: StudyOpened | None = None
         self.records: list[TrialRecord] = []
-        self.preparing = ""
         self._began = time.monotonic()
-        self._preparing_since = self._began
-        self._places: list[str] = []
-        """The names of the places, where there are several."""
-        self._at: dict[str, AtPlace] = {"": AtPlace(since=self._began)}
+        self._places: dict[str, None] = {}
+        """The names of the places in their order, where there are several."""
+        self._at: dict[str, AtPlace] = {"": AtPlace(since=self._began, meanwhile="starting")}
         """What is going on at each place by its name; what is at none, or at the only one, at "".
         """
 
@@ -157,9 +155,6 @@ class Progress:
 
         What happens at each of several places is left to `places`.
         """
-        if self.opened is None:
-            seconds = time.monotonic() - self._preparing_since
-            return [f"{self.preparing or 'starting'}, {format_duration(seconds)}"]
         return self._at[""].lines()
 
     def places(self) -> "list[AtPlace]":
@@ -169,74 +164,68 @@ class Progress:
         now = time.monotonic()
         return [self._at.get(name) or AtPlace(name=name, since=now) for name in self._places]
 
-    @property
-    def only_place(self) -> AtPlace:
-        """What goes on in a search with only one place."""
-        return self._at[""]
-
     def _end_trial(self, number: int) -> None:
         """Nothing goes on any more at the place where the trial of that number runs."""
         for place in self._at.values():
             if place.trial is not None and place.trial.number == number:
                 place.end()
 
-    def _at_place(self, device: str) -> AtPlace:
+    def at_place(self, device: str) -> AtPlace:
+        """Returns what goes on at a place; at "" in a search with only one."""
         return self._at.setdefault(device, AtPlace(name=device, since=time.monotonic()))
 
     def _do(self, meanwhile: str, device: str = "") -> None:
-        self._at_place(device).do(meanwhile)
+        self.at_place(device).do(meanwhile)
 
     def note(self, event: Event) -> None:
         """Update the state with an event."""
         now = time.monotonic()
         match event:
             case Preparing(what=what):
-                if what != self.preparing:
-                    self._preparing_since = now
-                self.preparing = what
+                self._do(what)
             case StudyOpened():
-                self._at[""].since = now
+                self._do("")
                 self.opened = event
-                self._places = list(event.places)
-                self.records = [record for record in event.records if record.is_finished]
+                self._places = dict.fromkeys(event.places)
+                self.records = list(event.finished)
                 self._ended_at = [time.monotonic()]
             case Predicting(config=config, device=device):
-                self._at_place(device).measuring = ""
-                self._do(f"predicting {config.describe()}", device)
+                place = self.at_place(device)
+                place.take(place.trial)
+                place.do(f"predicting {config.describe()}")
             case Comparing(config=config, device=device):
                 self._do(f"comparing the first steps of {config.describe()}", device)
             case TrialPhase(doing=doing, steps=steps, used_bytes=used_bytes, device=device):
-                place = self._at_place(device)
+                place = self.at_place(device)
                 place.do(doing, steps=steps)
                 place.used_bytes = used_bytes or place.used_bytes
             case PlaceIsFree(device=device):
-                self._at_place(device).end()
+                self.at_place(device).end()
             case PlaceJoined(device=device):
-                self._places.append(device)
+                self._places[device] = None
             case PlaceLeft(device=device):
-                self._at_place(device).end()
-                self._places.remove(device)
-            case Confirming(doing=doing, device=device):
+                self.at_place(device).end()
+                self._places.pop(device, None)  # a client may not have seen it join
+            case Confirming(device=device):
                 if not device:  # the trials are done
                     for place in self._at.values():
                         place.end()
-                self._at_place(device).measure(f"measuring {doing}")
+                self.at_place(device).take(event)
             case ConfirmationTime(seconds=seconds):
                 self._confirmation_ends_at = now + seconds
             case SameProgram():
                 self._do("")
             case WaitingForDevice(place=place_name):
-                self._do(waiting_text(event), place_name)
+                self._do(event.doing, place_name)
             case WaitingForOthers():
-                self._do(waiting_text(event))
+                self._do(event.doing)
             case WaitingForStorage(message=message):
                 self._do(f"waiting: {message}")
             case StorageBack():
                 self._do("")
             case TrialBegan(device=device):
-                self._do("", device)
                 self._do("")
-                self._at[device].begin(event)
+                self.at_place(device).take(event)
             case AttemptLost(number=number):
                 self._end_trial(number)
             case TrialEnded(record=record):
@@ -244,6 +233,28 @@ class Progress:
                 self._do("")
                 self.records.append(record)
                 self._ended_at.append(now)
+
+    def lines(self, event: Event) -> Iterator[str]:
+        """Yield what a user is told of an event, after `note`; of a wait only once.
+
+        The time stands before what goes on: how long the search has been running, how long its
+        confirmation still may, and, before a result, how many trials there are.
+        """
+        elapsed, before = format_duration(self.seconds), ""
+        match event:
+            case WaitingForDevice(device=waited_for) | WaitingForOthers(numbers=waited_for):
+                if waited_for in self._reported_waits:
+                    return
+                self._reported_waits.add(waited_for)
+            case Preparing() | TrialBegan():
+                before = f"[{elapsed}]  "
+            case Confirming():
+                left = self.time_left() if self.is_confirming else ""
+                before = f"[{elapsed}, {left}]  " if left else f"[{elapsed}]  "
+            case TrialEnded():
+                before = f"[{self.status()}]  "
+        for sentence in event.sentences():
+            yield f"{before}{sentence}"
 
     @property
     def wanted(self) -> int:
@@ -269,7 +280,7 @@ class Progress:
         left = self.eta_seconds()
         if left is None or self.opened is None or self.opened.confirm_share is None:
             return None
-        stored = sum(record.is_finished for record in self.opened.records)
+        stored = len(self.opened.finished)
         since_then = sum(record.seconds or 0.0 for record in self.records[stored:])
         at_once = max(1, len(self._places))
         of_trials = left + self.opened.seconds_of_trials + since_then / at_once
@@ -298,30 +309,19 @@ class Progress:
             parts.append(f"then up to {format_duration(confirmation)} of confirmation")
         return ", ".join(parts)
 
-    def result(self) -> StudyResult:
-        """Returns the study so far, without a baseline. Needs the study to be open."""
+    def so_far(self) -> StudySoFar:
+        """Returns the front and the pick so far. Needs the study to be open."""
         assert self.opened is not None
-        definition = self.opened.definition
         front = pareto_front(self.records, tolerance=self._preferences.tolerance)
         pick = choose(self.records, front, baseline=None, preferences=self._preferences)
-        return StudyResult(
-            study=definition.name,
-            storage="",
-            workload=definition.workload,
-            device=definition.device,
-            cap_bytes=definition.cap_bytes,
-            trials=tuple(self.records),
-            front=front,
-            pick=pick,
-            baseline=None,
-        )
+        return StudySoFar(is_cuda=self.opened.is_cuda, front=front, pick=pick)
 
     def best(self) -> str:
         """Returns the pick so far in one line."""
-        result = self.result()
-        if result.pick is None:
+        pick = self.so_far().pick
+        if pick is None:
             return "nothing feasible yet"
-        record = result.trial(result.pick.number)
+        record = next(record for record in self.records if record.number == pick.number)
         size = format_size(record.peak_memory_bytes or 0)
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         return (
@@ -340,12 +340,3 @@ class Progress:
         """Returns the counts and the time left."""
         left = self.time_left()
         return f"{self.counts()}  {left}" if left else self.counts()
-
-
-def waiting_text(event: WaitingForDevice | WaitingForOthers) -> str:
-    """Returns the sentence, without its full stop, that says what is waited for."""
-    if isinstance(event, WaitingForDevice):
-        return waiting_message(event.device, event.holder)
-    trials = "trials" if len(event.numbers) > 1 else "trial"
-    numbers = ", ".join(f"#{number}" for number in event.numbers)
-    return f"waiting for {trials} {numbers} of other searches"

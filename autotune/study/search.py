@@ -37,6 +37,7 @@ from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
 from autotune.study.devices_of_search import SearchDevices, devices_of
+from autotune.study.event_text import opening_lines
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.new_study import new_definition, with_peaks
 from autotune.study.open_study import (
@@ -223,12 +224,25 @@ def _run(
             listener(Notice(message=ignored))
         listener(
             StudyOpened(
-                definition=definition,
-                legal=definition.legal_space(),
+                study=definition.name,
+                lines=tuple(
+                    opening_lines(
+                        definition,
+                        is_new=opened.reused is not None,
+                        excluded=definition.legal_space().excluded,
+                        places=devices.uuids,
+                        reused={} if opened.reused is None else opened.reused.counts,
+                        default_time_budget_seconds=default_time_budget_seconds,
+                        seconds_for_trials=budget.seconds_for_trials,
+                    )
+                ),
                 trials_wanted=opened.trials_wanted,
                 records=tuple(sorted(shared.records.values(), key=lambda record: record.number)),
                 is_new=opened.reused is not None,
-                reused={} if opened.reused is None else opened.reused.counts,
+                cap_bytes=definition.cap_bytes,
+                device=definition.device.name,
+                is_cuda=definition.device.type == "cuda",
+                baseline=definition.baseline_config(),
                 default_time_budget_seconds=default_time_budget_seconds,
                 seconds_for_trials=budget.seconds_for_trials,
                 confirm_share=request.confirm_share if request.confirm else None,

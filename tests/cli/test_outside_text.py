@@ -50,6 +50,7 @@ from autotune.service.trial_logs import end_of_file
 from autotune.spec.result import DeviceInfo, Pick
 from autotune.spec.space_file import load_space
 from autotune.spec.space_text import space_text
+from autotune.study.event_text import opening_lines
 from autotune.study.events import (
     AttemptLost,
     Confirming,
@@ -116,15 +117,19 @@ def hostile_device(device):
 
 def hostile_events():
     study = definition("by-hand", device=hostile_device("cpu"))
-    legal = dataclasses.replace(study.legal_space(), excluded=(f"compile block: {HOSTILE}",))
     yield Preparing(what=HOSTILE)
     yield StudyOpened(
-        definition=study,
-        legal=legal,
+        study=HOSTILE,
+        lines=tuple(
+            opening_lines(
+                study,
+                is_new=True,
+                excluded=(f"compile block: {HOSTILE}",),
+                places=(HOSTILE, "cuda:1"),
+                reused={HOSTILE: 2},
+            )
+        ),
         trials_wanted=4,
-        records=(),
-        is_new=True,
-        reused={HOSTILE: 2},
         places={HOSTILE: (), "cuda:1": ()},
     )
     yield Notice(message=HOSTILE)
@@ -225,6 +230,8 @@ def the_plan_of_a_server():
         "ends_by_time": False,
         "trials_at_once": 1,
         "first": [{"name": HOSTILE, "label": HOSTILE, "predicted_peak_memory_bytes": None}],
+        "confirm_share": 0.2,
+        "variants_share": 0.15,
         "default_time_budget_seconds": None,
         "seconds_for_trials": None,
         "seconds": None,

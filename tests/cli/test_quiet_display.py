@@ -9,6 +9,7 @@ from autotune.analysis.pick import Preferences
 from autotune.cli.live import QuietDisplay
 from autotune.study.events import (
     Notice,
+    ServerMessage,
     StorageBack,
     WaitingForDevice,
     WaitingForOthers,
@@ -52,5 +53,5 @@ def test_the_end_of_a_wait_for_the_database_is_said(shown):
 def test_everything_else_is_silent(shown):
     written, display = shown
     display(Notice(message="a step of progress"))
-    display.say("a line")
+    display(ServerMessage(message="a line"))
     assert written.getvalue() == ""

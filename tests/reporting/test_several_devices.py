@@ -16,9 +16,8 @@ from autotune.service.pages.contexts import trial_page
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.spec.workload import make_workload
-from autotune.study.event_text import headline
-from autotune.study.events import StudyOpened
-from tests.building.results import MIB, bound, record, study_result
+from autotune.study.event_text import opening_lines
+from tests.building.results import MIB, record, study_result
 from tests.building.studies import definition
 
 PEAKS = (40 * MIB, 30 * MIB)
@@ -49,11 +48,7 @@ def test_the_devices_of_a_trial_are_named_with_their_number(result):
 
 def test_the_first_line_of_a_search_says_that_the_cap_is_that_of_each_device(result):
     opened = definition("several", workload=result.workload)
-    line = headline(
-        StudyOpened(
-            definition=opened, legal=bound("quick"), trials_wanted=1, records=(), is_new=True
-        )
-    )
+    (line,) = opening_lines(opened, is_new=True, excluded=())
     assert "on each of 2 cpu devices" in line
 
 

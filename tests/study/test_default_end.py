@@ -10,6 +10,7 @@ import autotune
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
 from autotune.spec.study import MOST_TRIALS_IN_TIME, counted_trials
+from autotune.study.event_text import opening_lines
 from autotune.study.events import Notice, StudyOpened
 from autotune.study.progress import Progress
 from autotune.study.request import SearchRequest
@@ -102,16 +103,14 @@ def test_a_study_that_is_continued_by_its_name_has_no_default_time_budget(search
 def test_a_display_says_when_the_search_ends_and_how_to_lift_it(display):
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=160)
-    study = definition("new")
-    opened = StudyOpened(
-        definition=study,
-        legal=study.legal_space(),
-        trials_wanted=30,
-        records=(),
+    lines = opening_lines(
+        definition("new"),
         is_new=True,
+        excluded=(),
         default_time_budget_seconds=600.0,
         seconds_for_trials=390.0,
     )
+    opened = StudyOpened(study="new", lines=tuple(lines), trials_wanted=30)
     with display(Progress(preferences=Preferences()), console) as shown:
         shown(opened)
     assert "no trial begins after 6 m 30 s, which leaves 3 m 30 s of 10 m" in written.getvalue()

@@ -1,7 +1,7 @@
 """Lines of events: what a search prints on stderr."""
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES
-from autotune.study.event_text import EventText, excluded_lines, time_budget_line
+from autotune.study.event_text import excluded_lines, time_budget_line
 from autotune.study.events import Confirming
 from autotune.study.progress import Progress
 
@@ -30,7 +30,7 @@ def test_a_reason_is_said_once_with_all_that_it_excludes():
 
 def test_a_measurement_of_a_confirmation_is_a_line():
     progress = Progress(preferences=DEFAULT_PREFERENCES)
-    (line,) = EventText(progress)(Confirming(doing="#7 in turn with #0: the pick"))
+    (line,) = progress.lines(Confirming(doing="#7 in turn with #0: the pick"))
     assert line.endswith("]  Measuring #7 in turn with #0: the pick ...")
 
 

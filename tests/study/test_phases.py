@@ -13,7 +13,7 @@ import autotune
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
 from autotune.memory import nvml
-from autotune.study.event_text import EventText
+from autotune.study.event_text import opening_lines
 from autotune.study.events import (
     ConfirmationTime,
     Confirming,
@@ -65,10 +65,7 @@ def progress(clock):
 
 @pytest.fixture
 def opened():
-    study = definition("new")
-    return StudyOpened(
-        definition=study, legal=study.legal_space(), trials_wanted=2, records=(), is_new=True
-    )
+    return StudyOpened(study="new", trials_wanted=2)
 
 
 def test_each_step_of_the_preparation_counts_from_its_own_begin(progress, clock):
@@ -148,7 +145,7 @@ def test_during_a_confirmation_the_time_left_is_what_is_left_of_it(progress, clo
     measuring = Confirming(doing="#3 in turn with #0: the pick")
     progress.note(measuring)
     assert progress.status().endswith("at most 25.0 s left")
-    (line,) = EventText(progress)(measuring)
+    (line,) = progress.lines(measuring)
     assert line.startswith("[15.0 s, at most 25.0 s left]  Measuring #3 in turn with #0")
     clock(26.0)
     assert progress.time_left() == "", "a measurement that has begun is not broken off"
@@ -311,7 +308,10 @@ def test_the_live_table_has_a_row_for_each_place(two_gpus, width):
 def test_in_a_file_a_trial_names_its_place(progress, two_gpus):
     written = io.StringIO()
     shown = PlainDisplay(progress, Console(file=written, width=160))
-    shown(two_gpus)
+    lines = opening_lines(
+        definition("new"), is_new=True, excluded=(), places=tuple(two_gpus.places)
+    )
+    shown(replace(two_gpus, lines=tuple(lines)))
     shown(TrialBegan(number=0, config=config(0), name="baseline", device="cuda:1"))
     _, devices, begun = written.getvalue().splitlines()
     assert devices == "Devices: cuda:0, cuda:1"

@@ -231,7 +231,8 @@ def test_that_slots_shared_a_cpu_is_part_of_its_name(shared):
 def test_what_slots_measured_that_share_a_cpu_is_not_reused_where_they_do_not(shared):
     observer = Observer()
     run(observer, name="unshared", devices="1", trials=3, fresh=False)
-    assert observer.of(StudyOpened)[0].reused == {}
+    (opened,) = observer.of(StudyOpened)
+    assert (opened.is_new, opened.records) == (True, ())
 
 
 def test_a_study_of_slots_that_share_a_cpu_goes_on_with_as_many(shared):

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from autotune.analysis.pick import Preferences
 from autotune.cli.live import LiveDisplay, PlainDisplay
-from autotune.study.event_text import reused_line
+from autotune.study.event_text import opening_lines, reused_line
 from autotune.study.events import StudyOpened
 from autotune.study.progress import Progress
 from tests.building.results import record, trial
@@ -27,12 +27,10 @@ def test_a_running_search_says_where_a_trial_was_measured(display, expected):
     console = Console(file=written, force_terminal=True, width=140)
     records = (record(0, config=BASELINE, reused_from=trial(3, "x")),)
     opened = StudyOpened(
-        definition=NEW,
-        legal=NEW.legal_space(),
+        study=NEW.name,
+        lines=tuple(opening_lines(NEW, is_new=True, excluded=(), reused={"x": 1})),
         trials_wanted=2,
         records=records,
-        is_new=True,
-        reused={"x": 1},
     )
     with display(Progress(preferences=Preferences()), console) as shown:
         shown(opened)
@@ -44,12 +42,10 @@ def test_a_narrow_row_is_compared_with_the_baseline_and_not_with_the_first_reuse
     console = Console(file=written, force_terminal=True, width=80)
     other = replace(BASELINE, precision="bf16-true")
     opened = StudyOpened(
-        definition=NEW,
-        legal=NEW.legal_space(),
+        study=NEW.name,
+        baseline=NEW.baseline_config(),
         trials_wanted=2,
         records=(record(0, config=other, reused_from=trial(3, "x")),),
-        is_new=True,
-        reused={"x": 1},
     )
     progress = Progress(preferences=Preferences())
     with LiveDisplay(progress, console) as shown:

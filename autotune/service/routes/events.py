@@ -35,13 +35,13 @@ _DESCRIPTION = """\
 each event is a JSON object with `search`, `study` and `at`, and:
 
 - `search`: the state of a search has changed (`id`, `state`, `reason`, `priority`, ...)
-- `opened`: its study is open (`trials_wanted`, `trials`, `device`, `lines` of text)
+- `opened`: its study is open (`trials_wanted`, `trials`, `device`, `lines` of text, `baseline`)
 - `trial_began`: `number`, `config`, `label`, `name`, `device`
 - `step`: `number`, `doing`, `steps` (how many have ended, of how many), at most one a second
 - `trial_ended`: `trial`, the record of `autotune show --json`
 - `front`: `front`, the numbers of its trials, and `pick`
 - `confirming`: `doing`
-- `notice`: `message`
+- `notice`: `message`; of a search also `type` and `values`, its event in Python
 - `study`: a study was renamed or deleted (`action`)
 - `reset`: events before this one are no longer stored; read everything again
 
