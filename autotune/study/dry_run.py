@@ -136,8 +136,14 @@ class Plan:
         return {
             "space": definition.space.name,
             "workload": definition.workload.describe(),
-            "device": {"name": definition.device.name, "device": definition.device.device},
+            "device": {
+                "name": definition.device.name,
+                "device": definition.device.device,
+                "others": definition.device.others,
+                "notes": list(definition.device.notes),
+            },
             "cap_bytes": definition.cap_bytes,
+            "cap": definition.describe_cap(),
             "configurations": self.configurations,
             "values": {field: list(values) for field, values in self.legal.values.items()},
             "excluded": list(self.legal.excluded),
@@ -151,7 +157,9 @@ class Plan:
             "seconds_for_trials": _finite(self.seconds_for_trials),
             "default_time_budget_seconds": self.default_time_budget_seconds,
             "confirm_share": self.confirm_share,
+            "confirm_seconds": self.confirm_seconds,
             "variants_share": self.variants_share,
+            "variants_seconds": self.variants_seconds,
         }
 
     def _first_to_dict(self, name: str, config: TrainingConfig) -> dict[str, Any]:
@@ -162,6 +170,7 @@ class Plan:
             "label": config.describe(),
             "config": config.to_dict(),
             "is_baseline": config == self.definition.baseline_config(),
+            "was_predicted": forecast is not None,
             "predicted_peak_memory_bytes": None,
             "predicted_tokens_per_second": None,
             "is_over_cap": None,
