@@ -43,7 +43,10 @@ def this_host() -> str:
 
 def this_process() -> SearchProcess:
     """Returns the identity of this process."""
-    pid = os.getpid()
+    return _process_of(os.getpid())
+
+
+def _process_of(pid: int) -> SearchProcess:
     return SearchProcess(host=this_host(), pid=pid, started_at=_start_of(psutil.Process(pid)))
 
 
@@ -117,6 +120,7 @@ class StartedProcess:
     """A process that this server has started, which it also has to reap."""
 
     popen: subprocess.Popen[bytes]
+    process: SearchProcess
 
     def how_it_ended(self) -> str | None:
         """Returns in words how it ended; None while it runs."""
@@ -146,7 +150,8 @@ def start_process(module: str, order: dict[str, Any], *, log_file: Path) -> Star
             start_new_session=True,
             env=environment,
         )
+    process = _process_of(popen.pid)  # it waits for its order
     assert popen.stdin is not None
     with suppress(BrokenPipeError), popen.stdin:
         popen.stdin.write(json.dumps(order).encode())
-    return StartedProcess(popen=popen)
+    return StartedProcess(popen=popen, process=process)

@@ -9,7 +9,6 @@ lead, so that a server that was paused for a while changes nothing when it wakes
 
 import json
 import logging
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +32,10 @@ from autotune.service.processes import (
 from autotune.service.retention import Retention
 from autotune.service.search_json import search_object
 from autotune.service.settings import ServerSettings
-from autotune.spec.queued_search import QueuedSearch, SearchProcess
+from autotune.spec.queued_search import QueuedSearch, SearchEnd, SearchProcess
 from autotune.spec.reading import parse
-from autotune.storage.searches import LeadLost, Searches
+from autotune.storage.leases import LeaseLost
+from autotune.storage.searches import Searches
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -122,7 +122,7 @@ class Scheduler:
             self._woken.clear()
             try:
                 self._round()
-            except LeadLost:
+            except LeaseLost:
                 _LOG.warning("another server has taken the lead; this one is the standby now")
                 self._epoch = None
             except AutotuneError as error:
@@ -142,14 +142,11 @@ class Scheduler:
             _LOG.info("this server leads (epoch %d)", self._epoch)
         for search in running:
             self._watch(self._epoch, search)
-        counts = self._searches.counts()
-        is_quiet = not counts.get("queued")
-        if is_quiet and self._clock() >= self._renew_at:
+        if self._clock() >= self._renew_at:
             self._searches.keep_lead(self._epoch)
             self._renew_at = self._clock() + _RENEW_SECONDS
-        if not is_quiet:
+        if self._searches.counts().get("queued"):
             self._begin_searches(self._epoch)
-            self._renew_at = self._clock() + _RENEW_SECONDS
         self._announce(self._epoch)
         if self._clock() >= self._prune_at:
             self._prune_at = self._clock() + _PRUNE_SECONDS
@@ -161,7 +158,7 @@ class Scheduler:
 
     def _take_lead(self) -> int | None:
         lead = self._searches.lead()
-        dead_epoch = None
+        dead_epoch = -1
         if lead.holder:
             with suppress(ValueError, TypeError, RecursionError):
                 holder = parse(SearchProcess, json.loads(lead.holder))
@@ -187,13 +184,13 @@ class Scheduler:
         try:
             started = start_process(self._module, order, log_file=self.log_file(search.id))
         except OSError as error:
-            self._searches.fail(
-                epoch,
-                search.id,
-                search.run,
+            end = SearchEnd(
+                state="failed",
                 reason=f"its process could not be started: {error.strerror or error}",
                 hint="continue it once the machine has room",
+                exit_code=70,
             )
+            self._searches.end_lost_run(epoch, search.id, search.run, end)
             return
         self._children[search.id, search.run] = started
         _LOG.info("search %d begins: study %s", search.id, search.study)
@@ -212,7 +209,8 @@ class Scheduler:
         child = self._children.get(key)
         how = self._fate(search) if child is None else child.how_it_ended()
         if how is not None:
-            lost = self._searches.give_up_run(epoch, search.id, search.run, reason=how)
+            end = SearchEnd(state="queued", reason=how, is_loss=True)
+            lost = self._searches.end_lost_run(epoch, search.id, search.run, end)
             if lost is not None:
                 _LOG.warning("search %d: %s; it is %s", search.id, how, lost.state)
         elif search.is_stopping:
@@ -226,9 +224,7 @@ class Scheduler:
         process = search.process
         if process is not None and process.host == this_host():
             return None if find_process(process) is not None else "its process has ended"
-        if self._searches.is_expired(search.id, search.run):
-            return "its process has given no sign of life"
-        return None
+        return "its process has given no sign of life" if search.is_expired else None
 
     def _stop(self, search: QueuedSearch, key: tuple[int, int]) -> None:
         """Tell the process at once, which would see it within seconds; kill one that hangs."""
@@ -253,20 +249,14 @@ class Scheduler:
         except AutotuneError as error:
             _LOG.warning("the searches go on without a server: %s", error.message)
             return
-        for child in self._children.values():
-            if child.how_it_ended() is None:
-                child.popen.terminate()
-        adopted = [one.process for one in running if (one.id, one.run) not in self._children]
-        for process in adopted:
-            if process is not None:
-                stop_process(process)
+        processes = {child.process for child in self._children.values()}
+        processes |= {search.process for search in running if search.process is not None}
+        for process in processes:
+            stop_process(process)
         end = time.monotonic() + self._stop_seconds
-        for child in self._children.values():
-            with suppress(subprocess.TimeoutExpired):
-                child.popen.wait(timeout=max(0.1, end - time.monotonic()))
-        for process in adopted:
-            while process is not None and find_process(process) and time.monotonic() < end:
-                time.sleep(_LOOK_SECONDS)
+        while any(find_process(process) for process in processes) and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+        self._reap(())
         with suppress(AutotuneError):
             self._searches.give_lead(self._epoch)
         self._epoch = None
@@ -289,7 +279,7 @@ class Scheduler:
             for search in self._searches.to_announce():
                 if self._post(url, search):
                     self._searches.set_announced(epoch, [search.id])
-        except (LeadLost, AutotuneError):
+        except (LeaseLost, AutotuneError):
             pass  # the next leader announces what is left
         finally:
             self._announcing.release()

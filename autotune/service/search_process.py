@@ -9,15 +9,12 @@ import dataclasses
 import json
 import math
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
@@ -40,12 +37,13 @@ from autotune.service.submissions import TRIALS_BEFORE, request_of_submission
 from autotune.spec.queued_search import (
     SEARCH_RENEWAL_SECONDS,
     QueuedSearch,
-    SearchState,
+    SearchEnd,
 )
 from autotune.standard_streams import protect_streams
 from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
-from autotune.storage.searches import RunLost, Searches
+from autotune.storage.leases import LeaseLost
+from autotune.storage.searches import Searches
 from autotune.study.events import (
     Event,
     Notice,
@@ -62,34 +60,25 @@ from autotune.study.search import search
 _STEP_SECONDS = 1.0
 """Steps of one place are reported at most this often."""
 _WAIT_AT_END_SECONDS = 300.0
-"""How long the last events may wait for a database that is away."""
+"""How long the last events and the end may wait for a database that is away."""
 _LEAST_SECONDS_LEFT = 1.0
 _NOT_DONE = 75
 
 
-@dataclass(frozen=True, kw_only=True)
-class _End:
-    """How the search ended; `queued` where another process is to go on with it."""
-
-    state: SearchState
-    reason: str = ""
-    hint: str = ""
-    exit_code: int | None = None
-    is_loss: bool = False
-    """Whether it counts as one of the losses in a row after which a search fails."""
-
-
 class _Reporter:
-    """Writes events and signs of life from a thread of its own, so that no trial waits for them."""
+    """Writes events and signs of life from a thread of its own, so that no trial waits for them.
+
+    Use it as a context manager; `end` is stored when the block is left.
+    """
 
     def __init__(self, searches: Searches, found: QueuedSearch, hidden: HiddenUrl) -> None:
         self._searches = searches
         self._hidden = hidden
         self._number, self._run = found.id, found.run
-        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._unwritten: list[tuple[str, Any]] = []
-        self._written = 0
+        self._events: list[tuple[str, Any]] = []
+        """Those that are not written yet; the thread removes the others from the front."""
         self._ended = threading.Event()
+        self._give_up_at = math.inf
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._write, name="reporter", daemon=True)
         self.progress: Mapping[str, Any] = {}
@@ -97,51 +86,51 @@ class _Reporter:
         self.has_results = False
         self.is_cancelled = False
         self.is_lost = False
+        self.end = SearchEnd(state="queued", reason="its process has ended", is_loss=True)
+        self.exit_code = _NOT_DONE
+        """That of `end`, once it is stored."""
 
     def __enter__(self) -> "_Reporter":
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._give_up_at = time.monotonic() + _WAIT_AT_END_SECONDS
         self._ended.set()
         self._woken.set()
-        self._thread.join(_WAIT_AT_END_SECONDS)
+        self._thread.join(2 * _WAIT_AT_END_SECONDS)
 
     def add(self, kind: str, data: Any) -> None:
-        self._events.put((kind, self._hidden.without_in(data)))
+        self._events.append((kind, self._hidden.without_in(data)))
         self._woken.set()
 
     def _write(self) -> None:
-        renew_at = 0.0
-        renewed_at = time.monotonic()
+        written = 0
         while True:
             has_ended = self._ended.is_set()
             self._woken.clear()
-            with suppress(queue.Empty):
-                while True:
-                    self._unwritten.append(self._events.get_nowait())
+            events = self._events.copy()  # others are added meanwhile
             try:
-                if self._unwritten:
-                    self._searches.add_events(
-                        self._number, self._run, self._unwritten, after=self._written
-                    )
-                    self._written += len(self._unwritten)
-                    self._unwritten = []
-                if time.monotonic() >= renew_at or has_ended:
-                    renew_at = time.monotonic() + SEARCH_RENEWAL_SECONDS
-                    self.is_cancelled |= self._searches.renew_run(
-                        self._number,
-                        self._run,
-                        progress=self._hidden.without_in(self.progress),
-                        study=self.study,
-                        has_results=self.has_results,
-                    )
-                    renewed_at = time.monotonic()
-            except RunLost:
+                self.is_cancelled |= self._searches.renew_run(
+                    self._number,
+                    self._run,
+                    progress=self._hidden.without_in(self.progress),
+                    study=self.study,
+                    has_results=self.has_results,
+                    events=events,
+                    after=written,
+                )
+                if has_ended:
+                    failpoint("search ended, not stored")
+                    self._searches.end_run(self._number, self._run, self.end)
+                    self.exit_code = _NOT_DONE if self.end.exit_code is None else self.end.exit_code
+                    return
+            except LeaseLost:
                 self.is_lost = True
                 return
-            except StorageUnavailable:
-                if has_ended and time.monotonic() - renewed_at > _WAIT_AT_END_SECONDS:
+            except StorageUnavailable as error:
+                if time.monotonic() > self._give_up_at:
+                    _print_error(error)
                     return
                 time.sleep(1.0)
                 continue
@@ -149,8 +138,8 @@ class _Reporter:
                 traceback.print_exc()
                 self.is_lost = True  # nobody would see what the search does
                 return
-            if has_ended:
-                return
+            del self._events[: len(events)]
+            written += len(events)
             self._woken.wait(SEARCH_RENEWAL_SECONDS)
 
 
@@ -263,17 +252,16 @@ def main(make_executor: Callable[..., LocalExecutor] = LocalExecutor) -> int:
         found = searches.begin_run(
             order["search"], order["run"], this_process(), version=__version__
         )
-    except RunLost:
+    except LeaseLost:
         return _NOT_DONE  # another process has it
     failpoint("search begun")
     print(f"-- autotune {__version__}, search {found.id}, start {found.run} --", flush=True)
     hidden = HiddenUrl(order["storage"])
     with _Reporter(searches, found, hidden) as reporter:
         end = _run(order, found, reporter, stops, make_executor)
-    if reporter.is_lost:
-        return _NOT_DONE
-    end = dataclasses.replace(end, reason=hidden.without(end.reason), hint=hidden.without(end.hint))
-    return _store_end(searches, found, end)
+        reason, hint = hidden.without(end.reason), hidden.without(end.hint)
+        reporter.end = dataclasses.replace(end, reason=reason, hint=hint)
+    return reporter.exit_code
 
 
 def _run(
@@ -282,7 +270,7 @@ def _run(
     reporter: _Reporter,
     stops: list[int],
     make_executor: Callable[..., LocalExecutor],
-) -> _End:
+) -> SearchEnd:
     """Run the search and return how it ended."""
 
     def should_stop() -> bool:
@@ -292,20 +280,22 @@ def _run(
         return _search(order, found, reporter, should_stop, make_executor)
     except Stopped:
         if reporter.is_cancelled:
-            return _End(state="cancelled", exit_code=75)
-        return _End(state="queued", reason="the server was stopped; the next one goes on with it")
+            return SearchEnd(state="cancelled", exit_code=75)
+        return SearchEnd(
+            state="queued", reason="the server was stopped; the next one goes on with it"
+        )
     except (StorageUnreachable, TrialLost) as error:
         # The fault of the machine or of the database: another start may help.
         _print_error(error)
         reason, hint = told_to_others(error)
-        return _End(state="queued", reason=reason, hint=hint, is_loss=True)
+        return SearchEnd(state="queued", reason=reason, hint=hint, is_loss=True)
     except AutotuneError as error:
         _print_error(error)
         reason, hint = told_to_others(error)
-        return _End(state="failed", reason=reason, hint=hint, exit_code=error.exit_code)
+        return SearchEnd(state="failed", reason=reason, hint=hint, exit_code=error.exit_code)
     except Exception as error:
         traceback.print_exc()
-        return _End(
+        return SearchEnd(
             state="failed",
             reason=f"internal error: {class_and_first_line_of(error)}",
             hint="see the log of the search",
@@ -319,7 +309,7 @@ def _search(
     reporter: _Reporter,
     should_stop: Callable[[], bool],
     make_executor: Callable[..., LocalExecutor],
-) -> _End:
+) -> SearchEnd:
     with TemporaryDirectory() as folder:
         used = _used_seconds(found)
         request: SearchRequest = request_of_submission(
@@ -338,8 +328,8 @@ def _search(
         )
     profile_at_end(result, request, should_stop=should_stop, note=listener.note_profile)
     if result.front:
-        return _End(state="finished", exit_code=0)
-    return _End(
+        return SearchEnd(state="finished", exit_code=0)
+    return SearchEnd(
         state="finished",
         reason="nothing is feasible under the cap",
         hint="choose a larger cap, or another search space",
@@ -350,32 +340,6 @@ def _search(
 def _print_error(error: AutotuneError) -> None:
     print(f"Error: {printable(error.message)}", file=sys.stderr)
     print(f"  hint: {printable(error.hint)}", file=sys.stderr, flush=True)
-
-
-def _store_end(searches: Searches, found: QueuedSearch, end: _End) -> int:
-    """Store how the search ended, as soon as the database can be reached; return the exit code."""
-    failpoint("search ended, not stored")
-    give_up_at = time.monotonic() + _WAIT_AT_END_SECONDS
-    while True:
-        try:
-            searches.end_run(
-                found.id,
-                found.run,
-                end.state,
-                reason=end.reason,
-                hint=end.hint,
-                exit_code=end.exit_code,
-                is_loss=end.is_loss,
-            )
-        except RunLost:
-            return _NOT_DONE
-        except StorageUnavailable as error:
-            if time.monotonic() > give_up_at:
-                _print_error(error)
-                return _NOT_DONE
-            time.sleep(1.0)
-        else:
-            return _NOT_DONE if end.exit_code is None else end.exit_code
 
 
 def _used_seconds(found: QueuedSearch) -> float:

@@ -58,7 +58,8 @@ class QueuedSearch(Schema):
     is_stopping: bool = False
     """Whether it is to be cancelled; its process ends within seconds."""
     process: SearchProcess | None = None
-    lease_until: Moment = 0.0
+    is_expired: bool = False
+    """Whether its process has given no sign of life for SEARCH_LEASE_SECONDS."""
     progress: Mapping[str, Any] | None = None
     """What its process last said of itself."""
     version: str = ""
@@ -68,6 +69,18 @@ class QueuedSearch(Schema):
     def has_ended(self) -> bool:
         """Whether nothing more happens to it."""
         return self.state in ENDED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchEnd:
+    """How the process of a search ended; `queued` where another one is to go on with it."""
+
+    state: SearchState
+    reason: str = ""
+    hint: str = ""
+    exit_code: int | None = None
+    is_loss: bool = False
+    """Whether it counts as one of the losses in a row after which a search fails."""
 
 
 @dataclass(frozen=True, kw_only=True)

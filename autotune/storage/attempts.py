@@ -7,16 +7,18 @@ serialized, on SQLite and on PostgreSQL.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, case, func, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, func, insert, not_, select, update
 
 from autotune.failpoints import failpoint
-from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, Attempt, AttemptState, RunningAttempt
+from autotune.spec.attempt import MAX_RETRIES, Attempt, AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
 from autotune.storage.database import Database
-from autotune.storage.retry import RetryPolicy, retried
+from autotune.storage.leases import IS_RUNNING, AttemptLease
+from autotune.storage.retry import ONCE, RetryPolicy, retried
 from autotune.storage.rows import (
     LONGEST_NAME,
     LONGEST_REASON,
@@ -26,7 +28,7 @@ from autotune.storage.rows import (
     storable_name,
     storable_text,
 )
-from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS, DatabaseNow
+from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 
 Delivery = Literal["stored", "known", "late", "unknown"]
 """What happened to a delivered result.
@@ -37,19 +39,14 @@ attempt. Also of a confirmation: `stored`, or `unknown` where there is no such s
 """
 
 
-_IS_RUNNING = ATTEMPTS.c.state == literal_column("'running'")
-"""A literal instead of a bound parameter, so that the query uses the partial index on running
-attempts: there may be very many ended ones."""
-
-
 class Attempts:
     """Reads and changes the attempts at the trials of all studies of one database.
 
     All methods raise StorageUnavailable, and StorageUnreachable for a database that is away for
-    now. With `retry`, all but `renew` and `release` first wait for it as that policy says.
+    now. All but `renew` and `release` first wait for it as `retry` says.
     """
 
-    def __init__(self, database: Database, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, database: Database, *, retry: RetryPolicy = ONCE) -> None:
         self._database = database
         self._retry = retry
 
@@ -82,8 +79,7 @@ class Attempts:
                         most_trials=most_trials,
                         name=name,
                     )
-                _check_available(connection, trial, attempt_id)
-                ordinal = _start_attempt(connection, trial.id, attempt_id, worker=worker)
+                ordinal = _start_attempt(connection, trial, attempt_id, worker=worker)
                 attempt = Attempt(
                     id=attempt_id,
                     study=study,
@@ -110,36 +106,30 @@ class Attempts:
         `seconds` is the wall-clock time of the trial. `before_retry` is called whenever the retry
         policy is about to try again. When this returns, the result is on disk.
         """
-
-        def store_result() -> Delivery:
-            return self._finish(attempt_id, measurement, seconds=seconds)
-
-        if self._retry is None:
-            return store_result()
+        store_result = partial(self._finish, attempt_id, measurement, seconds=seconds)
         return self._retry.repeat(store_result, before_retry=before_retry)
 
     def _finish(self, attempt_id: str, measurement: Measurement, *, seconds: float) -> Delivery:
-        study_of_attempt = (
-            select(TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
-        )
         result = {
             "measurement": measurement_values(measurement),
             "seconds": finite_seconds(seconds),
         }
+        of_attempt = ATTEMPTS.c.id == attempt_id
         with self._database.writing() as connection:
-            study_id = connection.scalar(study_of_attempt)
-            if study_id is None:
+            revision = _lock_study_of(connection, of_attempt)
+            if revision is None:
                 return "unknown"
-            _, revision = lock_study(connection, STUDIES.c.id == study_id)
-            row = connection.execute(select(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)).one()
-            if row.state == "finished":
-                return "known"
-            if row.state != "running":
-                _update_attempt(connection, attempt_id, {"state": "late", **result})
+            if not _end_attempt(connection, attempt_id, "finished"):
+                state = connection.scalar(select(ATTEMPTS.c.state).where(of_attempt))
+                if state == "finished":
+                    return "known"
+                connection.execute(
+                    update(ATTEMPTS).where(of_attempt).values(state="late", **result)
+                )
                 return "late"
-            _update_attempt(connection, attempt_id, {"state": "finished", "ended_at": func.now()})
-            values = {**result, "finished_at": func.now(), "revision": revision}
-            connection.execute(update(TRIALS).where(TRIALS.c.id == row.trial_id).values(values))
+            _update_trial(
+                connection, of_attempt, finished_at=func.now(), revision=revision, **result
+            )
             failpoint("result kept, not committed")
         failpoint("result kept")
         return "stored"
@@ -157,29 +147,13 @@ class Attempts:
         return self._end(attempt_id, "given_back", cause=cause)
 
     def _end(self, attempt_id: str, state: AttemptState, *, cause: str) -> bool:
-        trial_of_attempt = (
-            select(TRIALS.c.id, TRIALS.c.study_id).join(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id)
-        )
+        of_attempt = ATTEMPTS.c.id == attempt_id
         with self._database.writing() as connection:
-            trial = connection.execute(trial_of_attempt).one_or_none()
-            if trial is None:
-                return False
-            _, revision = lock_study(connection, STUDIES.c.id == trial.study_id)
-            ended = connection.execute(
-                update(ATTEMPTS)
-                .where(ATTEMPTS.c.id == attempt_id, ATTEMPTS.c.state == "running")
-                .values(
-                    state=state,
-                    cause=storable_text(cause, longest=LONGEST_REASON),
-                    ended_at=func.now(),
-                )
-            )
-            if ended.rowcount == 0:
+            revision = _lock_study_of(connection, of_attempt)
+            if not _end_attempt(connection, attempt_id, state, cause=cause):
                 # The trial did not change: with a new revision, workers would read it again.
                 return False
-            connection.execute(
-                update(TRIALS).where(TRIALS.c.id == trial.id).values(revision=revision)
-            )
+            _update_trial(connection, of_attempt, revision=revision)
             return True
 
     def renew(self, attempt_ids: Collection[str]) -> set[str]:
@@ -188,14 +162,10 @@ class Attempts:
         Never waits for the database: leases are renewed from a thread of its own, which tries again
         after RENEWAL_SECONDS anyway.
         """
-        still_running = ATTEMPTS.c.id.in_(attempt_ids), ATTEMPTS.c.state == "running"
+        lease = AttemptLease(*attempt_ids)
         with self._database.writing() as connection:
-            connection.execute(
-                update(ATTEMPTS)
-                .where(*still_running)
-                .values(lease_until=DatabaseNow() + LEASE_SECONDS, renewals=ATTEMPTS.c.renewals + 1)
-            )
-            return set(connection.scalars(select(ATTEMPTS.c.id).where(*still_running)))
+            lease.write(connection)
+            return set(connection.scalars(select(ATTEMPTS.c.id).where(lease.is_held)))
 
     @retried
     def running(self, study: str, *, but_of: str = "") -> list[RunningAttempt]:
@@ -203,46 +173,28 @@ class Attempts:
 
         Those of the worker `but_of` are left out.
         """
-        expired = case((ATTEMPTS.c.lease_until < DatabaseNow(), 1), else_=0).label("expired")
+        expired = not_(AttemptLease.unexpired).label("expired")
         query = (
             select(ATTEMPTS, TRIALS.c.number, expired)
             .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
             .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(STUDIES.c.name == study, _IS_RUNNING, ATTEMPTS.c.worker != but_of)
+            .where(STUDIES.c.name == study, IS_RUNNING, ATTEMPTS.c.worker != but_of)
             .order_by(TRIALS.c.number)
         )
         with self._database.reading() as connection:
             return [running_attempt_from_row(row) for row in connection.execute(query)]
 
     @retried
-    def losses(self, study: str, numbers: Collection[int]) -> Mapping[int, tuple[int, str]]:
-        """Returns {trial number: (failed attempts, cause of the last one)} for `numbers`.
+    def causes(
+        self, study: str, numbers: Collection[int], state: AttemptState
+    ) -> Mapping[int, list[str]]:
+        """Returns {trial number: why its attempts ended, oldest first} for `numbers`.
 
-        Only attempts that the machine ended (state `lost`) count; trials without one are left out.
+        Only attempts that ended in `state` count, such as `lost`, where the machine ended them, or
+        `given_up`, where their worker died or no longer renewed its lease. Trials without one are
+        left out.
         """
-        return read_losses(self._database, study, numbers)
-
-    @retried
-    def deaths(self, study: str, numbers: Collection[int]) -> Mapping[int, int]:
-        """Returns {trial number: expired attempts} for `numbers`.
-
-        An attempt expires (state `given_up`) where its worker died or no longer renewed its lease.
-        """
-        if not numbers:
-            return {}
-        query = (
-            select(TRIALS.c.number, func.count().label("deaths"))
-            .join(ATTEMPTS, ATTEMPTS.c.trial_id == TRIALS.c.id)
-            .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-            .where(
-                STUDIES.c.name == study,
-                TRIALS.c.number.in_(numbers),
-                ATTEMPTS.c.state == "given_up",
-            )
-            .group_by(TRIALS.c.number)
-        )
-        with self._database.reading() as connection:
-            return {row.number: row.deaths for row in connection.execute(query)}
+        return read_causes(self._database, study, numbers, state)
 
     @retried
     def forgive_losses(self, study: str) -> None:
@@ -257,25 +209,24 @@ class Attempts:
             )
 
 
-def read_losses(
-    database: Database, study: str, numbers: Collection[int]
-) -> Mapping[int, tuple[int, str]]:
-    """Does what `Attempts.losses` does, without its retry policy."""
+def read_causes(
+    database: Database, study: str, numbers: Collection[int], state: AttemptState
+) -> Mapping[int, list[str]]:
+    """Does what `Attempts.causes` does, without its retry policy."""
     if not numbers:
         return {}
     query = (
         select(TRIALS.c.number, ATTEMPTS.c.cause)
         .join(TRIALS, ATTEMPTS.c.trial_id == TRIALS.c.id)
         .join(STUDIES, TRIALS.c.study_id == STUDIES.c.id)
-        .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == "lost")
+        .where(STUDIES.c.name == study, TRIALS.c.number.in_(numbers), ATTEMPTS.c.state == state)
         .order_by(ATTEMPTS.c.ordinal)
     )
-    losses: dict[int, tuple[int, str]] = {}
+    causes: dict[int, list[str]] = {}
     with database.reading() as connection:
         for number, cause in connection.execute(query):
-            earlier, _ = losses.get(number, (0, ""))
-            losses[number] = (earlier + 1, cause)
-    return losses
+            causes.setdefault(number, []).append(cause)
+    return causes
 
 
 class _TrialUnavailable(Exception):
@@ -294,6 +245,18 @@ def lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
     connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
     row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(condition)).one()
     return row.id, row.revision
+
+
+def _lock_study_of(connection: Connection, of_attempt: ColumnElement[bool]) -> int | None:
+    """Does what `lock_study` does for the study of an attempt; returns its new revision.
+
+    None where there is no such attempt.
+    """
+    study_id = connection.scalar(select(TRIALS.c.study_id).join(ATTEMPTS).where(of_attempt))
+    if study_id is None:
+        return None
+    _, revision = lock_study(connection, STUDIES.c.id == study_id)
+    return revision
 
 
 def _find_trial(connection: Connection, study_id: int, config: TrainingConfig) -> Any:
@@ -326,55 +289,54 @@ def _add_trial(
     return _find_trial(connection, study_id, config)
 
 
-def _check_available(connection: Connection, trial: Any, attempt_id: str) -> None:
-    """Raises _TrialUnavailable where the trial has a result, runs elsewhere or failed too often.
+def _start_attempt(connection: Connection, trial: Any, attempt_id: str, *, worker: str) -> int:
+    """Returns the attempt's ordinal; an earlier call, whose reply was lost, may have started it.
 
-    Also where an earlier call, whose reply was lost, started this same attempt, and it has ended
-    since.
+    Raises _TrialUnavailable where the trial has a result, runs elsewhere or failed too often; also
+    where this same attempt was started before and has ended since.
     """
-    attempts = connection.execute(
-        select(ATTEMPTS.c.id, ATTEMPTS.c.state).where(ATTEMPTS.c.trial_id == trial.id)
-    ).all()
     if trial.finished_at is not None:
         raise _TrialUnavailable
-    losses = 0
+    attempts = connection.execute(
+        select(ATTEMPTS.c.id, ATTEMPTS.c.state, ATTEMPTS.c.ordinal)
+        .where(ATTEMPTS.c.trial_id == trial.id)
+        .order_by(ATTEMPTS.c.ordinal)
+    ).all()
+    losses, last = 0, 0
     for attempt in attempts:
-        if attempt.state == "running" and attempt.id != attempt_id:
+        is_running, is_same = attempt.state == "running", attempt.id == attempt_id
+        if is_running and is_same:
+            return int(attempt.ordinal)
+        if is_running or is_same:
             raise _TrialUnavailable
-        if attempt.state != "running" and attempt.id == attempt_id:
-            raise _TrialUnavailable
-        if attempt.state == "lost":
-            losses += 1
+        losses += attempt.state == "lost"
+        last = attempt.ordinal
     if losses > MAX_RETRIES:
         raise _TrialUnavailable
-
-
-def _start_attempt(connection: Connection, trial_id: int, attempt_id: str, *, worker: str) -> int:
-    """Returns the attempt's ordinal.
-
-    A call that did not see its own commit may have started the attempt before.
-    """
-    existing = connection.scalar(select(ATTEMPTS.c.ordinal).where(ATTEMPTS.c.id == attempt_id))
-    if existing is not None:
-        return int(existing)
-    last = connection.scalar(
-        select(func.max(ATTEMPTS.c.ordinal)).where(ATTEMPTS.c.trial_id == trial_id)
-    )
-    ordinal = (last or 0) + 1
     connection.execute(
         insert(ATTEMPTS).values(
             id=attempt_id,
-            trial_id=trial_id,
-            ordinal=ordinal,
+            trial_id=trial.id,
+            ordinal=last + 1,
             worker=storable_text(worker, longest=LONGEST_NAME),
             state="running",
-            lease_until=DatabaseNow() + LEASE_SECONDS,
+            lease_until=AttemptLease.until,
             renewals=0,
             cause="",
         )
     )
-    return ordinal
+    return last + 1
 
 
-def _update_attempt(connection: Connection, attempt_id: str, values: Mapping[str, Any]) -> None:
-    connection.execute(update(ATTEMPTS).where(ATTEMPTS.c.id == attempt_id).values(dict(values)))
+def _end_attempt(
+    connection: Connection, attempt_id: str, state: AttemptState, *, cause: str = ""
+) -> bool:
+    """Ends an attempt; returns False, and changes nothing, where it has ended already."""
+    cause = storable_text(cause, longest=LONGEST_REASON)
+    lease = AttemptLease(attempt_id)
+    return lease.write(connection, state=state, cause=cause, ended_at=func.now())
+
+
+def _update_trial(connection: Connection, of_attempt: ColumnElement[bool], **values: Any) -> None:
+    trial_id = select(ATTEMPTS.c.trial_id).where(of_attempt).scalar_subquery()
+    connection.execute(update(TRIALS).where(TRIALS.c.id == trial_id).values(values))

@@ -23,6 +23,7 @@ from autotune.spec.provenance_sentences import with_facts
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint
+from autotune.storage.leases import AttemptLease
 from autotune.storage.tables import (
     ATTEMPTS,
     METADATA,
@@ -30,7 +31,6 @@ from autotune.storage.tables import (
     SCHEMA_VERSION,
     STUDIES,
     TRIALS,
-    DatabaseNow,
 )
 
 _LOG = logging.getLogger(__name__)
@@ -46,9 +46,7 @@ def convert(connection: Connection, database: Database, *, revision: str) -> Non
     one writes, and would lose results. A search that was killed counts until its leases expire.
     """
     there = set(sqlalchemy.inspect(connection).get_table_names())
-    running = select(ATTEMPTS.c.id).where(
-        ATTEMPTS.c.state == "running", ATTEMPTS.c.lease_until > DatabaseNow()
-    )
+    running = select(ATTEMPTS.c.id).where(AttemptLease.unexpired)
     if ATTEMPTS.name in there and connection.execute(running).first():
         raise StorageUnavailable(
             f"the studies database {database.url} is of an earlier autotune, and a search of that "

@@ -26,8 +26,8 @@ P = ParamSpec("P")
 class RetryPolicy:
     """How a store waits for a database that is away, and whom it tells."""
 
-    limit_seconds: float
-    """After this long without success a call raises StorageUnreachable."""
+    limit_seconds: float | None
+    """After this long without success a call raises StorageUnreachable; None: it is called once."""
     hint: str = ""
     """Added to the hint of that error."""
     check_stop: Callable[[], None] = lambda: None
@@ -54,6 +54,8 @@ class RetryPolicy:
             try:
                 result = call()
             except StorageUnreachable as error:
+                if self.limit_seconds is None:
+                    raise
                 seconds = self.clock() - began
                 if seconds >= self.limit_seconds:
                     raise self._error_at_limit(error, seconds) from None
@@ -81,10 +83,13 @@ class RetryPolicy:
             self.sleep(min(left, 1 / _CHECKS_PER_SECOND))
 
 
+ONCE = RetryPolicy(limit_seconds=None)
+
+
 class _Retrying(Protocol):
     """What has methods that are `retried`."""
 
-    _retry: RetryPolicy | None
+    _retry: RetryPolicy
 
 
 Self = TypeVar("Self", bound=_Retrying)
@@ -93,15 +98,13 @@ Self = TypeVar("Self", bound=_Retrying)
 def retried(
     method: Callable[Concatenate[Self, P], T],
 ) -> Callable[Concatenate[Self, P], T]:
-    """Repeats an idempotent method by the policy of its object; without one it is called once.
+    """Repeats an idempotent method by the policy of its object.
 
     The method must not call another one that is retried, which would wait, and report it, twice.
     """
 
     @wraps(method)
     def repeated(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if self._retry is None:
-            return method(self, *args, **kwargs)
         return self._retry.repeat(lambda: method(self, *args, **kwargs))
 
     return repeated

@@ -1,7 +1,7 @@
 """Converts dataclasses to rows of the tables and back; an unreadable row raises DamagedRow."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from datetime import UTC, datetime
@@ -191,18 +191,16 @@ def record_from_row(
     *,
     cap_bytes: int,
     predicted_bytes: float | None = None,
-    losses: int = 0,
-    cause: str = "",
+    losses: Sequence[str] = (),
 ) -> TrialRecord:
     """Returns the trial in a row of the trials table. Raises DamagedRow.
 
-    `cap_bytes` decides whether it is feasible. `losses` is how many of its attempts the machine
-    ended, and `cause` what ended the last one.
+    `cap_bytes` decides whether it is feasible. `losses` are why the machine ended its attempts.
     """
     with _reading(f"trial {shown(row.number)}"):
         check_decoded(row, "config", "measurement", "started_at", "finished_at")
         if row.measurement is None:
-            message = _message_without_result(losses, cause)
+            message = _message_without_result(losses)
             measured = {"outcome": "interrupted", "message": message}
         else:
             measured = _measured_fields(row.measurement)
@@ -222,11 +220,11 @@ def record_from_row(
         return replace(record, feasible=is_feasible(record, cap_bytes=cap_bytes))
 
 
-def _message_without_result(losses: int, cause: str) -> str:
+def _message_without_result(losses: Sequence[str]) -> str:
     if not losses:
         return "has no result yet"
-    times = "1 time" if losses == 1 else f"{losses} times"
-    return f"lost {times}, not by its own fault: {cause}"
+    times = "1 time" if len(losses) == 1 else f"{len(losses)} times"
+    return f"lost {times}, not by its own fault: {losses[-1]}"
 
 
 def _text(value: object) -> str:

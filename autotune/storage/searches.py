@@ -2,11 +2,11 @@
 
 Each call is one transaction. Three kinds of processes write, and none trusts that it is alone:
 
-- the scheduler of the leading server. Its calls name the *epoch* of its lead, which the next leader
-  raises: what a server that was paused meanwhile still writes is rejected (`LeadLost`).
-- the process of a search. Its calls name the *run*, which each start of a process raises: a process
-  that was believed dead changes nothing any more.
+- the scheduler of the leading server. Its calls name the *epoch* of its lead.
+- the process of a search. Its calls name the *run*, which each start of a process raises.
 - every server, for what its users ask for.
+
+The first two hold a lease (`leases.py`): what one writes that has lost its lease is rejected.
 
 Events have numbers without gaps that a reader could miss: the row of `autotune_server` is locked
 from the number to the commit, so that they appear in their order.
@@ -14,7 +14,7 @@ from the number to the commit, so that they appear in their order.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -26,6 +26,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    not_,
     or_,
     select,
     update,
@@ -36,8 +37,8 @@ from autotune.failpoints import failpoint
 from autotune.spec.queued_search import (
     ENDED,
     MOST_LOSSES,
-    SEARCH_LEASE_SECONDS,
     QueuedSearch,
+    SearchEnd,
     SearchProcess,
     SearchState,
     ServiceEvent,
@@ -45,25 +46,20 @@ from autotune.spec.queued_search import (
 from autotune.spec.reading import check
 from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
+from autotune.storage.leases import LeadLease, Lease, LeaseLost, RunLease
 from autotune.storage.rows import storable_text
 from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
 
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
-LEAD_SECONDS = 8.0
-"""After this long without a sign of life another server may take the lead."""
 _LONGEST_REASON = 2000
 _ANNOUNCED_SECONDS = 86_400.0
 _LONGEST_LOSS_PAUSE_SECONDS = 60.0
 
-
-class LeadLost(Exception):
-    """Another server leads: this one schedules nothing any more."""
-
-
-class RunLost(Exception):
-    """The search was given to another process, or has ended."""
+_SEARCHES = select(
+    SEARCHES, and_(SEARCHES.c.state == "running", not_(RunLease.unexpired)).label("is_expired")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +86,6 @@ class Lead:
     epoch: int
     holder: str
     version: str
-    seconds_since: float
-    """Since its last sign of life."""
 
 
 class Searches:
@@ -109,12 +103,9 @@ class Searches:
         the content was another one then, for a full queue, and with `only_of_study` while another
         search of the study is queued or running.
         """
-        with self._database.writing() as connection:
-            _lock(connection)
+        with self._writing() as connection:
             if new.key is not None:
-                first = connection.execute(
-                    select(SEARCHES).where(SEARCHES.c.key == new.key)
-                ).one_or_none()
+                first = connection.execute(_SEARCHES.where(SEARCHES.c.key == new.key)).one_or_none()
                 if first is not None:
                     if first.digest != new.digest:
                         raise SearchConflict(
@@ -184,8 +175,7 @@ class Searches:
         rank = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
         is_queued = SEARCHES.c.state == "queued"
         query = (
-            select(SEARCHES)
-            .where(*conditions)
+            _SEARCHES.where(*conditions)
             .order_by(
                 rank,
                 case((and_(is_queued, SEARCHES.c.run > 0), 0), else_=1),
@@ -217,12 +207,12 @@ class Searches:
         """Returns the latest search of each study that the service has run or will run."""
         latest = select(func.max(SEARCHES.c.id)).group_by(SEARCHES.c.study)
         with self._database.reading() as connection:
-            rows = connection.execute(select(SEARCHES).where(SEARCHES.c.id.in_(latest))).all()
+            rows = connection.execute(_SEARCHES.where(SEARCHES.c.id.in_(latest))).all()
         return {row.study: _search(row) for row in rows}
 
     def set_priority(self, number: int, priority: int) -> QueuedSearch:
         """Changes the priority of a search that has not ended. Raises SearchConflict."""
-        with self._changing(number) as (connection, search):
+        with self._writing() as connection, _telling(connection, number) as search:
             if search.has_ended:
                 raise SearchConflict(
                     f"search {number} has ended: it is {search.state}",
@@ -236,21 +226,21 @@ class Searches:
 
         Raises SearchConflict for one that has ended otherwise; repeating it changes nothing.
         """
-        with self._changing(number) as (connection, search):
+        with self._writing() as connection, _telling(connection, number) as search:
             if search.state in ("finished", "failed"):
                 raise SearchConflict(
                     f"search {number} cannot be cancelled: it is {search.state}",
                     hint=f"its results stay: autotune show {search.study}",
                 )
             if search.state == "queued":
-                _end(connection, number, "cancelled", reason=f"cancelled by {by}", exit_code=75)
+                _end(connection, number, _cancelled(f"cancelled by {by}"))
             elif search.state == "running":
                 _update(connection, number, is_stopping=True, reason=f"cancelled by {by}")
         return self.get(number)
 
     def remove(self, number: int) -> None:
         """Removes a search that has ended from the list; its study stays. Raises SearchConflict."""
-        with self._changing(number) as (connection, search):
+        with self._writing() as connection, _telling(connection, number) as search:
             if not search.has_ended:
                 raise SearchConflict(
                     f"search {number} is {search.state}", hint="cancel it before you remove it"
@@ -269,8 +259,7 @@ class Searches:
         name in use.
         """
         try:
-            with self._database.writing() as connection:
-                _lock(connection)
+            with self._writing() as connection:
                 _check_no_active_search(connection, study)
                 renamed = connection.execute(
                     update(STUDIES).where(STUDIES.c.name == study).values(name=new_name)
@@ -293,87 +282,68 @@ class Searches:
 
         Raises SearchConflict while a search of it is active.
         """
-        with self._database.writing() as connection:
-            _lock(connection)
+        with self._writing() as connection:
             _check_no_active_search(connection, study)
             connection.execute(delete(STUDIES).where(STUDIES.c.name == study))
             _add_events(connection, [(0, study, "study", {"action": "deleted"})])
 
     @contextmanager
-    def _changing(self, number: int) -> Iterator[tuple[Connection, QueuedSearch]]:
-        """Yields the search in a transaction, and adds the event of its new state at the end."""
+    def _writing(self, lease: Lease | None = None) -> Iterator[Connection]:
+        """Yields a transaction in which nobody else changes the queue, of the holder of `lease`.
+
+        The row of the server is locked until the commit, so that changes come one after another.
+        Raises LeaseLost.
+        """
         with self._database.writing() as connection:
-            _lock(connection)
-            before = _read(connection, number)
-            yield connection, before
-            after = connection.execute(
-                select(SEARCHES).where(SEARCHES.c.id == number)
-            ).one_or_none()
-            if after is not None and _search(after) != before:
-                _add_events(connection, [_state_event(_search(after))])
+            connection.execute(
+                update(SERVER).where(SERVER.c.id == 1).values(last_event=SERVER.c.last_event)
+            )
+            if lease is not None and not lease.write(connection):
+                raise LeaseLost
+            yield connection
 
     # -- for the scheduler -----------------------------------------------------------------------
 
-    def take_lead(self, holder: str, *, version: str, dead_epoch: int | None = None) -> int | None:
+    def take_lead(self, holder: str, *, version: str, dead_epoch: int = -1) -> int | None:
         """Takes the lead where no server has it; returns its epoch, else None.
 
         `dead_epoch` is that of a leader whose process is known to have ended.
         """
-        is_free = or_(
-            SERVER.c.renewed_at < DatabaseNow() - LEAD_SECONDS,
-            SERVER.c.holder == "",
-            SERVER.c.epoch == (-1 if dead_epoch is None else dead_epoch),
-        )
+        is_free = or_(not_(LeadLease.unexpired), SERVER.c.epoch == dead_epoch)
         with self._database.writing() as connection:
             taken = connection.execute(
                 update(SERVER)
-                .where(SERVER.c.id == 1, is_free)
+                .where(is_free)
                 .values(
-                    epoch=SERVER.c.epoch + 1,
-                    holder=holder,
-                    version=version,
-                    renewed_at=DatabaseNow(),
+                    epoch=SERVER.c.epoch + 1, holder=holder, version=version, **LeadLease.renewal
                 )
             )
             if taken.rowcount == 0:
                 return None
-            return connection.scalar(select(SERVER.c.epoch).where(SERVER.c.id == 1))
+            return connection.scalar(select(SERVER.c.epoch))
 
     def lead(self) -> Lead:
         """Returns which server leads, or led last."""
         with self._database.reading() as connection:
-            row = connection.execute(
-                select(SERVER, (DatabaseNow() - SERVER.c.renewed_at).label("seconds_since")).where(
-                    SERVER.c.id == 1
-                )
-            ).one()
-        return Lead(
-            epoch=row.epoch,
-            holder=row.holder,
-            version=row.version,
-            seconds_since=row.seconds_since,
-        )
+            row = connection.execute(select(SERVER)).one()
+        return Lead(epoch=row.epoch, holder=row.holder, version=row.version)
 
     def keep_lead(self, epoch: int) -> None:
-        """Renews the lead. Raises LeadLost."""
-        with self._fenced(epoch):
+        """Renews the lead. Raises LeaseLost."""
+        with self._writing(LeadLease(epoch)):
             pass
 
     def give_lead(self, epoch: int) -> None:
         """Lets another server take the lead at once."""
         with self._database.writing() as connection:
-            connection.execute(
-                update(SERVER)
-                .where(SERVER.c.id == 1, SERVER.c.epoch == epoch)
-                .values(holder="", renewed_at=0.0)
-            )
+            LeadLease(epoch).write(connection, holder="", renewed_at=0.0)
 
     def claim_next(self, epoch: int, *, group: str, version: str) -> QueuedSearch | None:
         """Marks the next search for a group of devices as running; None where none waits.
 
-        None too while another search runs on the group. Raises LeadLost.
+        None too while another search runs on the group. Raises LeaseLost.
         """
-        with self._fenced(epoch) as connection:
+        with self._writing(LeadLease(epoch)) as connection:
             is_busy = select(SEARCHES.c.id).where(
                 SEARCHES.c.state == "running", SEARCHES.c.device_group == group
             )
@@ -400,7 +370,7 @@ class Searches:
                 reported=0,
                 device_group=group,
                 started_at=func.coalesce(SEARCHES.c.started_at, DatabaseNow()),
-                lease_until=DatabaseNow() + SEARCH_LEASE_SECONDS,
+                lease_until=RunLease.until,
                 host=None,
                 pid=None,
                 process_started_at=None,
@@ -410,61 +380,36 @@ class Searches:
             )
             search = _read(connection, number)
             if search.state != "running":  # its row cannot be read: no process could run it
-                _end(
-                    connection,
-                    number,
-                    "failed",
+                end = SearchEnd(
+                    state="failed",
                     reason=search.reason,
                     hint=search.hint,
                     exit_code=search.exit_code,
                 )
+                _end(connection, number, end)
             _add_events(connection, [_state_event(search)])
             failpoint("search claimed, not committed")
         failpoint("search claimed")
         return search if search.state == "running" else None
 
-    def give_up_run(self, epoch: int, number: int, run: int, *, reason: str) -> QueuedSearch | None:
-        """Notes that the process of a search ended without a word, and queues the search again.
+    def end_lost_run(
+        self, epoch: int, number: int, run: int, end: SearchEnd
+    ) -> QueuedSearch | None:
+        """Notes how a search ended whose process did not say it, or could not be started.
 
-        It fails where that happened too often; it is cancelled where that was asked for. Returns
-        None where the process has said how it ended, or another one runs. Raises LeadLost.
+        Returns None where the process has said it, or another one runs. Raises LeaseLost.
         """
-        with self._fenced(epoch) as connection:
-            search = _read(connection, number)
-            if search.state != "running" or search.run != run:
+        with self._writing(LeadLease(epoch)) as connection:
+            if not RunLease(number, run).write(connection):
                 return None
-            if search.is_stopping:
-                _end(connection, number, "cancelled", reason=search.reason, exit_code=75)
-            else:
-                _queue_again(connection, search, reason=reason, hint="")
-            search = _read(connection, number)
-            _add_events(connection, [_state_event(search)])
-        return search
-
-    def is_expired(self, number: int, run: int) -> bool:
-        """Returns whether a process has given no sign of life for SEARCH_LEASE_SECONDS."""
-        query = select(SEARCHES.c.id).where(
-            SEARCHES.c.id == number,
-            SEARCHES.c.run == run,
-            SEARCHES.c.state == "running",
-            SEARCHES.c.lease_until < DatabaseNow(),
-        )
-        with self._database.reading() as connection:
-            return connection.execute(query).first() is not None
-
-    def fail(self, epoch: int, number: int, run: int, *, reason: str, hint: str) -> None:
-        """Notes that no process could be started for a search. Raises LeadLost."""
-        with self._fenced(epoch) as connection:
-            search = _read(connection, number)
-            if search.state == "running" and search.run == run:
-                _end(connection, number, "failed", reason=reason, hint=hint, exit_code=70)
-                _add_events(connection, [_state_event(_read(connection, number))])
+            with _telling(connection, number) as search:
+                _end_run(connection, search, end)
+            return _read(connection, number)
 
     def to_announce(self, *, limit: int = 20) -> list[QueuedSearch]:
         """Returns searches of the last day that no webhook was called for yet."""
         query = (
-            select(SEARCHES)
-            .where(
+            _SEARCHES.where(
                 SEARCHES.c.state.in_(ENDED),
                 SEARCHES.c.is_announced.is_(False),
                 SEARCHES.c.ended_at > DatabaseNow() - _ANNOUNCED_SECONDS,
@@ -476,15 +421,18 @@ class Searches:
             return [_search(row) for row in connection.execute(query)]
 
     def set_announced(self, epoch: int, numbers: Sequence[int]) -> None:
-        """Notes that the webhook was called for these searches. Raises LeadLost."""
-        with self._fenced(epoch) as connection:
+        """Notes that the webhook was called for these searches. Raises LeaseLost."""
+        with self._writing(LeadLease(epoch)) as connection:
             connection.execute(
                 update(SEARCHES).where(SEARCHES.c.id.in_(numbers)).values(is_announced=True)
             )
 
     def explain_waiting(self, epoch: int, groups: Sequence[str]) -> None:
-        """Says at queued searches for a group that no server has why they wait. Raises LeadLost."""
-        with self._fenced(epoch) as connection:
+        """Says of queued searches why they wait for a group that no server has.
+
+        Raises LeaseLost.
+        """
+        with self._writing(LeadLease(epoch)) as connection:
             connection.execute(
                 update(SEARCHES)
                 .where(
@@ -495,26 +443,14 @@ class Searches:
                 .values(reason="it waits for a group of devices that the server does not have")
             )
 
-    @contextmanager
-    def _fenced(self, epoch: int) -> Iterator[Connection]:
-        """Yields a transaction of the leading server; renews its lead. Raises LeadLost."""
-        with self._database.writing() as connection:
-            renewed = connection.execute(
-                update(SERVER)
-                .where(SERVER.c.id == 1, SERVER.c.epoch == epoch)
-                .values(renewed_at=DatabaseNow())
-            )
-            if renewed.rowcount == 0:
-                raise LeadLost
-            yield connection
-
     # -- for the process of a search ---------------------------------------------------------------
 
     def begin_run(
         self, number: int, run: int, process: SearchProcess, *, version: str
     ) -> QueuedSearch:
-        """Notes which process runs a search, and the version of its autotune. Raises RunLost."""
-        with self._of_run(number, run) as (connection, _):
+        """Notes which process runs a search, and the version of its autotune. Raises LeaseLost."""
+        lease = RunLease(number, run)
+        with self._writing(lease) as connection, _telling(connection, number):
             _update(
                 connection,
                 number,
@@ -522,97 +458,47 @@ class Searches:
                 pid=process.pid,
                 process_started_at=process.started_at,
                 version=version,
-                lease_until=DatabaseNow() + SEARCH_LEASE_SECONDS,
             )
-            search = _read(connection, number)
-            _add_events(connection, [_state_event(search)])
-        return search
+            return _read(connection, number)
 
     def renew_run(
-        self, number: int, run: int, *, progress: Mapping[str, Any], study: str, has_results: bool
-    ) -> bool:
-        """Gives a sign of life and says what the search does; returns whether it is to stop.
-
-        `has_results` ends the count of losses in a row. Raises RunLost.
-        """
-        with self._of_run(number, run) as (connection, search):
-            values: dict[str, Any] = {"study": study}
-            if has_results:
-                values["losses"] = 0
-            _update(
-                connection,
-                number,
-                lease_until=DatabaseNow() + SEARCH_LEASE_SECONDS,
-                progress=dict(progress),
-                **values,
-            )
-            return search.is_stopping
-
-    def end_run(
         self,
         number: int,
         run: int,
-        state: SearchState,
         *,
-        reason: str = "",
-        hint: str = "",
-        exit_code: int | None = None,
-        is_loss: bool = False,
-    ) -> None:
-        """Notes how a search ended; `queued` where another process is to resume it.
+        progress: Mapping[str, Any],
+        study: str,
+        has_results: bool,
+        events: Sequence[tuple[str, Any]] = (),
+        after: int = 0,
+    ) -> bool:
+        """Gives a sign of life and says what the search does; returns whether it is to stop.
 
-        With `is_loss` that counts as a loss, and the search fails after too many. Raises RunLost.
+        `has_results` ends the count of losses in a row. `events` are each a kind and what JSON can
+        hold; `after` counts those of the run before them: a call that is repeated because its
+        answer was lost adds none again. Raises LeaseLost.
         """
-        with self._of_run(number, run) as (connection, search):
-            if state == "queued" and search.is_stopping:
-                _end(connection, number, "cancelled", reason=search.reason, exit_code=75)
-            elif state == "queued" and is_loss:
-                _queue_again(connection, search, reason=reason, hint=hint)
-            elif state == "queued":
-                _update(
-                    connection,
-                    number,
-                    state="queued",
-                    reason=reason,
-                    hint=hint,
-                    device_group=search.request.get("group", ""),
-                )
-            else:
-                _end(
-                    connection,
-                    number,
-                    state,
-                    reason=reason or (search.reason if state == "cancelled" else ""),
-                    hint=hint,
-                    exit_code=exit_code,
-                )
-            _add_events(connection, [_state_event(_read(connection, number))])
+        lease = RunLease(number, run)
+        with self._writing(lease) as connection, _telling(connection, number) as search:
+            known = connection.scalar(select(SEARCHES.c.reported).where(SEARCHES.c.id == number))
+            reported = known or 0
+            new = events[max(0, reported - after) :]
+            _update(
+                connection,
+                number,
+                progress=dict(progress),
+                study=study,
+                losses=0 if has_results else search.losses,
+                reported=reported + len(new),
+            )
+            _add_events(connection, [(number, study, kind, data) for kind, data in new])
+            return search.is_stopping
 
-    def add_events(
-        self, number: int, run: int, events: Sequence[tuple[str, Any]], *, after: int
-    ) -> None:
-        """Adds events of a search, each a kind and what JSON can hold. Raises RunLost.
-
-        `after` counts the events of the run before these: a call that is repeated because its
-        answer was lost adds none again.
-        """
-        with self._of_run(number, run) as (connection, search):
-            reported = connection.scalar(select(SEARCHES.c.reported).where(SEARCHES.c.id == number))
-            new = events[max(0, (reported or 0) - after) :]
-            _update(connection, number, reported=after + len(events))
-            _add_events(connection, [(search.id, search.study, kind, data) for kind, data in new])
-
-    @contextmanager
-    def _of_run(self, number: int, run: int) -> Iterator[tuple[Connection, QueuedSearch]]:
-        with self._database.writing() as connection:
-            _lock(connection)
-            try:
-                search = _read(connection, number)
-            except UnknownSearch:
-                raise RunLost from None
-            if search.run != run or search.state != "running":
-                raise RunLost
-            yield connection, search
+    def end_run(self, number: int, run: int, end: SearchEnd) -> None:
+        """Notes how a search ended. Raises LeaseLost."""
+        lease = RunLease(number, run)
+        with self._writing(lease) as connection, _telling(connection, number) as search:
+            _end_run(connection, search, end)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -644,8 +530,8 @@ class Searches:
             ]
 
     def prune_events(self, epoch: int, *, most: int) -> None:
-        """Removes all but the last `most` events. Raises LeadLost."""
-        with self._fenced(epoch) as connection:
+        """Removes all but the last `most` events. Raises LeaseLost."""
+        with self._writing(LeadLease(epoch)) as connection:
             last = connection.scalar(select(SERVER.c.last_event).where(SERVER.c.id == 1)) or 0
             connection.execute(delete(EVENTS).where(EVENTS.c.id <= last - most))
 
@@ -658,13 +544,6 @@ _QUEUE_ORDER = (
     SEARCHES.c.priority.desc(),
     SEARCHES.c.id,
 )
-
-
-def _lock(connection: Connection) -> None:
-    """Locks the row of the server until the commit, so that changes come one after another."""
-    connection.execute(
-        update(SERVER).where(SERVER.c.id == 1).values(last_event=SERVER.c.last_event)
-    )
 
 
 def _check_no_active_search(connection: Connection, study: str) -> None:
@@ -683,7 +562,7 @@ def _check_no_active_search(connection: Connection, study: str) -> None:
 def _read(connection: Connection, number: int) -> QueuedSearch:
     row = None
     if 0 < number < 2**31:
-        row = connection.execute(select(SEARCHES).where(SEARCHES.c.id == number)).one_or_none()
+        row = connection.execute(_SEARCHES.where(SEARCHES.c.id == number)).one_or_none()
     if row is None:
         raise UnknownSearch(
             f"there is no search {number}", hint="see the searches with: autotune queue"
@@ -741,7 +620,7 @@ def _readable_search(row: Row[Any]) -> QueuedSearch:
         losses=row.losses,
         is_stopping=row.is_stopping,
         process=process,
-        lease_until=row.lease_until,
+        is_expired=row.is_expired,
         progress=row.progress,
         version=row.version,
     )
@@ -754,48 +633,61 @@ def _update(connection: Connection, number: int, **values: Any) -> None:
     connection.execute(update(SEARCHES).where(SEARCHES.c.id == number).values(**values))
 
 
-def _queue_again(connection: Connection, search: QueuedSearch, *, reason: str, hint: str) -> None:
-    """Queues a search after the loss of its process; it fails after too many in a row."""
-    losses = search.losses + 1
-    if losses > MOST_LOSSES:
-        _end(
-            connection,
-            search.id,
-            "failed",
-            reason=f"its process was lost {losses} times in a row, the last time: {reason}",
-            hint=hint or "see the log of the search, then continue it",
+@contextmanager
+def _telling(connection: Connection, number: int) -> Iterator[QueuedSearch]:
+    """Yields a search, and adds an event at the end if anything but its signs of life changed."""
+    before = _read(connection, number)
+    yield before
+    row = connection.execute(_SEARCHES.where(SEARCHES.c.id == number)).one_or_none()
+    if row is None:
+        return
+    after = _search(row)
+    progress, losses = after.progress, after.losses
+    if replace(before, is_expired=after.is_expired, progress=progress, losses=losses) != after:
+        _add_events(connection, [_state_event(after)])
+
+
+def _end_run(connection: Connection, search: QueuedSearch, end: SearchEnd) -> None:
+    """Ends a search, or queues it again; it fails after too many losses in a row."""
+    losses = search.losses + end.is_loss
+    if end.state == "cancelled" or (end.state == "queued" and search.is_stopping):
+        _end(connection, search.id, _cancelled(search.reason))
+    elif end.state != "queued":
+        _end(connection, search.id, end)
+    elif losses > MOST_LOSSES:
+        failure = SearchEnd(
+            state="failed",
+            reason=f"its process was lost {losses} times in a row, the last time: {end.reason}",
+            hint=end.hint or "see the log of the search, then continue it",
             exit_code=75,
         )
-        return
-    pause = min(2.0 ** (losses - 1), _LONGEST_LOSS_PAUSE_SECONDS)
-    _update(
-        connection,
-        search.id,
-        state="queued",
-        losses=losses,
-        reason=reason,
-        hint=hint,
-        not_before=DatabaseNow() + pause,
-        device_group=search.request.get("group", ""),
-    )
+        _end(connection, search.id, failure)
+    else:
+        pause = min(2.0 ** (losses - 1), _LONGEST_LOSS_PAUSE_SECONDS) if end.is_loss else 0.0
+        _update(
+            connection,
+            search.id,
+            state="queued",
+            losses=losses,
+            reason=end.reason,
+            hint=end.hint,
+            not_before=DatabaseNow() + pause,
+            device_group=search.request.get("group", ""),
+        )
 
 
-def _end(
-    connection: Connection,
-    number: int,
-    state: SearchState,
-    *,
-    reason: str = "",
-    hint: str = "",
-    exit_code: int | None,
-) -> None:
+def _cancelled(reason: str) -> SearchEnd:
+    return SearchEnd(state="cancelled", reason=reason, exit_code=75)
+
+
+def _end(connection: Connection, number: int, end: SearchEnd) -> None:
     _update(
         connection,
         number,
-        state=state,
-        reason=reason,
-        hint=hint,
-        exit_code=exit_code,
+        state=end.state,
+        reason=end.reason,
+        hint=end.hint,
+        exit_code=end.exit_code,
         ended_at=DatabaseNow(),
         is_stopping=False,
     )

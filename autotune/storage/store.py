@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy
@@ -28,7 +29,7 @@ from autotune.spec.reading import fits
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import with_files_of_trial
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
-from autotune.storage.attempts import Attempts, lock_study, read_losses
+from autotune.storage.attempts import Attempts, lock_study, read_causes
 from autotune.storage.database import BUSY_TIMEOUT_SECONDS, Database
 from autotune.storage.error_translation import (
     Conflict,
@@ -36,7 +37,8 @@ from autotune.storage.error_translation import (
     damage_hint,
     storage_errors,
 )
-from autotune.storage.retry import RetryPolicy, retried
+from autotune.storage.leases import AttemptLease
+from autotune.storage.retry import ONCE, RetryPolicy, retried
 from autotune.storage.rows import (
     DamagedRow,
     confirmation_from_row,
@@ -56,7 +58,6 @@ from autotune.storage.tables import (
     PREDICTIONS,
     STUDIES,
     TRIALS,
-    DatabaseNow,
 )
 
 
@@ -122,8 +123,8 @@ class StudyStore:
     process has used it before: what cannot be reached is then away for a while and not
     misconfigured. `busy_timeout_seconds` is how long SQLite waits for another process's lock. All
     methods raise StorageUnavailable for a database that cannot be used, and StorageUnreachable for
-    one that cannot be used at the moment. With `retry`, opening it and the methods that are
-    `retried` first wait for it as that policy says.
+    one that cannot be used at the moment. Opening it and the methods that are `retried` first wait
+    for it as `retry` says.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class StudyStore:
         create: bool = False,
         was_reached: bool = False,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
-        retry: RetryPolicy | None = None,
+        retry: RetryPolicy = ONCE,
     ) -> None:
         self._retry = retry
 
@@ -152,7 +153,7 @@ class StudyStore:
                     raise
             return database
 
-        self._database = open_database() if retry is None else retry.repeat(open_database)
+        self._database = retry.repeat(open_database)
         self.url = self._database.url
         """The database's URL without its password, for messages."""
         self.attempts = Attempts(self._database, retry=retry)
@@ -435,17 +436,15 @@ class StudyStore:
             self.forecasts(study)
             raise
         unfinished = [row.number for row in rows if row.measurement is None]
-        losses = read_losses(self._database, study, unfinished)
+        losses = read_causes(self._database, study, unfinished, "lost")
         with storage_errors(self.url):  # translates DamagedRow
             records = []
             for row in rows:
-                count, cause = losses.get(row.number, (0, ""))
                 record = record_from_row(
                     row,
                     cap_bytes=row.cap_bytes,
                     predicted_bytes=row.predicted,
-                    losses=count,
-                    cause=cause,
+                    losses=losses.get(row.number, ()),
                 )
                 records.append(record)
             return records
@@ -501,14 +500,8 @@ class StudyStore:
         speed.
         """
         row = confirmation_row(confirmation)
-
-        def store_row() -> None:
-            self._add_confirmation(study, row, confirmation_id=confirmation_id)
-
-        if self._retry is None:
-            store_row()
-        else:
-            self._retry.repeat(store_row, before_retry=before_retry)
+        store_row = partial(self._add_confirmation, study, row, confirmation_id=confirmation_id)
+        self._retry.repeat(store_row, before_retry=before_retry)
 
     def _add_confirmation(
         self, study: str, row: Mapping[str, Any], *, confirmation_id: str
@@ -564,11 +557,7 @@ def _select_entries() -> Select[Any]:
     running = (
         select(sqlalchemy.func.count())
         .select_from(ATTEMPTS.join(TRIALS))
-        .where(
-            TRIALS.c.study_id == STUDIES.c.id,
-            ATTEMPTS.c.state == "running",
-            ATTEMPTS.c.lease_until > DatabaseNow(),
-        )
+        .where(TRIALS.c.study_id == STUDIES.c.id, AttemptLease.unexpired)
         .scalar_subquery()
     )
     return select(

@@ -62,7 +62,7 @@ from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import Once, TrialRunner
 from autotune.study.workers.coordinator import Coordinator
-from autotune.study.workers.heartbeat import Lease
+from autotune.study.workers.heartbeat import HeldLease
 
 REPEATS_BEFORE_DRAWING = 6
 """After this many suggestions in a row that have a trial already, draw a new configuration."""
@@ -87,7 +87,7 @@ class _Trial:
 
     attempt: Attempt
     config: TrainingConfig
-    lease: Lease
+    lease: HeldLease
     held: ExitStack
     """Renews the lease until it is closed."""
 

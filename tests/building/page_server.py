@@ -105,7 +105,15 @@ class PageServer:
             self._say_all(Searches(store.database), events)
 
     def _say_all(self, searches, events):
-        searches.add_events(self.search.id, self.search.run, events, after=self.told)
+        searches.renew_run(
+            self.search.id,
+            self.search.run,
+            progress={},
+            study=RUNNING,
+            has_results=True,
+            events=events,
+            after=self.told,
+        )
         self.told += len(events)
 
     def submit(self, study, **request):

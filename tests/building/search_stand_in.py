@@ -12,8 +12,10 @@ import sys
 import time
 
 from autotune.service.processes import this_process
+from autotune.spec.queued_search import SearchEnd
 from autotune.storage.database import Database
-from autotune.storage.searches import RunLost, Searches
+from autotune.storage.leases import LeaseLost
+from autotune.storage.searches import Searches
 
 
 def main():
@@ -37,26 +39,29 @@ def main():
         if wanted.get("dies_at") == done and run == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         done += 1
-        event = ("trial_ended", {"trial": {"number": done - 1}})
-        searches.add_events(number, run, [event], after=told)
-        told += 1
-        progress = {"trials": done}
         is_cancelled = searches.renew_run(
-            number, run, progress=progress, study=found.study, has_results=True
+            number,
+            run,
+            progress={"trials": done},
+            study=found.study,
+            has_results=True,
+            events=[("trial_ended", {"trial": {"number": done - 1}})],
+            after=told,
         )
+        told += 1
         if wanted.get("ignores"):
             continue
         if is_cancelled:
-            searches.end_run(number, run, "cancelled", exit_code=75)
+            searches.end_run(number, run, SearchEnd(state="cancelled", exit_code=75))
             return
         if stops:
-            searches.end_run(number, run, "queued", reason="stopped")
+            searches.end_run(number, run, SearchEnd(state="queued", reason="stopped"))
             return
-    searches.end_run(number, run, "finished", exit_code=0)
+    searches.end_run(number, run, SearchEnd(state="finished", exit_code=0))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except RunLost:
+    except LeaseLost:
         sys.exit(75)

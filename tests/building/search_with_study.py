@@ -9,8 +9,10 @@ import sys
 import time
 
 from autotune.service.processes import this_process
+from autotune.spec.queued_search import SearchEnd
 from autotune.storage.database import Database
-from autotune.storage.searches import RunLost, Searches
+from autotune.storage.leases import LeaseLost
+from autotune.storage.searches import Searches
 from tests.building.studies import config, definition, keep, measured, open_store
 
 
@@ -29,8 +31,18 @@ def main():
 
         def say(kind, **data):
             nonlocal told
-            searches.add_events(number, run, [(kind, data)], after=told)
+            progress = {"trials": len(store.trials(name)), "trials_wanted": trials}
+            is_cancelled = searches.renew_run(
+                number,
+                run,
+                progress=progress,
+                study=name,
+                has_results=True,
+                events=[(kind, data)],
+                after=told,
+            )
             told += 1
+            return is_cancelled
 
         say("opened", trials_wanted=trials, places=[], lines=[f"Study {name} by hand"])
         for trial in range(len(store.trials(name)), trials):
@@ -43,20 +55,19 @@ def main():
             if not is_feasible:
                 result = measured(outcome="over_cap")
             keep(store, config(trial), result, study=name, name=f"trial {trial}")
-            say("trial_ended", trial=store.trials(name)[trial].to_dict())
-            progress = {"trials": trial + 1, "trials_wanted": trials}
-            if searches.renew_run(number, run, progress=progress, study=name, has_results=True):
-                searches.end_run(number, run, "cancelled", exit_code=75)
+            if say("trial_ended", trial=store.trials(name)[trial].to_dict()):
+                searches.end_run(number, run, SearchEnd(state="cancelled", exit_code=75))
                 return
     if found.request.get("seed") == 13:
         reason, hint = "the workload cannot be built", "use another seed"
-        searches.end_run(number, run, "failed", reason=reason, hint=hint, exit_code=70)
+        end = SearchEnd(state="failed", reason=reason, hint=hint, exit_code=70)
+        searches.end_run(number, run, end)
         return
-    searches.end_run(number, run, "finished", exit_code=0)
+    searches.end_run(number, run, SearchEnd(state="finished", exit_code=0))
 
 
 if __name__ == "__main__":
     try:
         main()
-    except RunLost:
+    except LeaseLost:
         sys.exit(75)

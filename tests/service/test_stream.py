@@ -29,7 +29,15 @@ class Writer:
 
     def __call__(self, count):
         events = [("notice", {"message": str(index)}) for index in range(count)]
-        self.queue.add_events(self.search.id, self.search.run, events, after=self.told)
+        self.queue.renew_run(
+            self.search.id,
+            self.search.run,
+            progress={},
+            study="s",
+            has_results=False,
+            events=events,
+            after=self.told,
+        )
         self.told += count
 
 

@@ -250,11 +250,12 @@ def test_a_forgiven_failure_is_not_an_expired_attempt(store):
     )
 
 
-def test_only_expired_attempts_count_as_deaths_of_workers(store):
-    for state in ("given_up", "given_back", "lost", "given_up"):
-        store.attempts.end(claim(store).id, state, cause="because")
+def test_attempts_are_told_apart_by_how_they_ended(store):
+    for cause, state in enumerate(("given_up", "given_back", "lost", "given_up")):
+        store.attempts.end(claim(store).id, state, cause=str(cause))
     claim(store, 1)
-    assert store.attempts.deaths("by-hand", [0, 1]) == {0: 2}
+    assert store.attempts.causes("by-hand", [0, 1], "given_up") == {0: ["0", "3"]}
+    assert store.attempts.causes("by-hand", [0, 1], "lost") == {0: ["2"]}
 
 
 def test_released_attempts_do_not_count_as_failures(store):

@@ -218,8 +218,7 @@ IDEMPOTENT_CALLS = {
     "attempts.finish": lambda store: store.attempts.finish("a" * 32, measured(), seconds=1.0),
     "attempts.end": lambda store: store.attempts.end("a" * 32, "lost", cause="because"),
     "attempts.running": lambda store: store.attempts.running("by-hand"),
-    "attempts.losses": lambda store: store.attempts.losses("by-hand", [0]),
-    "attempts.deaths": lambda store: store.attempts.deaths("by-hand", [0]),
+    "attempts.causes": lambda store: store.attempts.causes("by-hand", [0], "lost"),
     "attempts.forgive_losses": lambda store: store.attempts.forgive_losses("by-hand"),
 }
 
@@ -287,8 +286,8 @@ def test_a_loss_counts_once_where_the_reply_was_lost(patient):
     attempt = patient.claim()
     patient.outage.begins_after_the_next_commit()
     patient.store.attempts.end(attempt.id, "lost", cause="the device is gone")
-    losses = patient.store.attempts.losses("by-hand", [0])
-    assert (losses, len(patient.waits)) == ({0: (1, "the device is gone")}, 1)
+    losses = patient.store.attempts.causes("by-hand", [0], "lost")
+    assert (losses, len(patient.waits)) == ({0: ["the device is gone"]}, 1)
 
 
 def test_a_prediction_is_stored_once_where_the_reply_was_lost(patient):

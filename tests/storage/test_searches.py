@@ -7,13 +7,16 @@ import pytest
 from sqlalchemy import update
 
 from autotune.errors import SearchConflict, UnknownSearch
-from autotune.spec.queued_search import MOST_LOSSES, SearchProcess
-from autotune.storage.searches import LeadLost, NewSearch, RunLost, Searches
+from autotune.spec.queued_search import MOST_LOSSES, SearchEnd, SearchProcess
+from autotune.storage.leases import LeaseLost
+from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import SEARCHES, SERVER
 from tests.building.studies import definition, open_store
 
 PROCESS = SearchProcess(host="here", pid=17, started_at=1000.0)
+FINISHED = SearchEnd(state="finished", exit_code=0)
+SERVER_STOPS = SearchEnd(state="queued", reason="the server stops")
 
 
 @pytest.fixture
@@ -39,6 +42,18 @@ def submit(queue, **changes):
 
 def claim(queue, epoch, group="default"):
     return queue.claim_next(epoch, group=group, version="1")
+
+
+def renew(queue, search, *, events=(), after=0, **said):
+    """Give a sign of life as the process of a search does, with what else it says."""
+    said = {"progress": {}, "study": search.study, "has_results": False, **said}
+    return queue.renew_run(search.id, search.run, events=events, after=after, **said)
+
+
+def lose(queue, epoch, search, reason="gone"):
+    """Give up the process of a search, as the leading server does."""
+    end = SearchEnd(state="queued", reason=reason, is_loss=True)
+    return queue.end_lost_run(epoch, search.id, search.run, end)
 
 
 def kinds(queue):
@@ -100,7 +115,7 @@ def test_the_highest_priority_begins_first_and_among_equals_the_oldest(queue, ep
     order = []
     while (search := claim(queue, epoch)) is not None:
         queue.begin_run(search.id, search.run, PROCESS, version="1")
-        queue.end_run(search.id, search.run, "finished", exit_code=0)
+        queue.end_run(search.id, search.run, FINISHED)
         order.append(search.id)
     assert order == [numbers[1], numbers[2], numbers[0], numbers[3]]
 
@@ -154,16 +169,10 @@ def test_a_running_search_is_told_to_stop_by_its_next_sign_of_life(queue, epoch)
     submit(queue)
     search = claim(queue, epoch)
     queue.begin_run(search.id, search.run, PROCESS, version="1")
-
-    def renew():
-        return queue.renew_run(
-            search.id, search.run, progress={}, study=search.study, has_results=False
-        )
-
-    assert renew() is False
+    assert renew(queue, search) is False
     assert queue.cancel(search.id, by="bob").state == "running"
-    assert renew() is True
-    queue.end_run(search.id, search.run, "cancelled", exit_code=75)
+    assert renew(queue, search) is True
+    queue.end_run(search.id, search.run, SearchEnd(state="cancelled"))
     assert queue.get(search.id).reason == "cancelled by bob"
 
 
@@ -171,7 +180,7 @@ def test_a_search_that_stops_for_a_cancelled_one_to_be_resumed_is_cancelled(queu
     submit(queue)
     search = claim(queue, epoch)
     queue.cancel(search.id, by="bob")
-    queue.end_run(search.id, search.run, "queued", reason="the server stops")
+    queue.end_run(search.id, search.run, SERVER_STOPS)
     assert queue.get(search.id).state == "cancelled"
 
 
@@ -180,7 +189,7 @@ def test_an_ended_search_cannot_be_cancelled_and_can_be_removed(queue, epoch):
     search = claim(queue, epoch)
     with pytest.raises(SearchConflict, match="cancel it before"):
         queue.remove(search.id)
-    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    queue.end_run(search.id, search.run, FINISHED)
     with pytest.raises(SearchConflict, match="is finished"):
         queue.cancel(search.id, by="bob")
     queue.remove(search.id)
@@ -202,7 +211,7 @@ def test_a_search_whose_process_is_lost_is_first_in_the_queue_again(queue, epoch
     submit(queue)
     submit(queue, priority=100)
     search = claim(queue, epoch)
-    lost = queue.give_up_run(epoch, search.id, search.run, reason="killed by SIGKILL")
+    lost = lose(queue, epoch, search, "killed by SIGKILL")
     assert (lost.state, lost.losses, lost.reason) == ("queued", 1, "killed by SIGKILL")
     changed(database, search.id, not_before=0.0)
     again = claim(queue, epoch)
@@ -214,7 +223,7 @@ def test_a_search_that_is_lost_too_often_fails_with_the_reason(queue, epoch, dat
     for _ in range(MOST_LOSSES + 1):
         changed(database, number, not_before=0.0)
         search = claim(queue, epoch)
-        queue.give_up_run(epoch, number, search.run, reason="killed by SIGKILL")
+        lose(queue, epoch, search, "killed by SIGKILL")
     search = queue.get(number)
     assert search.state == "failed"
     assert "killed by SIGKILL" in search.reason
@@ -223,31 +232,30 @@ def test_a_search_that_is_lost_too_often_fails_with_the_reason(queue, epoch, dat
 def test_results_end_the_count_of_losses(queue, epoch, database):
     number = submit(queue).id
     search = claim(queue, epoch)
-    queue.give_up_run(epoch, number, search.run, reason="gone")
+    lose(queue, epoch, search)
     changed(database, number, not_before=0.0)
     search = claim(queue, epoch)
-    queue.renew_run(number, search.run, progress={}, study="s", has_results=True)
+    renew(queue, search, has_results=True)
     assert queue.get(number).losses == 0
 
 
 def test_a_process_that_was_given_up_changes_nothing_any_more(queue, epoch, database):
     submit(queue)
     search = claim(queue, epoch)
-    queue.give_up_run(epoch, search.id, search.run, reason="gone")
+    lose(queue, epoch, search)
     changed(database, search.id, not_before=0.0)
     claim(queue, epoch)
-    before = queue.get(search.id)
+    before, last = queue.get(search.id), queue.last_event()
     for late in (
         lambda: queue.begin_run(search.id, search.run, PROCESS, version="1"),
-        lambda: queue.renew_run(
-            search.id, search.run, progress={}, study="other", has_results=True
+        lambda: renew(
+            queue, search, study="other", has_results=True, events=[("notice", {})], after=0
         ),
-        lambda: queue.add_events(search.id, search.run, [("notice", {})], after=0),
-        lambda: queue.end_run(search.id, search.run, "finished", exit_code=0),
+        lambda: queue.end_run(search.id, search.run, FINISHED),
     ):
-        with pytest.raises(RunLost):
+        with pytest.raises(LeaseLost):
             late()
-    assert queue.get(search.id) == before
+    assert (queue.get(search.id), queue.last_event()) == (before, last)
 
 
 # -- the lead --------------------------------------------------------------------------------------
@@ -274,12 +282,11 @@ def test_a_server_that_was_paused_schedules_nothing_when_it_wakes_up(queue, epoc
     for late in (
         lambda: queue.keep_lead(epoch),
         lambda: claim(queue, epoch),
-        lambda: queue.give_up_run(epoch, search.id, search.run, reason="gone"),
-        lambda: queue.fail(epoch, search.id, search.run, reason="gone", hint=""),
+        lambda: lose(queue, epoch, search),
         lambda: queue.prune_events(epoch, most=0),
         lambda: queue.set_announced(epoch, [search.id]),
     ):
-        with pytest.raises(LeadLost):
+        with pytest.raises(LeaseLost):
             late()
     assert queue.get(search.id) == before
 
@@ -291,7 +298,7 @@ def test_events_are_numbered_without_gaps(queue, epoch):
     submit(queue)
     search = claim(queue, epoch)
     events = [("notice", {"message": "a"}), ("notice", {})]
-    queue.add_events(search.id, search.run, events, after=0)
+    renew(queue, search, events=events)
     events = queue.events_after(0)
     assert [event.number for event in events] == list(range(1, len(events) + 1))
     assert kinds(queue) == ["search", "search", "notice", "notice"]
@@ -309,10 +316,10 @@ def test_a_change_that_changes_nothing_is_no_event(queue):
 def test_old_events_are_removed_and_the_numbers_go_on(queue, epoch):
     submit(queue)
     search = claim(queue, epoch)
-    queue.add_events(search.id, search.run, [("notice", {})] * 10, after=0)
+    renew(queue, search, events=[("notice", {})] * 10)
     queue.prune_events(epoch, most=3)
     assert queue.first_event() == queue.last_event() - 2
-    queue.add_events(search.id, search.run, [("notice", {})], after=10)
+    renew(queue, search, events=[("notice", {})], after=10)
     assert queue.events_after(0)[-1].number == queue.last_event() == 13
 
 
@@ -327,8 +334,8 @@ def test_events_that_are_told_again_because_the_answer_was_lost_come_once(queue,
     submit(queue)
     search = claim(queue, epoch)
     events = [("notice", {"message": str(index)}) for index in range(3)]
-    queue.add_events(search.id, search.run, events, after=0)
-    queue.add_events(search.id, search.run, [*events, ("notice", {"message": "3"})], after=0)
+    renew(queue, search, events=events)
+    renew(queue, search, events=[*events, ("notice", {"message": "3"})])
     told = [event.data["message"] for event in queue.events_after(2)]
     assert told == ["0", "1", "2", "3"]
 
@@ -341,7 +348,7 @@ def test_a_server_that_judges_a_leader_dead_does_not_take_the_lead_of_the_next(q
 def test_a_search_whose_server_stops_is_for_any_group_again(queue, epoch):
     submit(queue)
     search = claim(queue, epoch, "left")
-    queue.end_run(search.id, search.run, "queued", reason="the server stops")
+    queue.end_run(search.id, search.run, SERVER_STOPS)
     assert claim(queue, epoch, "right").id == search.id
 
 
@@ -355,17 +362,17 @@ def test_a_search_that_ends_as_it_is_cancelled_is_finished_without_a_reason(queu
     submit(queue)
     search = claim(queue, epoch)
     queue.cancel(search.id, by="ada")
-    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    queue.end_run(search.id, search.run, FINISHED)
     assert queue.get(search.id).reason == ""
 
 
 def test_the_process_of_a_removed_search_is_lost(queue, epoch):
     submit(queue)
     search = claim(queue, epoch)
-    queue.end_run(search.id, search.run, "finished", exit_code=0)
+    queue.end_run(search.id, search.run, FINISHED)
     queue.remove(search.id)
-    with pytest.raises(RunLost):
-        queue.renew_run(search.id, search.run, progress={}, study="s", has_results=False)
+    with pytest.raises(LeaseLost):
+        renew(queue, search)
 
 
 def test_the_searches_of_a_study_follow_its_name(queue, store_url):

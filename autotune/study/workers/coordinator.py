@@ -11,15 +11,12 @@ first worker that notices ends it.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.errors import StorageUnavailable, StorageUnreachable
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import (
-    LEASE_SECONDS,
     MAX_RETRIES,
-    RENEWAL_SECONDS,
     Attempt,
     FinishedTrial,
     RunningAttempt,
@@ -32,8 +29,8 @@ from autotune.spec.study import StudyDefinition
 from autotune.storage.attempts import Delivery
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, Listener, PoisonTrial, ResultRejected
-from autotune.study.workers.heartbeat import Lease, LeaseHeartbeat
-from autotune.study.workers.liveness import WorkerIdentity
+from autotune.study.workers.heartbeat import HeldLease, LeaseHeartbeat
+from autotune.study.workers.liveness import LeaseWatch, WorkerIdentity
 from autotune.study.workers.outbox import (
     OUTBOX_FOLDER,
     Outbox,
@@ -43,23 +40,6 @@ from autotune.study.workers.outbox import (
 )
 
 WORKERS = "workers"
-
-_MAX_SECONDS_PER_CHECK = RENEWAL_SECONDS
-"""How much of the time between two checks counts at most: the database may have been away, so that
-no worker could renew its lease."""
-_UNRENEWED_SECONDS = 3 * RENEWAL_SECONDS
-"""An expired lease that was not renewed for this long ends its attempt."""
-_UNRENEWED_SECONDS_WITHOUT_EXPIRY = 2 * LEASE_SECONDS
-"""The same for a lease that has not expired, as after the database's clock was set back."""
-
-
-@dataclass(kw_only=True)
-class _LeaseWatch:
-    """How long another worker has not renewed its lease, by this process's monotonic clock."""
-
-    renewals: int
-    checked_at: float
-    unrenewed_seconds: float = 0.0
 
 
 class Coordinator:
@@ -83,14 +63,12 @@ class Coordinator:
         self._store = store
         self._attempts = store.attempts
         self._listener = listener
-        self._clock = clock
         self._outbox = Outbox(folder / OUTBOX_FOLDER)
         self._identity = WorkerIdentity(folder / WORKERS)
         self._heartbeat = LeaseHeartbeat(self._attempts)
         self.revision = -1
         """The study's revision that `records` are from."""
-        self._watched: dict[str, _LeaseWatch] = {}
-        """By attempt id."""
+        self._watch = LeaseWatch(clock)
         self._study_begun = ""
         """Read on entering, as the database may be away when a confirmation is stored."""
         self._open_attempts: set[str] = set()
@@ -132,7 +110,7 @@ class Coordinator:
 
         Returns the trials that got a result since the last call, in the order of their results.
         """
-        self._deliver_outbox()
+        self._outbox.deliver(self._deliver)
         self._expire_dead_attempts()
         changes = self._store.changes(self._study, since=self.revision)
         self.revision = changes.revision
@@ -145,16 +123,15 @@ class Coordinator:
         # An attempt that fails or expires changes its trial, and losses can be forgiven.
         changed = {record.number for record in changes.records} & self.unfinished.keys()
         asked = changed | (self.failed_too_often & self.unfinished.keys())
-        losses = self._attempts.losses(self._study, asked)
-        self.failed_too_often = set()
-        for number, (count, _) in losses.items():
-            if count > MAX_RETRIES:
-                self.failed_too_often.add(number)
-        deaths = self._attempts.deaths(self._study, changed)
-        for number, count in deaths.items():
-            if count > MAX_RETRIES and number not in self.poison_trials:
+        losses = self._attempts.causes(self._study, asked, "lost")
+        self.failed_too_often = {
+            number for number, causes in losses.items() if len(causes) > MAX_RETRIES
+        }
+        deaths = self._attempts.causes(self._study, changed, "given_up")
+        for number, causes in deaths.items():
+            if len(causes) > MAX_RETRIES and number not in self.poison_trials:
                 self.poison_trials.add(number)
-                self._listener(PoisonTrial(number=number, deaths=count))
+                self._listener(PoisonTrial(number=number, deaths=len(causes)))
         return [record for record in changes.records if record.is_finished]
 
     # -- this worker's attempt ---------------------------------------------------------------------
@@ -181,7 +158,7 @@ class Coordinator:
         return attempt
 
     @contextmanager
-    def working_on(self, attempt: Attempt) -> Iterator[Lease]:
+    def working_on(self, attempt: Attempt) -> Iterator[HeldLease]:
         """Renews the attempt's lease while the block runs; several attempts may run at once."""
         with self._heartbeat.holding(attempt.id) as lease:
             try:
@@ -197,9 +174,8 @@ class Coordinator:
         message says.
         """
         result = OutboxResult(attempt_id=attempt.id, number=attempt.number, finished=finished)
-        delivery = self._put_and_deliver(result, what=f"the result of trial {attempt.number}")
+        self._put_and_deliver(result, what=f"the result of trial {attempt.number}")
         failpoint("result delivered")
-        self._report_rejected_result(attempt.number, delivery)
 
     def keep_result(self, attempt: Attempt, finished: FinishedTrial) -> None:
         """Writes a result to disk for a later search to store, as the database is away.
@@ -227,7 +203,7 @@ class Coordinator:
         )
         self._put_and_deliver(result, what="the last confirmation")
 
-    def _put_and_deliver(self, result: OutboxEntry, *, what: str) -> Delivery:
+    def _put_and_deliver(self, result: OutboxEntry, *, what: str) -> None:
         waits_on_disk = self._write_to_outbox(result)
 
         def write_again() -> None:
@@ -247,7 +223,6 @@ class Coordinator:
                 hint="free some space; run the same command again to continue",
             ) from None
         self._outbox.settle(result.id, delivery)
-        return delivery
 
     def _write_to_outbox(self, result: OutboxEntry) -> bool:
         """Returns whether the disk had space; the database may be on another disk.
@@ -272,9 +247,8 @@ class Coordinator:
         self._attempts.end(attempt.id, "lost", cause=cause)
         self._open_attempts.discard(attempt.id)
         failpoint("attempt lost")
-        by_trial = self._attempts.losses(self._study, [attempt.number])
-        losses, _ = by_trial.get(attempt.number, (1, cause))
-        attempts_left = max(0, MAX_RETRIES + 1 - losses)
+        losses = self._attempts.causes(self._study, [attempt.number], "lost")
+        attempts_left = max(0, MAX_RETRIES + 1 - len(losses.get(attempt.number, [cause])))
         self._listener(AttemptLost(number=attempt.number, cause=cause, attempts_left=attempts_left))
 
     def release_attempt(self, attempt: Attempt) -> None:
@@ -323,16 +297,9 @@ class Coordinator:
             before_retry=before_retry,
         )
         self._open_attempts.discard(result.attempt_id)
-        return delivery
-
-    def _deliver_outbox(self) -> None:
-        delivered = self._outbox.deliver(self._deliver)
-        for number, delivery in delivered.items():
-            self._report_rejected_result(number, delivery)
-
-    def _report_rejected_result(self, number: int, delivery: Delivery) -> None:
         if delivery in ("late", "unknown"):
-            self._listener(ResultRejected(number=number))
+            self._listener(ResultRejected(number=result.number))
+        return delivery
 
     def _expire_dead_attempts(self) -> None:
         """Ends the attempts of dead workers and those with an expired lease.
@@ -342,37 +309,20 @@ class Coordinator:
         running = self._attempts.running(self._study, but_of=self._identity.name)
         dead = {attempt.worker for attempt in running if self._identity.is_dead(attempt.worker)}
         if dead:
-            self._deliver_outbox()  # what they finished since the last delivery
+            self._outbox.deliver(self._deliver)  # what they finished since the last delivery
+        overdue = self._watch.overdue(running)
         for attempt in running:
             if attempt.worker in dead:
                 self._expire(attempt, cause="its worker has ended")
-            elif self._is_overdue(attempt):
+            elif attempt.id in overdue:
                 self._expire(attempt, cause="its worker has not renewed its lease")
         if dead:
             running = self._attempts.running(self._study, but_of=self._identity.name)
         # A dead worker may have claimed another trial after the first reading.
         for worker in dead - {attempt.worker for attempt in running}:
             self._identity.forget(worker)
-        ids = {attempt.id for attempt in running}
-        self._watched = {id_: watch for id_, watch in self._watched.items() if id_ in ids}
         self.running = {attempt.number for attempt in running}
 
     def _expire(self, attempt: RunningAttempt, *, cause: str) -> None:
         self._attempts.end(attempt.id, "given_up", cause=cause)
         failpoint("dead attempt given up")
-
-    def _is_overdue(self, attempt: RunningAttempt) -> bool:
-        """Whether a lease is over by the database's clock and by this worker's observation.
-
-        Thus a clock that is set forward ends no lease that is still renewed, and one that is set
-        back keeps no dead lease alive for ever.
-        """
-        now = self._clock()
-        watch = self._watched.get(attempt.id)
-        if watch is None or watch.renewals != attempt.renewals:
-            self._watched[attempt.id] = _LeaseWatch(renewals=attempt.renewals, checked_at=now)
-            return False
-        watch.unrenewed_seconds += min(now - watch.checked_at, _MAX_SECONDS_PER_CHECK)
-        watch.checked_at = now
-        limit = _UNRENEWED_SECONDS if attempt.is_expired else _UNRENEWED_SECONDS_WITHOUT_EXPIRY
-        return watch.unrenewed_seconds >= limit

@@ -9,8 +9,8 @@ from autotune.spec.attempt import RENEWAL_SECONDS
 from autotune.storage.attempts import Attempts
 
 
-class Lease:
-    """The lease of one attempt."""
+class HeldLease:
+    """The lease of one attempt of this worker."""
 
     def __init__(self) -> None:
         self.is_lost = False
@@ -26,7 +26,7 @@ class LeaseHeartbeat:
     def __init__(self, attempts: Attempts, *, renewal_seconds: float = RENEWAL_SECONDS) -> None:
         self._attempts = attempts
         self._renewal_seconds = renewal_seconds
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[str, HeldLease] = {}
         """Those that are held, by attempt id."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="leases", daemon=True)
@@ -39,9 +39,9 @@ class LeaseHeartbeat:
         self._ended.set()  # not joined: the thread may be waiting for a database that is away
 
     @contextmanager
-    def holding(self, attempt_id: str) -> Iterator[Lease]:
+    def holding(self, attempt_id: str) -> Iterator[HeldLease]:
         """Renew the lease of an attempt while the block runs."""
-        lease = self._leases[attempt_id] = Lease()
+        lease = self._leases[attempt_id] = HeldLease()
         try:
             yield lease
         finally:

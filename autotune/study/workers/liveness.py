@@ -1,4 +1,4 @@
-"""Names this worker, and finds out whether another worker is dead.
+"""Names this worker, and finds out whether another worker is dead, or no longer renews a lease.
 
 Each worker locks its own file for as long as its process lives; the kernel releases the lock
 however the process ends. On the same machine this tells a dead worker from a slow one at once; a
@@ -12,15 +12,24 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from autotune.files import create_locked, is_free
+from autotune.spec.attempt import LEASE_SECONDS, RENEWAL_SECONDS, RunningAttempt
 
 _RESERVED_BYTES = 2**16
 """Reserved on disk for one result, in case the disk fills up during the trial."""
 
+
+_MAX_SECONDS_BETWEEN_LOOKS = RENEWAL_SECONDS
+"""How much of the time between two looks counts at most: the database may have been away, so that
+no worker could renew its lease."""
+_UNRENEWED_SECONDS = 3 * RENEWAL_SECONDS
+"""An expired lease that was not renewed for this long ends its attempt."""
+_UNRENEWED_SECONDS_WITHOUT_EXPIRY = 2 * LEASE_SECONDS
+"""The same for a lease that has not expired, as after the database's clock was set back."""
 
 _NAME = re.compile(r".*:[0-9]+:(?P<id>[0-9a-f]{12})", re.ASCII | re.DOTALL)
 """`host:17:0123456789ab`: host, process and id. Only the id becomes part of a path."""
@@ -75,6 +84,36 @@ class WorkerIdentity:
         needed = {_lock_file(self._folder, worker) for worker in but}
         for file in dead - needed:
             file.unlink(missing_ok=True)
+
+
+class LeaseWatch:
+    """How long other workers have not renewed the leases of their attempts.
+
+    A lease is over by the database's clock and by this process's monotonic `clock`. Thus a clock
+    that is set forward ends no lease that is still renewed, and one that is set back keeps no dead
+    lease alive for ever.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._looked_at = clock()
+        self._seen: dict[str, tuple[int, float]] = {}
+        """By attempt id: its renewals, and for how many seconds there was no other one."""
+
+    def overdue(self, running: Iterable[RunningAttempt]) -> set[str]:
+        """Returns the ids of those attempts whose leases are over; they are all that run."""
+        now = self._clock()
+        passed = min(now - self._looked_at, _MAX_SECONDS_BETWEEN_LOOKS)
+        seen, self._seen, self._looked_at = self._seen, {}, now
+        overdue = set()
+        for attempt in running:
+            renewals, seconds = seen.get(attempt.id, (-1, 0.0))
+            seconds = seconds + passed if renewals == attempt.renewals else 0.0
+            self._seen[attempt.id] = attempt.renewals, seconds
+            limit = _UNRENEWED_SECONDS if attempt.is_expired else _UNRENEWED_SECONDS_WITHOUT_EXPIRY
+            if seconds >= limit:
+                overdue.add(attempt.id)
+        return overdue
 
 
 def is_dead(folder: Path, worker: str) -> bool:

@@ -113,19 +113,14 @@ class Outbox:
         unknown = self._folder.glob(f"*{_UNKNOWN}")
         return sorted([*unreadable, *unknown])
 
-    def deliver(self, finish: Callable[[OutboxEntry], Delivery]) -> dict[int, Delivery]:
+    def deliver(self, finish: Callable[[OutboxEntry], Delivery]) -> None:
         """Passes every waiting result to `finish` and removes its file.
 
-        Returns {trial number: what happened to its result}. The file of an attempt or study that
-        the database does not know, as after it was replaced by an older copy, is renamed and stays.
+        The file of an attempt or study that the database does not know, as after it was replaced by
+        an older copy, is renamed and stays.
         """
-        deliveries: dict[int, Delivery] = {}
         for result in self.waiting():
-            delivery = finish(result)
-            self.settle(result.id, delivery)
-            if isinstance(result, OutboxResult):
-                deliveries[result.number] = delivery
-        return deliveries
+            self.settle(result.id, finish(result))
 
     def half_written(self) -> set[str]:
         """Returns the ids of partly written results; their worker may be dead."""

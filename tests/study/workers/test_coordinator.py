@@ -215,11 +215,11 @@ def test_an_ended_attempt_is_no_longer_watched(machines):
     here, elsewhere = machines.worker(), machines.worker("elsewhere")
     attempts = [machines.claim(elsewhere, number) for number in range(4)]
     here.refresh()
-    watched = len(here._watched)
+    watched = len(here._watch._seen)
     for attempt in attempts:
         elsewhere.store_result(attempt, finished())
     here.refresh()
-    assert (watched, len(here._watched)) == (4, 0)
+    assert (watched, len(here._watch._seen)) == (4, 0)
 
 
 def test_a_worker_learns_that_its_attempt_has_expired(machines):
