@@ -28,6 +28,7 @@ from autotune.storage.rows import (
     storable_name,
     storable_text,
 )
+from autotune.storage.schema import check_revision
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
 
 Delivery = Literal["stored", "known", "late", "unknown"]
@@ -240,9 +241,10 @@ def lock_study(connection: Connection, condition: Any) -> tuple[int, int]:
     """Raises the study's revision; returns its id and the new revision.
 
     The update locks the study's row: no other transaction changes its trials or confirmations until
-    the commit.
+    the commit. Raises StorageUnavailable for a database that a later autotune has upgraded.
     """
     connection.execute(update(STUDIES).where(condition).values(revision=STUDIES.c.revision + 1))
+    check_revision(connection, str(connection.engine.url))
     row = connection.execute(select(STUDIES.c.id, STUDIES.c.revision).where(condition)).one()
     return row.id, row.revision
 

@@ -23,7 +23,7 @@ from autotune.spec.provenance_sentences import with_facts
 from autotune.spec.study import RESULTS_FOLDER
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint
-from autotune.storage.leases import AttemptLease
+from autotune.storage.leases import AttemptLease, LeadLease, RunLease
 from autotune.storage.tables import (
     ATTEMPTS,
     METADATA,
@@ -42,17 +42,18 @@ _FIRST_REVISION_WITHOUT_SENTENCES = "0003"
 def convert(connection: Connection, database: Database, *, revision: str) -> None:
     """Copies a database of an earlier autotune, and gives its rows what they lack.
 
-    Raises StorageUnavailable while a search of that autotune uses it: it could not read what this
-    one writes, and would lose results. A search that was killed counts until its leases expire.
+    Raises StorageUnavailable while a search or a server of that autotune uses it, which could not
+    read what this one writes. One that was killed counts until its leases expire.
     """
     there = set(sqlalchemy.inspect(connection).get_table_names())
-    running = select(ATTEMPTS.c.id).where(AttemptLease.unexpired)
-    if ATTEMPTS.name in there and connection.execute(running).first():
-        raise StorageUnavailable(
-            f"the studies database {database.url} is of an earlier autotune, and a search of that "
-            "autotune is using it",
-            hint="let that search end, or stop it; after a kill, wait a minute; then repeat this",
-        )
+    for lease in (AttemptLease, RunLease, LeadLease):
+        held = select(1).select_from(lease.table).where(lease.unexpired)
+        if lease.table.name in there and connection.execute(held).first():
+            raise StorageUnavailable(
+                f"the studies database {database.url} is of an earlier autotune, and a search or "
+                "a server of that autotune is using it",
+                hint="let it end, or stop it; after a kill, wait a minute; then repeat this",
+            )
     # Fails before a copy is made where the database cannot be written.
     connection.execute(text(f"UPDATE {STUDIES.name} SET name = name WHERE 1 = 0"))
     _copy(connection, there, database)

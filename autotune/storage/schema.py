@@ -13,7 +13,7 @@ from autotune.errors import StorageUnavailable, UnknownStudy
 from autotune.failpoints import failpoint
 from autotune.storage.conversion import convert
 from autotune.storage.database import Database
-from autotune.storage.error_translation import damage_hint
+from autotune.storage.error_translation import damage_hint, redacted_url
 from autotune.storage.tables import IDENTITY, METADATA, REVISION, SERVER, STUDIES, VERSION
 
 _OPTUNA = "version_info"
@@ -57,14 +57,24 @@ def tables_of(connection: Connection) -> set[str]:
 def revision_of(connection: Connection, url: str) -> str:
     """Returns the schema revision, which grows; empty for a database that names none.
 
-    Raises StorageUnavailable for a later one, whose rows this autotune cannot interpret.
+    Raises what `check_revision` does.
     """
     if not sqlalchemy.inspect(connection).has_table(VERSION.name):
         return ""
+    return check_revision(connection, url)
+
+
+def check_revision(connection: Connection, url: str) -> str:
+    """Returns the schema revision of a database that has one.
+
+    Raises StorageUnavailable for a later one, whose rows this autotune cannot interpret. A later
+    autotune may have upgraded the database since it was opened. So who writes calls this in each
+    transaction, after a change whose lock an upgrade waits for.
+    """
     revision = connection.scalar(select(VERSION.c.version_num)) or ""
     if revision > REVISION:
         raise StorageUnavailable(
-            f"the studies database {url} has schema {revision}, "
+            f"the studies database {redacted_url(url)} has schema {revision}, "
             f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",
         )

@@ -48,6 +48,7 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
 from autotune.storage.leases import LeadLease, Lease, LeaseLost, RunLease
 from autotune.storage.rows import storable_text
+from autotune.storage.schema import check_revision
 from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
 
@@ -292,12 +293,13 @@ class Searches:
         """Yields a transaction in which nobody else changes the queue, of the holder of `lease`.
 
         The row of the server is locked until the commit, so that changes come one after another.
-        Raises LeaseLost.
+        Raises LeaseLost, and StorageUnavailable for a queue that a later autotune has upgraded.
         """
         with self._database.writing() as connection:
             connection.execute(
                 update(SERVER).where(SERVER.c.id == 1).values(last_event=SERVER.c.last_event)
             )
+            check_revision(connection, self._database.url)
             if lease is not None and not lease.write(connection):
                 raise LeaseLost
             yield connection
@@ -320,6 +322,7 @@ class Searches:
             )
             if taken.rowcount == 0:
                 return None
+            check_revision(connection, self._database.url)
             return connection.scalar(select(SERVER.c.epoch))
 
     def lead(self) -> Lead:

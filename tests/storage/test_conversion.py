@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy import update
 
 from autotune.errors import StorageUnavailable
 from autotune.spec.config import TrainingConfig
 from autotune.storage import schema
 from autotune.storage.database import Database
+from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.tables import METADATA, REVISION, VERSION
 from autotune.study.check import check_studies
 from tests.building.old_databases import DATA, copy_to_postgres, rows
@@ -183,6 +185,24 @@ def test_a_damaged_old_database_is_not_upgraded(url, file):
         pass
     assert raised.value.hint
     assert backups(file.parent) == []
+
+
+@pytest.mark.parametrize("holder", ["server", "search"])
+def test_a_database_is_not_upgraded_while_a_server_leads_or_runs_a_search(store_url, holder):
+    with open_store(store_url) as store:
+        queue = Searches(store.database)
+        epoch = queue.take_lead("a server", version="1")
+        if holder == "search":
+            queue.submit(NewSearch(request={}, submitted_by="ada"))
+            queue.claim_next(epoch, group="default", version="1")
+            queue.give_lead(epoch)
+        with store.database.writing() as connection:
+            connection.execute(update(VERSION).values(version_num="0005"))
+    with (
+        pytest.raises(StorageUnavailable, match="a search or a server of that autotune is using"),
+        open_store(store_url),
+    ):
+        pass
 
 
 # -- once, whole or not at all ---------------------------------------------------------------------

@@ -154,7 +154,9 @@ def test_a_database_that_an_older_search_is_using_is_not_upgraded(old):
             .values(state="running", lease_until=time.time() + 60.0)
         )
     engine.dispose()
-    with pytest.raises(StorageUnavailable, match="a search of that autotune is using it"):
+    with pytest.raises(
+        StorageUnavailable, match="a search or a server of that autotune is using it"
+    ):
         open_store(old, create=False).__enter__()
 
 

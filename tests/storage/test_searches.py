@@ -6,12 +6,12 @@ from contextlib import closing
 import pytest
 from sqlalchemy import update
 
-from autotune.errors import SearchConflict, UnknownSearch
+from autotune.errors import SearchConflict, StorageUnavailable, UnknownSearch
 from autotune.spec.queued_search import MOST_LOSSES, SearchEnd, SearchProcess
 from autotune.storage.leases import LeaseLost
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.store import StudyStore
-from autotune.storage.tables import SEARCHES, SERVER
+from autotune.storage.tables import REVISION, SEARCHES, SERVER, VERSION
 from tests.building.studies import definition, open_store
 
 PROCESS = SearchProcess(host="here", pid=17, started_at=1000.0)
@@ -289,6 +289,31 @@ def test_a_server_that_was_paused_schedules_nothing_when_it_wakes_up(queue, epoc
         with pytest.raises(LeaseLost):
             late()
     assert queue.get(search.id) == before
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda queue, epoch, search: submit(queue),
+        lambda queue, epoch, search: queue.cancel(search.id, by="ada"),
+        lambda queue, epoch, search: queue.keep_lead(epoch),
+        lambda queue, epoch, search: queue.take_lead("another", version="1", dead_epoch=epoch),
+        lambda queue, epoch, search: renew(queue, search, events=[("notice", {})]),
+        lambda queue, epoch, search: queue.end_run(search.id, search.run, FINISHED),
+    ],
+    ids=["submit", "cancel", "keep the lead", "take the lead", "renew", "end"],
+)
+def test_nothing_is_written_into_a_queue_that_a_later_autotune_has_upgraded(
+    queue, epoch, database, write
+):
+    submit(queue)
+    search = claim(queue, epoch)
+    with database.writing() as connection:
+        connection.execute(update(VERSION).values(version_num="9999"))
+    before = queue.get(search.id), queue.last_event(), queue.lead()
+    with pytest.raises(StorageUnavailable, match=rf"schema 9999, .* up to {REVISION}"):
+        write(queue, epoch, search)
+    assert (queue.get(search.id), queue.last_event(), queue.lead()) == before
 
 
 # -- events ----------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing
 import pytest
 from sqlalchemy import select, update
 
-from autotune.errors import StorageUnreachable
+from autotune.errors import StorageUnavailable, StorageUnreachable
 from autotune.spec.attempt import LEASE_SECONDS, MAX_RETRIES, RENEWAL_SECONDS, FinishedTrial
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
-from autotune.storage.tables import ATTEMPTS
+from autotune.storage.tables import ATTEMPTS, REVISION, VERSION
 from autotune.study.events import ResultRejected
 from autotune.study.workers.coordinator import WORKERS, Coordinator
 from autotune.study.workers.heartbeat import LeaseHeartbeat
@@ -280,6 +280,29 @@ def test_a_result_of_an_attempt_that_the_database_does_not_know_stays_on_disk(ma
         connection.execute(ATTEMPTS.delete())
     worker.store_result(attempt, finished())
     assert len(Outbox(machines.folder() / OUTBOX_FOLDER).left_over()) == 1
+
+
+def test_a_database_that_a_later_autotune_has_upgraded_ends_a_worker_and_its_result_waits(machines):
+    def set_revision(revision):
+        with machines.store._database.writing() as connection:
+            connection.execute(update(VERSION).values(version_num=revision))
+
+    with machines.new_worker() as worker:
+        attempt = machines.claim(worker)
+        set_revision("9999")
+        for write in (
+            lambda: worker.store_result(attempt, finished(7.0)),
+            lambda: worker.store_confirmation(PAIRED),
+            lambda: machines.claim(worker, 1),
+            lambda: worker.record_failure(attempt, cause="the device is gone"),
+        ):
+            with pytest.raises(StorageUnavailable, match=rf"schema 9999, .* up to {REVISION}"):
+                write()
+        assert (machines.results(), machines.states()) == ([], ["running"])
+    set_revision(REVISION)
+    machines.worker()
+    assert (machines.results(), machines.states()) == ([7.0], ["finished"])
+    assert machines.store.confirmations("by-hand") == [PAIRED]
 
 
 @pytest.fixture
