@@ -428,7 +428,7 @@ def show(
 ) -> Result:
     """Returns the records of a study with its front and pick. Raises UnknownStudy."""
     from autotune.storage.store import StudyStore
-    from autotune.study.search import result_of
+    from autotune.study.records import result_of
 
     check_preferences(preferences)
     with closing(StudyStore(storage)) as store:
@@ -607,7 +607,7 @@ def view(
     Raises UnknownStudy.
     """
     from autotune.storage.store import StudyStore
-    from autotune.study.search import view_of
+    from autotune.study.records import view_of
 
     with closing(StudyStore(storage)) as store:
         return view_of(store, study, preferences)

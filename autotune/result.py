@@ -64,7 +64,7 @@ class Result(StudyResult):
     def view(self) -> "StudyView":
         """Returns this result with the study's definition and predictions. Raises UnknownStudy."""
         from autotune.storage.store import StudyStore
-        from autotune.study.search import view_of
+        from autotune.study.records import view_of
 
         with closing(StudyStore(self._url)) as store:
             return dataclasses.replace(view_of(store, self.study, self.preferences), result=self)

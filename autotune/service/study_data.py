@@ -12,7 +12,7 @@ from autotune.service.answers import json_bytes
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.storage.store import StudyStore, StudyVersion
-from autotune.study.search import StudyRecords, chosen_result, records_of
+from autotune.study.records import StudyRecords, chosen_result, records_of
 
 _BYTES_OF_RECORD = 4_000
 """About what a record, its configuration and its JSON take in memory."""

@@ -42,8 +42,8 @@ from autotune.storage.error_translation import (
     storage_errors,
 )
 from autotune.storage.store import StudyStore
+from autotune.study.records import result_of
 from autotune.study.sampler.optuna_values import constraints_of
-from autotune.study.search import result_of
 
 _CONSTRAINTS_AS_LIST = "constraints"
 """The system attribute in which Optuna stored constraints before they had names. optuna-dashboard

@@ -36,9 +36,9 @@ from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
 from autotune.study.devices import parse_devices, sharing_of, threads_of
 from autotune.study.profilable import check_can_be_profiled
+from autotune.study.records import result_of
 from autotune.study.request import SearchRequest
 from autotune.study.resume import check_same_device, check_same_model, prepare_again
-from autotune.study.search import result_of
 from autotune.study.trusted_code import check_trusted
 from autotune.units import different_sizes, format_size
 

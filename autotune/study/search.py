@@ -1,44 +1,37 @@
 """Entry of a search: open or resume a study, run the main loop on its devices, read the result.
 
-`search` runs a study and `result_of` reads one; `dry_run.py` reports what a study would do. The
-main loop is `loop.py`, and one trial of it `trial_runner.py`.
+`records.py` reads a study, and `dry_run.py` reports what a study would do. The main loop is
+`loop.py`, and one trial of it `trial_runner.py`. Importing this imports Optuna, half a second.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from autotune.analysis.confirmed import confirmed_records, variant_records
-from autotune.analysis.expected_step import ExpectedStep
-from autotune.analysis.front import pareto_front
-from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, choose, chosen_trial
-from autotune.analysis.roofline import with_utilization
+from autotune.analysis.pick import chosen_trial
 from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.reporting.outcomes import OUTCOME_LABELS
-from autotune.reporting.study_view import StudyView
 from autotune.spec.config import TrainingConfig
-from autotune.spec.confirmation import InitialPerplexity, initial_perplexity_of
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.prediction import Forecast
-from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.study import StudyDefinition
 from autotune.standard_streams import reopen_closed_streams
-from autotune.storage.identity import work_folder_path
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
+from autotune.study.confirmation.session import ConfirmationSession
 from autotune.study.devices_of_search import SearchDevices, devices_of
 from autotune.study.event_text import opening_lines
 from autotune.study.events import Listener, Notice, StudyOpened
+from autotune.study.loop import StudySession
 from autotune.study.new_study import new_definition, with_peaks
 from autotune.study.open_study import (
     OpenedStudy,
@@ -50,25 +43,15 @@ from autotune.study.open_study import (
 from autotune.study.places import ThreadedListener
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.predictions import Forecaster, extrapolates_in
+from autotune.study.records import result_of
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.resume import check_same_study
 from autotune.study.time_budget import TimeBudget
 from autotune.study.work_folder import work_folder
-from autotune.study.workers.coordinator import WORKERS, Coordinator
-from autotune.study.workers.liveness import is_dead
+from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
 from autotune.units import format_size
-
-__all__ = [
-    "SearchRequest",
-    "StudyRecords",
-    "chosen_result",
-    "records_of",
-    "result_of",
-    "search",
-    "view_of",
-]
 
 T = TypeVar("T")
 
@@ -194,10 +177,6 @@ def _run(
     default_time_budget_seconds: float | None,
     began: float,
 ) -> None:
-    # Optuna, half a second that the commands which only read studies (`result_of`) do not need.
-    from autotune.study.confirmation.session import ConfirmationSession  # noqa: PLC0415
-    from autotune.study.loop import StudySession  # noqa: PLC0415
-
     definition, executor = opened.definition, devices.executor
     forecaster = Forecaster.of_device(
         definition.device,
@@ -333,143 +312,3 @@ def _device_warnings(device: DeviceInfo, request: SearchRequest) -> Iterator[str
         )
     if request.ray is None and (sentence := container_isolation_note(device)):
         yield sentence
-
-
-def result_of(
-    store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
-) -> StudyResult:
-    """Returns a study's trials with its Pareto front, pick and baseline. Raises UnknownStudy."""
-    return chosen_result(records_of(store, study), preferences)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyRecords:
-    """What is known of a study whatever its user prefers: no front and no pick."""
-
-    definition: StudyDefinition
-    storage: str
-    """The database's URL without its password."""
-    folder: Path
-    trials: tuple[TrialRecord, ...]
-    """With the speeds of confirmed trials replaced."""
-    variants: tuple[TrialRecord, ...]
-    baseline: TrialRecord | None
-    initial_perplexity: InitialPerplexity | None = None
-    """Of pretrained weights, before any training."""
-    expected: ExpectedStep | None = None
-    """What is expected of the baseline, where it is predicted and not measured."""
-
-
-def records_of(
-    store: StudyStore, study: str, stored: Sequence[TrialRecord] | None = None
-) -> StudyRecords:
-    """Returns the records of a study. Raises UnknownStudy.
-
-    `stored` are its trials as the store has them, for a caller that has read them.
-    """
-    definition, _ = store.definition(study)
-    confirmations = store.confirmations(study)
-    running = _running(store, study)
-    trials = [
-        dataclasses.replace(record, is_running=True)
-        if record.number in running and not record.is_finished
-        else record
-        for record in (store.trials(study) if stored is None else stored)
-    ]
-    everything = with_utilization(
-        confirmed_records([*trials, *variant_records(confirmations)], confirmations),
-        definition.device,
-    )
-    records = everything[: len(trials)]
-    baseline, expected = _baseline_of(definition, records), None
-    if baseline is None:
-        forecast = store.forecasts(study).get(definition.baseline_config().fingerprint)
-        expected = ExpectedStep.of(definition, None if forecast is None else forecast.prediction)
-    return StudyRecords(
-        definition=definition,
-        storage=store.url,
-        folder=work_folder_path(store.database) / definition.name,
-        trials=tuple(records),
-        variants=tuple(everything[len(trials) :]),
-        baseline=baseline,
-        expected=expected,
-        initial_perplexity=initial_perplexity_of(confirmations),
-    )
-
-
-def chosen_result(records: StudyRecords, preferences: Preferences) -> StudyResult:
-    """Returns the result of a study with the front and the pick that a user prefers."""
-    definition, baseline = records.definition, records.baseline
-    before_training, remark = records.initial_perplexity, ""
-    if before_training is not None:
-        precision = before_training.config.precision
-        if before_training.failure:
-            remark = before_training.failure
-        elif precision != definition.baseline_config().precision:
-            remark = f"in {precision}"
-    initial_perplexity = None if before_training is None else before_training.perplexity
-    front = pareto_front(records.trials, tolerance=preferences.tolerance)
-    return StudyResult(
-        study=definition.name,
-        storage=records.storage,
-        folder=records.folder,
-        workload=definition.workload,
-        device=definition.device,
-        cap_bytes=definition.cap_bytes,
-        trials=records.trials,
-        front=front,
-        pick=choose(
-            records.trials,
-            front,
-            baseline=baseline,
-            preferences=preferences,
-            workload=definition.workload,
-            initial_perplexity=initial_perplexity,
-            expected=records.expected,
-        ),
-        baseline=None if baseline is None else baseline.number,
-        initial_perplexity=initial_perplexity,
-        initial_perplexity_remark=remark,
-        variants=records.variants,
-    )
-
-
-def _running(store: StudyStore, study: str) -> set[int]:
-    """Returns the numbers of the trials that a living process works on."""
-    attempts = store.attempts.running(study)
-    if not attempts:
-        return set()
-    workers = work_folder_path(store.database) / study / WORKERS
-    return {
-        attempt.number
-        for attempt in attempts
-        if not attempt.is_expired and not is_dead(workers, attempt.worker)
-    }
-
-
-def view_of(
-    store: StudyStore, study: str, preferences: Preferences = DEFAULT_PREFERENCES
-) -> StudyView:
-    """Returns the result with the study's definition and predictions, for figures and reports.
-
-    Raises UnknownStudy.
-    """
-    definition, _ = store.definition(study)
-    begun_at, last_result_at = store.dates(study)
-    return StudyView(
-        definition=definition,
-        result=result_of(store, study, preferences),
-        forecasts=store.forecasts(study),
-        begun_at=begun_at,
-        last_result_at=last_result_at,
-    )
-
-
-def _baseline_of(definition: StudyDefinition, records: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Returns the baseline's record; None while it has no result to compare others with."""
-    baseline = definition.baseline_config()
-    for record in records:
-        is_comparable = record.outcome == "ok" or record.is_over_cap
-        if is_comparable and record.config == baseline:
-            return record
-    return None

@@ -31,7 +31,8 @@ from autotune.spec.confirmation import Confirmation
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, TrialBegan
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
 from tests.building.old_databases import copy_to_postgres
 from tests.quick_study.quick_executor import QuickExecutor

@@ -16,7 +16,8 @@ from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Notice
 from autotune.study.progress import Progress
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.building.light_server import LIGHT_COMMAND
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 

@@ -26,7 +26,8 @@ from autotune.execution.server.child import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import WaitingForDevice
 from autotune.study.progress import Progress
-from autotune.study.search import SearchRequest, _device_warnings
+from autotune.study.request import SearchRequest
+from autotune.study.search import _device_warnings
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})
 NOBODY = 65534

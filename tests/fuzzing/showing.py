@@ -20,7 +20,7 @@ from autotune.result import Result
 from autotune.spec.result import StudyResult
 from autotune.storage.store import StudyStore
 from autotune.storage.transfer import add_studies, read_studies
-from autotune.study.search import result_of
+from autotune.study.records import result_of
 
 
 class CommandFailed(Exception):

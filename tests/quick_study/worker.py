@@ -20,7 +20,8 @@ from autotune.errors import AutotuneError, Stopped
 from autotune.execution.device_slots import LOCK_FOLDER_VARIABLE
 from autotune.execution.local import LocalExecutor
 from autotune.study.events import Event, Preparing
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.quick_study.quick_executor import QuickExecutor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")

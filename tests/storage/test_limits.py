@@ -7,7 +7,7 @@ from sqlalchemy import event
 
 from autotune.errors import InvalidInput, StorageUnreachable
 from autotune.spec.prediction import Forecast
-from autotune.study.search import SearchRequest
+from autotune.study.request import SearchRequest
 from tests.building.studies import config, definition, keep, measured, open_store
 
 

@@ -12,7 +12,8 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
 from autotune.study.events import Notice
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.building.studies import open_store
 from tests.quick_study.quick_executor import QuickExecutor
 from tests.quick_study.worker import SPACE

@@ -16,7 +16,8 @@ from autotune.spec.attempt import MAX_RETRIES, new_attempt_id
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
 from autotune.study.events import AttemptLost, TrialBegan, TrialEnded
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
 

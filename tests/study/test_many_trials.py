@@ -7,12 +7,12 @@ from autotune.analysis.front import TrialIndex
 from autotune.analysis.no_worse_than import find_matches
 from autotune.analysis.tolerance import Tolerance
 from autotune.cli.tables import make_console, print_trials
+from autotune.study.records import result_of
 from autotune.study.sampler.ehvi_sampler import MOST_CANDIDATES, EhviSampler, Knowledge, Scores
 from autotune.study.sampler.optuna_samplers import RESULTS_SEEN, OptunaStudy
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.sampler.surrogate import MOST_SEEN
 from autotune.study.sampler.training_subset import MOST_LATEST, MOST_NEAR, TrainingSubset
-from autotune.study.search import result_of
 from tests.building import made_study
 
 TRIALS = 1500

@@ -32,7 +32,8 @@ from autotune.study.events import (
     TrialBegan,
     TrialEnded,
 )
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
 

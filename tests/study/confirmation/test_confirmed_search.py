@@ -15,7 +15,7 @@ from autotune.reporting.figures.ablation import compute
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import PairedSpeed, VariantMeasurement
 from autotune.study.events import ConfirmationTime, Confirming, WaitingForDevice
-from autotune.study.search import view_of
+from autotune.study.records import view_of
 from tests.building.commands import run_here
 from tests.building.studies import definition, open_store
 

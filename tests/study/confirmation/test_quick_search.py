@@ -7,7 +7,8 @@ import pytest
 from autotune.errors import TrialLost
 from autotune.spec.confirmation import PairedSpeed, RepeatedSpeed
 from autotune.study.loop import TRIALS_PER_REPEAT
-from autotune.study.search import SearchRequest, search
+from autotune.study.request import SearchRequest
+from autotune.study.search import search
 from tests.building.studies import open_store
 from tests.quick_study.quick_executor import QuickExecutor
 from tests.quick_study.worker import SPACE
