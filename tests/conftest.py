@@ -92,9 +92,10 @@ def workload() -> Workload:
 def prepared(workload, tmp_path_factory) -> Path:
     """The prepared folder of the workload, with its tokens and initial weights."""
     from autotune.execution.server.prepared import prepare
+    from autotune.execution.tasks import Prepare
 
     folder = tmp_path_factory.mktemp("study") / "prepared"
-    prepare(workload=workload.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload, folder=folder))
     return folder
 
 

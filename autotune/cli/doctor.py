@@ -15,6 +15,7 @@ from autotune.execution.cluster.address import AUTO, LOCAL, check_address
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
 from autotune.execution.device_slots import describe_slot_scope
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import ListDevices
 from autotune.spec.config import SEARCHED
 from autotune.spec.setting import Settings, setting
 from autotune.spec.study import check_device
@@ -76,7 +77,7 @@ def doctor(request: DoctorCommand) -> None:
     # cannot be written to.
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder), note=note) as executor:
         if device is None:
-            devices = executor.devices()
+            devices = executor.run(ListDevices())
             names = [info.device for info in devices]
             for info in devices:
                 if info.type == "cpu":

@@ -4,6 +4,8 @@ import os
 import platform
 from pathlib import Path
 
+from autotune.errors import InvalidInput
+
 
 def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int, ...] | None:
     """Returns the CPUs of one of several places: equal shares of those this process may use.
@@ -48,3 +50,38 @@ def cpu_name() -> str:
         lines = []  # not Linux
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+RANKS_PER_CORE = 4
+"""How many ranks of a trial a core of a CPU may have. Each needs hundreds of MiB, too."""
+
+
+def check_ranks_on_cpu(count: int, *, trials: int = 1, cores: int | None = None) -> None:
+    """Raise InvalidInput for more ranks than a CPU can take turns with.
+
+    `count` are those of a trial, of which `trials` run at a time. `cores` None: this machine's.
+    """
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    most = RANKS_PER_CORE * cores
+    if count > most:
+        raise InvalidInput(
+            f"a trial cannot use {count} devices on a CPU with {cores} cores, which would be "
+            f"{count} processes",
+            hint=f"use --devices-per-trial {most} or fewer; autotune predict needs no devices",
+        )
+    if count * trials > most:
+        raise InvalidInput(
+            f"{trials} trials of {count} devices cannot run at a time on a CPU with {cores} cores, "
+            f"which would be {count * trials} processes",
+            hint=f"run at most {most // count} at a time, with --devices {most // count * count}",
+        )
+
+
+def check_system_for_ranks(count: int) -> None:
+    """Raise InvalidInput where this system has no file in memory, through which ranks meet."""
+    if not hasattr(os, "memfd_create"):
+        raise InvalidInput(
+            f"trials on {count} devices run on Linux only, and this is {platform.system()}",
+            hint="search on Linux; autotune predict, and fit --no-trial, work here",
+        )

@@ -23,17 +23,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from autotune.errors import Stopped
-from autotune.execution.server.client import Reply
+from autotune.execution.server.limits import TimeLimits
+from autotune.execution.tasks import TrainInTurn
 from autotune.memory.host import available_bytes
 from autotune.memory.nvml import open_device
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Schedule, TimedBlock, TurnResult
-from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, Measurement
-from autotune.spec.workload import Workload
+from autotune.spec.schema import Schema
+from autotune.spec.training_request import TrainingRequest
 from autotune.training.turns import (
     Connection,
     MalformedMessage,
@@ -74,7 +76,25 @@ class TrainingInTurn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedInTurn:
+class RunInTurn:
+    """Two or more trainings to time in turn, of which the first is the partner of the others."""
+
+    trainings: tuple[TrainingRequest, ...]
+    """Of one workload."""
+    device_bytes: tuple[int | None, ...]
+    """As `TrainingInTurn.device_bytes`, of each."""
+    devices: tuple[DeviceInfo, ...]
+    """That of each process of a training; those of a CPU are one."""
+    rounds: int
+    seed: int
+    log_name: str
+    """Beginning of the names of their logs."""
+    limits: TimeLimits
+    """Of each training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedInTurn(Schema):
     """The result of a run in turn."""
 
     schedule: Schedule
@@ -82,24 +102,24 @@ class TimedInTurn:
     """In the order of the trainings, with the same number of blocks for all that are `ok`."""
 
 
-def fit_at_once(devices: Sequence[DeviceInfo], trainings: Sequence[TrainingInTurn]) -> bool:
+def fit_at_once(devices: Sequence[DeviceInfo], device_bytes: Sequence[int | None]) -> bool:
     """Returns whether the devices surely hold all trainings at once, next to their other users.
 
-    `devices` has that of each process of a training; those of a CPU are one.
+    `device_bytes` is what each needs of a device, and None where that is not known.
     """
     needed_bytes = 0
-    for training in trainings:
-        if training.device_bytes is None:
+    for of_training in device_bytes:
+        if of_training is None:
             return False
-        needed_bytes += training.device_bytes
+        needed_bytes += of_training
     if devices[0].type == "cpu":
         free_bytes = available_bytes()
-        needed_bytes = len(devices) * (needed_bytes + len(trainings) * _HOST_BYTES)
+        needed_bytes = len(devices) * (needed_bytes + len(device_bytes) * _HOST_BYTES)
         return free_bytes is not None and needed_bytes <= _LARGEST_SHARE * free_bytes
     for device in devices:
-        if device.uuid is None or not device.is_known_to_nvml or device.compute_mode != "default":
+        if device.uuid_of_nvml is None or device.compute_mode != "default":
             return False  # memory in use, or the processes that may use it, are not known
-        free_bytes = device.total_memory_bytes - open_device(device.uuid).used_bytes()
+        free_bytes = device.total_memory_bytes - open_device(device.uuid_of_nvml).used_bytes()
         if needed_bytes > _LARGEST_SHARE * free_bytes:
             return False
     return True
@@ -107,29 +127,26 @@ def fit_at_once(devices: Sequence[DeviceInfo], trainings: Sequence[TrainingInTur
 
 T = TypeVar("T")
 
-Start = Callable[[int, str], "Future[Reply]"]
-"""Starts the process of a training, given its number and the address that it connects to."""
+
+class Call(Protocol):
+    """Starts the process of a training, as `LocalExecutor.call` does."""
+
+    def __call__(
+        self, task: TrainInTurn, *, log_name: str, limits: TimeLimits
+    ) -> Future[FinishedTrial]: ...
 
 
 def time_in_turn(
-    trainings: Sequence[TrainingInTurn],
+    run: RunInTurn,
     *,
-    workload: Workload,
-    devices: Sequence[DeviceInfo],
-    rounds: int,
-    seed: int,
-    trial_seconds: float,
-    start: Start,
-    cancel: Callable[[Future[Reply]], None],
+    call: Call,
+    cancel: Callable[[Future[FinishedTrial]], None],
     should_stop: Callable[[], bool],
-    on_progress: Callable[[int, int], None],
 ) -> TimedInTurn:
-    """Times two or more trainings, of which the first is the partner of the others.
+    """Times the trainings of a run, each with a process of its own.
 
     Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has. What
     fails has its outcome, and the others are measured; where the partner fails, nothing is.
-    `devices` has that of each process of a training. `trial_seconds` is the time limit of each.
-    `on_progress` is called with the number of blocks that have been timed, and how many are wanted.
 
     Trainings that ran out of memory next to each other are all timed again in blocks.
 
@@ -137,26 +154,17 @@ def time_in_turn(
     `should_stop` returns true. All processes have then ended.
     """
 
-    assert len(trainings) > 1, "a speed is compared with that of another training"
+    assert len(run.trainings) > 1, "a speed is compared with that of another training"
 
     def timed(schedule: Schedule) -> TimedInTurn:
-        with _Run(
-            [training.config for training in trainings],
-            workload=workload,
-            seed=seed,
-            trial_seconds=trial_seconds,
-            start=start,
-            cancel=cancel,
-            should_stop=should_stop,
-            on_progress=on_progress,
-        ) as run:
+        with _Processes(run, call=call, cancel=cancel, should_stop=should_stop) as processes:
             if schedule == "in turn":
-                run.in_turn(rounds)
+                processes.in_turn(run.rounds)
             else:
-                run.in_blocks(rounds)
-            return TimedInTurn(schedule=schedule, results=run.results())
+                processes.in_blocks(run.rounds)
+            return TimedInTurn(schedule=schedule, results=processes.results())
 
-    if not fit_at_once(devices, trainings):
+    if not fit_at_once(run.devices, run.device_bytes):
         return timed("in blocks")
     at_once = timed("in turn")
     if any(result.outcome == "out_of_memory" for result in at_once.results):
@@ -174,12 +182,12 @@ class _Training:
     """Of each of its processes."""
     failure: Measurement | None = None
     """Its outcome, where that is not `ok`."""
-    process: Future[Reply] | None = None
+    process: Future[FinishedTrial] | None = None
     """Its process; None before it was started and after it has ended."""
     connection: Connection | None = None
 
 
-class _Run:
+class _Processes:
     """Starts the trainings of a run and grants their turns.
 
     The methods return when nothing is left to measure, and raise as `time_in_turn` does. Use it as
@@ -188,28 +196,24 @@ class _Run:
 
     def __init__(
         self,
-        configs: Sequence[TrainingConfig],
+        run: RunInTurn,
         *,
-        workload: Workload,
-        seed: int,
-        trial_seconds: float,
-        start: Start,
-        cancel: Callable[[Future[Reply]], None],
+        call: Call,
+        cancel: Callable[[Future[FinishedTrial]], None],
         should_stop: Callable[[], bool],
-        on_progress: Callable[[int, int], None],
     ) -> None:
+        self._run = run
         self._trainings = [
-            _Training(number=number, config=config) for number, config in enumerate(configs)
+            _Training(number=number, config=training.config)
+            for number, training in enumerate(run.trainings)
         ]
+        workload = run.trainings[0].workload
         self._steps_to_time = workload.steps - workload.warmup_steps
-        self._draw = random.Random(seed)
-        self._longest_seconds = trial_seconds + _SECONDS_BEYOND_LIMIT
-        self._start = start
+        self._draw = random.Random(run.seed)
+        self._longest_seconds = run.limits.trial_seconds + _SECONDS_BEYOND_LIMIT
+        self._call = call
         self._cancel = cancel
         self._should_stop = should_stop
-        self._on_progress = on_progress
-        self._blocks_timed = 0
-        self._blocks_wanted = 0
         self._folder = _folder_of_socket()
         self._listener = socket.socket(socket.AF_UNIX)
         self._address = str(self._folder / "turns")
@@ -221,7 +225,6 @@ class _Run:
 
     def in_turn(self, rounds: int) -> None:
         rounds = min(rounds, self._steps_to_time)
-        self._expect(rounds)
         step_seconds = []
         for training in self._trainings:
             seconds = self._begin(training)
@@ -240,7 +243,6 @@ class _Run:
 
     def in_blocks(self, rounds: int) -> None:
         turns = min(math.ceil(rounds / SHORT_TRAININGS), self._steps_to_time)
-        self._expect(turns * SHORT_TRAININGS)
         steps = None
         for _ in range(SHORT_TRAININGS):
             for training in self._drawn_order():
@@ -254,10 +256,6 @@ class _Run:
                     self._end(training)
                 if not self._may_compare:
                     return
-
-    def _expect(self, rounds: int) -> None:
-        self._blocks_wanted = rounds * len(self._trainings)
-        self._on_progress(0, self._blocks_wanted)
 
     def _steps_of_turn(self, step_seconds: float, *, turns: int) -> int:
         """Returns the steps of a turn, the same for all trainings, whose fastest step is given."""
@@ -281,7 +279,12 @@ class _Run:
 
         Returns about what a step takes, in seconds; None where the training has failed.
         """
-        training.process = self._start(training.number, self._address)
+        request = self._run.trainings[training.number]
+        training.process = self._call(
+            TrainInTurn(training=request, address=self._address),
+            log_name=f"{self._run.log_name}-{training.number}",
+            limits=self._run.limits,
+        )
         training.blocks.append([])
         until = self._until()
         while not training.process.done():
@@ -309,8 +312,6 @@ class _Run:
             return False
         seconds, tokens = block
         training.blocks[-1].append(TimedBlock(seconds=seconds, tokens=tokens))
-        self._blocks_timed += 1
-        self._on_progress(self._blocks_timed, self._blocks_wanted)
         return True
 
     def _end(self, training: _Training) -> None:
@@ -360,7 +361,7 @@ class _Run:
                 self._give_up(training, self._timeout())
                 return
             wait([training.process], timeout=_POLL_SECONDS)
-        ending = parse(Measurement, training.process.result().result)
+        ending = training.process.result().measurement
         if ending.outcome != "ok":
             training.failure = ending
         self._release(training)

@@ -1,41 +1,78 @@
-"""Runs trials on a device of this machine, one at a time, each in its own process."""
+"""Runs tasks on devices of this machine, each in its own process, and trials one at a time.
+
+The processes are forked from a trial server, which ends with the search.
+"""
 
 import os
+import threading
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from concurrent.futures import TimeoutError as NotYet
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
-from autotune.errors import PreparationFailed
-from autotune.execution.in_turn import TimedInTurn, TrainingInTurn, time_in_turn
-from autotune.execution.server.client import SERVER_COMMAND, Doing, Reply
-from autotune.execution.server.limits import time_limits
-from autotune.execution.server_tasks import ServerTasks, prepared_folder, warn
+from autotune.errors import AutotuneError, InvalidInput, ProcessEnded, Stopped, TrialLost
+from autotune.execution.compile_cache import CompilerCaches
+from autotune.execution.cpu_shares import check_ranks_on_cpu, check_system_for_ranks
+from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
+from autotune.execution.in_turn import RunInTurn, TimedInTurn, TrainingInTurn, time_in_turn
+from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
+from autotune.execution.server.limits import TimeLimits, time_limits
+from autotune.execution.server.prepared_folder import prepared_folder
+from autotune.execution.tasks import (
+    CheckDevice,
+    Choices,
+    Examine,
+    Identify,
+    ListDevices,
+    MeasurePeaks,
+    Predict,
+    Probe,
+    Rehearse,
+    Task,
+)
 from autotune.execution.trial_options import TrialOptions
-from autotune.spec.attempt import FinishedTrial
-from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import PruningBound
-from autotune.spec.parity import NoTrace, ParityTrace
-from autotune.spec.prediction import Extrapolation
-from autotune.spec.profile import Profile
-from autotune.spec.reading import parse
-from autotune.spec.result import Measurement
+from autotune.printable import printable
+from autotune.spec.config import Precision, TrainingConfig
+from autotune.spec.device_group import check_one_model, joint_name
+from autotune.spec.prediction import PredictionRequest
+from autotune.spec.result import DeviceInfo
+from autotune.spec.script_files import is_code
 from autotune.spec.study import StudyDefinition
-from autotune.spec.workload import Workload
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.user_code import is_function_reference
+from autotune.spec.workload import LinearShape, Workload
+
+R = TypeVar("R")
+
+POLL_SECONDS = 0.1
+"""How often a wait checks whether it should end."""
 
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Environment of a prediction, which needs no GPU: a context there would disturb a trial."""
-_PREDICTION_SECONDS = 1800.0
-"""Time limit of a prediction: building a model may hang, too."""
 
 
-class LocalExecutor(ServerTasks):
-    """Runs a study's trials through a trial server.
+def warn(sentence: str) -> None:
+    """Shows a note as a Python warning."""
+    warnings.warn(printable(sentence), stacklevel=2)
 
-    Logs, prepared files and the compilers' cache are in `folder`. One that `only_predicts` has its
-    server import the libraries of models and adapters, once for all predictions.
+
+def _ignore_note(sentence: str) -> None:
+    pass
+
+
+class LocalExecutor:
+    """Carries out tasks by a trial server, which is started when it is first needed.
+
+    Logs and the compilers' cache are in `folder`, those of a training in its study's. `note` is
+    called with a sentence for the user where something could not be done as usual. Methods that
+    wait for the server or for a device slot raise Stopped once `should_stop` returns true. An
+    executor that `only_predicts` has its server import the libraries of models and adapters, once
+    for all predictions.
     """
 
     def __init__(
@@ -47,193 +84,414 @@ class LocalExecutor(ServerTasks):
         note: Callable[[str], None] = warn,
         only_predicts: bool = False,
     ) -> None:
-        super().__init__(folder, should_stop=should_stop, server_command=server_command, note=note)
+        self._folder = folder
+        self._caches = CompilerCaches(note)
+        self._server_command = server_command
+        self._should_stop = should_stop
+        self._note = note
         self._only_predicts = only_predicts
-        self._replies: dict[Future[FinishedTrial], Future[Reply]] = {}
+        self._started: TrialServer | None = None
+        self._starting = threading.Lock()
+        self.cpus: tuple[int, ...] | None = None
+        """The CPUs on which everything that is forked runs; None: all."""
+        self.cpus_of_slots: Sequence[tuple[int, ...] | None] = ()
+        """The CPUs that go with each slot on the device, by its number; empty: always `cpus`."""
+        self.cores: int | None = None
+        """How many cores of a CPU the ranks of a trial share; None: those of this machine."""
+        self.sharing = ""
+        """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
+        self.seconds_waited = 0.0
+        """For how long `slot_on` has waited for other users of the devices."""
+        self._is_shut_down = False
+        self._held: tuple[str, ...] = ()
+        """The locks that processes hold while this search has its device slots; empty without."""
+        self._shares_device = False
+        """Whether other trials may run on the device at the same time."""
+        self.other_devices: tuple[DeviceInfo, ...] = ()
+        """What each trial uses besides the first device; locked together with it."""
+        self._probed: dict[str, DeviceInfo] = {}
+        """The CUDA devices whose context was measured, by torch's name."""
+        self._slots: dict[tuple[str, int], DeviceSlots] = {}
+        """By torch's name of the device and the number of slots."""
 
     @property
     def predictions_at_once(self) -> int:
         """How many predictions run at a time where many are wanted."""
         return os.cpu_count() or 1
 
-    def submit_prediction(
-        self,
-        workload: Workload,
-        config: TrainingConfig,
-        *,
-        device_type: str,
-        compute_capability: str | None = None,
-        torch_version: str | None = None,
-        with_timeline: bool = False,
-        extrapolates: Extrapolation = "nothing",
-    ) -> Future[Reply]:
-        """Predicts peak memory on fake tensors, without the device.
+    @property
+    def _server(self) -> TrialServer:
+        """The trial server, started when it is first needed, and again where it has died.
 
-        The future's result is a Prediction as JSON, and its error PredictionImpossible.
-        `compute_capability` is that of the GPU to predict for, such as 9.0; the process itself sees
-        no GPU. `extrapolates` says which deep models may be predicted at shallower depths.
+        A request that is rejected before costs no start.
         """
-        payload = {
-            "workload": workload.to_dict(),
-            "config": config.to_dict(),
-            "device": device_type,
-            "compute_capability": compute_capability,
-            "torch_version": torch_version,
-            "with_timeline": with_timeline,
-            "extrapolates": extrapolates,
-        }
-        folder = self._folder / "predictions"
-        log_file = folder / f"{config.fingerprint}.log"
-        environment = {**self._caches.environment(folder), **_NO_GPU}
+        with self._starting:  # a search may ask in its own thread and in that of a place
+            if self._started is None or (self._started.is_lost and not self._is_shut_down):
+                log_file = self._folder / "logs" / "server.log"
+                # For tasks without their own cache: torch's default is in a folder that another
+                # user may have created.
+                environment = self._caches.environment(self._folder)
+                self._started = TrialServer(
+                    log_file=log_file, command=self._server_command, environment=environment
+                )
+                if self.cpus is not None:
+                    # It imports torch while trials of other places may be timed.
+                    os.sched_setaffinity(self._started.pid, self.cpus)
+            return self._started
+
+    def end_server(self) -> None:
+        """Ends the trial server; the next request starts another, in the folder of that moment."""
+        with self._starting:
+            if self._started is not None:
+                self._started.close()
+                self._started = None
+
+    @property
+    def server_pid(self) -> int:
+        return self._server.pid
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def call(
+        self, task: Task[R], *, log_name: str | None = None, limits: TimeLimits | None = None
+    ) -> Future[R]:
+        """Carries out a task in a process of its own; the future's error is the task's.
+
+        It is TrialLost where the machine ended the process, which says nothing about a task.
+        """
+        folder = task.folder_in(self._folder)
+        environment = self._caches.environment(folder)
+        modules: list[str] = []
+        if isinstance(task, Predict):
+            environment |= _NO_GPU
+            if self._only_predicts:
+                modules = _libraries_of(task.request)
+        if limits is None and task.most_seconds is not None:
+            limits = time_limits(task.most_seconds)
         return self._server.submit(
-            "predict",
-            payload,
-            log_file=log_file,
-            limits=time_limits(_PREDICTION_SECONDS),
+            task,
+            log_file=folder / "logs" / f"{log_name or task.log_name}.log",
+            limits=limits,
             environment=environment,
             slots=self._held,
             cpus=self.cpus,
-            modules=_libraries_of(workload, config) if self._only_predicts else (),
+            modules=modules,
         )
 
-    def submit(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        *,
-        study_folder: Path,
-        log_name: str,
-        enforce_cap: bool,
-        trial_options: TrialOptions,
-        workload: Workload | None = None,
-        reference: ParityTrace | None = None,
-        shares_perplexity: bool = False,
-        evaluates_only: bool = False,
-        pruning_bounds: Sequence[PruningBound] = (),
-    ) -> Future[FinishedTrial]:
-        """Trains `config` on the study's workload, or on `workload` where that is given.
+    def run(
+        self, task: Task[R], *, log_name: str | None = None, limits: TimeLimits | None = None
+    ) -> R:
+        """Returns what `call` finds. Raises its error, and Stopped where the search is stopped."""
+        return self.wait_for(self.call(task, log_name=log_name, limits=limits))
 
-        The training must begin as `reference` does. With `shares_perplexity`, only memory and speed
-        are measured; with `evaluates_only`, only the perplexity before any step. The trial ends
-        with the outcome `dominated` as soon as one of `pruning_bounds` is known to be better in
-        both. The future's error is TrialLost where the machine ended the trial, which says nothing
-        about its configuration.
+    def wait_for(self, future: Future[R], *, each: Callable[[], None] = lambda: None) -> R:
+        """Waits for a task and returns what it finds, as `run` does; calls `each` meanwhile."""
+        while True:
+            try:
+                return future.result(timeout=POLL_SECONDS)
+            except NotYet:
+                each()
+                if self._should_stop():
+                    self.cancel(future)
+                    raise Stopped(
+                        "the search was stopped", hint="the same command begins again"
+                    ) from None
+
+    def doing(self, future: Future[Any]) -> Doing:
+        """Returns what a task does: start, step, compile, parity or evaluation.
+
+        Its phase is empty where it is not known, as before its process has reported anything.
         """
-        snapshot_file = None
-        if trial_options.memory_snapshot:
-            snapshot_file = str((study_folder / "snapshots" / f"{log_name}.pickle").absolute())
-        payload = {
-            **self._training(
-                definition,
-                config,
-                workload or definition.workload,
-                study_folder,
-                enforce_cap=enforce_cap,
-            ),
-            "is_baseline": config == definition.baseline_config() and not shares_perplexity,
-            "reference": None if reference is None else reference.to_dict(),
-            "shares_perplexity": shares_perplexity,
-            "evaluates_only": evaluates_only,
-            "pruning_bounds": [asdict(bound) for bound in pruning_bounds],
-            "snapshot_file": snapshot_file,
-        }
-        reply = self._submit_training(
-            "train",
-            payload,
-            definition,
-            study_folder,
-            log_name=log_name,
-            trial_options=trial_options,
-        )
-        finished: Future[FinishedTrial] = Future()
-        self._replies[finished] = reply
-        devices = (workload or definition.workload).devices_per_trial
-        reply.add_done_callback(lambda done: self._finish(done, finished, devices=devices))
-        return finished
+        return Doing() if self._started is None else self._started.doing(future)
 
-    def trace(
+    def cancel(self, future: Future[Any]) -> None:
+        """Ends a task; within seconds a training has the outcome `interrupted`."""
+        if self._started is not None:
+            self._started.cancel(future)
+
+    def shutdown(self) -> None:
+        """Ends every trial and the server."""
+        self._is_shut_down = True
+        if self._started is not None:
+            self._started.close()
+        self._caches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    # -- device slots ------------------------------------------------------------------------------
+
+    @contextmanager
+    def slot(
         self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
+        device: DeviceInfo,
         *,
-        study_folder: Path,
-        dropout: bool,
-        dequantized: bool = False,
-        trial_options: TrialOptions,
-        workload: Workload | None = None,
-    ) -> ParityTrace | NoTrace:
-        """Returns the first steps of `config`, run without the cap, or why there are none.
+        places: int = 1,
+        on_wait: Callable[[str], None],
+        alone: bool = False,
+    ) -> Iterator[None]:
+        """Waits for a slot on each device of a trial; processes started here hold them.
 
-        They are of the study's workload, or of `workload` where that is given. With `dequantized`
-        its quantized base weights are what they stand for, in plain layers.
-        Raises TrialLost, and Stopped where the search is stopped while waiting.
+        `device` is the first of them, which `places` trials share. With `alone`, no other trial
+        runs there meanwhile.
+        Calls `on_wait` once where it has to wait, with the holder of the slot, or "" where that is
+        not known. Raises Stopped where the search is stopped while waiting.
         """
-        payload = {
-            **self._training(
-                definition,
-                config,
-                workload or definition.workload,
-                study_folder,
-                enforce_cap=False,
-            ),
-            "dropout": dropout,
-            "dequantized": dequantized,
-        }
-        reply = self._submit_training(
-            "trace",
-            payload,
-            definition,
-            study_folder,
-            log_name=f"trace-{config.fingerprint}",
-            trial_options=trial_options,
-        )
-        result = self.wait_for(reply).result
-        if result.get("trace") is None:
-            return NoTrace(outcome=result["outcome"], message=result["failure"])
-        return parse(ParityTrace, result["trace"])
+        was_reported = False
+        slots = awaited = self._slots_on(device, places)
 
-    def profile(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        *,
-        study_folder: Path,
-        folder: Path,
-        steps: int,
-        enforce_cap: bool,
-        trial_options: TrialOptions,
-    ) -> Profile:
-        """Returns a profile of `steps` steps of a configuration; its files are in `folder`.
+        def pause() -> None:
+            nonlocal was_reported
+            if not was_reported:
+                was_reported = True
+                on_wait(awaited.holder())
+            if self._should_stop():
+                raise Stopped(
+                    "the search was stopped", hint="run the same command again to continue"
+                )
+            time.sleep(POLL_SECONDS)
 
-        This search must have a slot on the device. Raises PreparationFailed where the training
-        fails, TrialLost, StorageUnavailable, and Stopped where the search is stopped meanwhile.
+        all_slots = [slots, *(self._slots_on(one, places) for one in self.other_devices)]
+        with ExitStack() as stack:
+            held = []
+            # All searches take them in the same order, so that no two wait for each other. Numbers
+            # of devices would not do: CUDA_VISIBLE_DEVICES may change them.
+            for awaited in sorted(all_slots, key=lambda one: one.name):
+                held.append(stack.enter_context(awaited.slot(pause, alone=alone)))
+            self._held = tuple(held)
+            self._shares_device = places > 1 and not alone
+            if self.cpus_of_slots:
+                # Of another search with as many slots, a trial may be on the CPUs used before.
+                self.cpus = self.cpus_of_slots[slots.number]
+            try:
+                yield
+            finally:
+                self._held = ()
+                self._shares_device = False
+
+    @contextmanager
+    def slot_on(self, device: DeviceInfo) -> Iterator[None]:
+        """Waits for a slot on `device`, unless this search has one already; a wait is noted.
+
+        The devices that trials use besides it are waited for, too.
         """
-        payload = {
-            **self._training(
-                definition,
-                config,
-                definition.workload,
-                study_folder,
-                enforce_cap=enforce_cap,
-            ),
-            "steps": steps,
-            "profile_folder": str(folder.absolute()),
-        }
-        reply = self._submit_training(
-            "profile",
-            payload,
-            definition,
-            study_folder,
-            log_name=f"profile-{config.fingerprint}",
-            trial_options=trial_options,
-        )
-        result = self.wait_for(reply).result
-        if result.get("profile") is None:
-            raise PreparationFailed(
-                f"the training that was to be profiled has failed: {result.get('failure')}",
-                hint=f"see the log in {study_folder / 'logs'}",
+        if self._held:
+            yield
+            return
+
+        def note_wait(holder: str) -> None:
+            self._note(waiting_message(joint_name((device, *self.other_devices)), holder))
+
+        began = time.monotonic()
+        with self.slot(device, on_wait=note_wait):
+            self.seconds_waited += time.monotonic() - began
+            yield
+
+    def _slots_on(self, device: DeviceInfo, places: int) -> DeviceSlots:
+        """Returns the slots on `device` for `places` trials at a time.
+
+        Later calls return the same object, so that a note about other users appears once a device.
+        """
+        key = (device.device, places)
+        if key not in self._slots:
+            is_noted = any(name == device.device for name, _ in self._slots)
+            note = _ignore_note if is_noted else self._note
+            self._slots[key] = DeviceSlots(
+                device, places=places, node=device_node(device), note=note
             )
-        return parse(Profile, result["profile"])
+        return self._slots[key]
+
+    # -- devices -----------------------------------------------------------------------------------
+
+    def identify(self, device: str | None) -> DeviceInfo:
+        """Returns what `device` is, without a CUDA context on it; None is the best device there is.
+
+        Raises InvalidInput.
+        """
+        return self._named(self.run(Identify(device=device)))
+
+    def _named(self, device: DeviceInfo) -> DeviceInfo:
+        """Returns the device that was found; of a CPU that trials share, the name says so."""
+        if device.type == "cpu" and self.sharing:
+            return replace(device, name=f"{device.name}, {self.sharing}")
+        return device
+
+    def probe(
+        self, device: str | None, choices: Choices, *, anew: bool = False
+    ) -> tuple[DeviceInfo, dict[str, dict[str, str]]]:
+        """Returns what `device` is, and which of `choices` do not work on it and why.
+
+        The second result is {technique: {value: reason}}. None as a device is the first CUDA
+        device, else the CPU. A CUDA device is probed while this search has a slot on it; the first
+        probe measures the size of a new context in bytes. What worked for an earlier probe on the
+        same device with the same versions is not tried again, unless `anew` is true. Raises
+        InvalidInput.
+        """
+        info = self.identify(device)
+        known = self._probed.get(info.device)
+        if known is not None and not choices:
+            return known, {}
+        task = Probe(device=info.device, choices=choices, with_context=known is None, anew=anew)
+        with nullcontext() if info.type == "cpu" else self.slot_on(info):
+            found = self.run(task)
+        info = self._named(found.device)
+        if info.type != "cpu":
+            info = self._probed.setdefault(info.device, info)
+        return info, {technique: dict(values) for technique, values in found.unavailable.items()}
+
+    def measure_peaks(
+        self, device: DeviceInfo, precisions: Sequence[Precision], shape: LinearShape | None
+    ) -> DeviceInfo:
+        """Returns the device with its rates of matrix products and of copies, and of its host.
+
+        It is measured while this search has a slot on the device, and with the CPUs of a trial.
+        """
+        task = MeasurePeaks(device=device, precisions=precisions, shape=shape)
+        with self.slot_on(device):
+            return self.run(task)
+
+    def use_devices_from(self, first: DeviceInfo, *, count: int) -> None:
+        """From now on, use `count` devices for each trial: `first` and the next ones.
+
+        Those that were chosen before, as `other_devices`, stay. On a CPU all ranks share the same
+        one. Raises InvalidInput where there are not as many, or not of one model.
+        """
+        if count == 1 or self.other_devices:
+            return
+        check_system_for_ranks(count)
+        if first.type == "cpu":
+            check_ranks_on_cpu(count, cores=self.cores)
+            return
+        gpus = [device for device in self.run(ListDevices()) if device.type == first.type]
+        names = [device.device for device in gpus]
+        start = names.index(first.device)
+        if len(gpus) - start < count:
+            raise InvalidInput(
+                f"a trial cannot use {count} devices from {first.device} on: this machine has "
+                f"{', '.join(names)}",
+                hint="use a smaller --devices-per-trial, or --device cuda:0",
+            )
+        check_one_model(gpus[start : start + count])
+        self.other_devices = tuple(gpus[start + 1 : start + count])
+
+    def check_device(self, device: str) -> None:
+        """Runs a tiny computation on the device, and on those that trials use besides it.
+
+        Raises TrialLost where one no longer answers.
+        """
+        for name in (device, *(other.device for other in self.other_devices)):
+            try:
+                self.run(CheckDevice(device=name))
+            except (Stopped, TrialLost):
+                raise
+            except AutotuneError as error:
+                hint = "see what the device's driver says; run the same command again to continue"
+                raise TrialLost(f"{name} does not answer: {error.message}", hint=hint) from error
+
+    # -- models and scripts ------------------------------------------------------------------------
+
+    def examine(
+        self, workload: Workload, choices: Choices, *, device: str
+    ) -> tuple[Workload, dict[str, dict[str, str]]]:
+        """Returns the workload, and which of `choices` its model does not support.
+
+        The second result is {technique: {value: reason}}. The workload of a script has the files
+        that it was seen to read, and says whether it needs the environment of torchrun. Raises
+        InvalidInput.
+        """
+        # Attention is tried on the device, and a script runs until it has built its model.
+        with self._slot_if_gpu(device):
+            return self._examine(workload, choices, device=device)
+
+    def _slot_if_gpu(self, device: str) -> AbstractContextManager[None]:
+        if not device.startswith("cuda"):
+            return nullcontext()
+        return self.slot_on(self.identify(device))
+
+    def _examine(
+        self, workload: Workload, choices: Choices, *, device: str
+    ) -> tuple[Workload, dict[str, dict[str, str]]]:
+        try:
+            found = self.run(Examine(workload=workload, choices=choices, device=device))
+        except ProcessEnded as error:
+            if workload.script is None and not is_function_reference(workload.model):
+                raise
+            code = workload.script or workload.model
+            raise InvalidInput(
+                f"{code} ended its process before its first step: {error.message}",
+                hint="run it without autotune; it must not end the process that it is in",
+            ) from None
+        if found.missing_variable:
+            self._note(
+                f"{workload.script} needs {found.missing_variable}, which torchrun sets: every "
+                "trial runs it as the only rank of a training"
+            )
+            return self._examine(replace(workload, one_rank=True), choices, device=device)
+        if found.files is not None:
+            files = found.files
+            workload = replace(
+                workload,
+                script_files={path: files[path] for path in files if is_code(path)},
+                script_files_after_apply={path: files[path] for path in files if not is_code(path)},
+                packages=found.packages,
+            )
+        if found.own_precision is not None and found.own_fusion is not None:
+            workload = replace(
+                workload, own_precision=found.own_precision, own_fusion=found.own_fusion
+            )
+        return workload, {
+            technique: dict(values) for technique, values in found.unavailable.items()
+        }
+
+    def rehearse(self, workload: Workload, *, micro_batch_size: int, device: str) -> str:
+        """Runs the first steps of the workload's script without a cap.
+
+        Returns why it has no such micro batch or, with the whole global batch, why its optimizer
+        cannot step during backward; empty if nothing is known, as for a script that fails or that
+        needs too long.
+        """
+        task = Rehearse(workload=workload, micro_batch_size=micro_batch_size, device=device)
+        with self._slot_if_gpu(device):
+            try:
+                return self.run(task)
+            except Stopped:
+                raise
+            except AutotuneError:
+                return ""
+
+    # -- trainings ---------------------------------------------------------------------------------
+
+    def training(
+        self,
+        definition: StudyDefinition,
+        config: TrainingConfig,
+        *,
+        study_folder: Path,
+        enforce_cap: bool,
+        workload: Workload | None = None,
+    ) -> TrainingRequest:
+        """Returns what a training of `config` on the devices of this executor is to do.
+
+        It is on the study's workload, or on `workload` where that is given.
+        """
+        of_study = definition.workload
+        workload = workload or of_study
+        others = self.other_devices[: workload.devices_per_trial - 1]
+        return TrainingRequest(
+            workload=workload,
+            config=config,
+            folder=(study_folder / prepared_folder(of_study, workload)).absolute(),
+            device=definition.device.device,
+            device_uuid=definition.device.uuid_of_nvml,
+            new_context_bytes=definition.device.context_bytes,
+            shares_device=self._shares_device,
+            cap_bytes=definition.cap_bytes,
+            enforce_cap=enforce_cap,
+            other_devices=tuple((other.device, other.uuid_of_nvml) for other in others),
+        )
 
     def time_in_turn(
         self,
@@ -245,7 +503,6 @@ class LocalExecutor(ServerTasks):
         trial_options: TrialOptions,
         rounds: int,
         seed: int,
-        on_progress: Callable[[int, int], None] = lambda done, wanted: None,
     ) -> TimedInTurn:
         """Times trainings in turn, as `execution/in_turn.py` says; the first is the partner.
 
@@ -256,151 +513,51 @@ class LocalExecutor(ServerTasks):
         if workload.script is None:
             steps = max(workload.steps, workload.warmup_steps + rounds)
             workload = replace(workload, steps=steps)
-
-        def start(number: int, address: str) -> Future[Reply]:
-            training = trainings[number]
-            payload = {
-                **self._training(
-                    definition,
-                    training.config,
-                    workload,
-                    study_folder,
-                    enforce_cap=training.enforce_cap,
-                ),
-                "turns": {"address": address},
-            }
-            return self._submit_training(
-                "train_in_turn",
-                payload,
-                definition,
-                study_folder,
-                log_name=f"{log_name}-{number}",
-                trial_options=trial_options,
-            )
-
-        count = definition.workload.devices_per_trial - 1
+        count = workload.devices_per_trial - 1
         others = self.other_devices[:count] or (definition.device,) * count
-        return time_in_turn(
-            trainings,
-            workload=workload,
+        run = RunInTurn(
+            trainings=tuple(
+                self.training(
+                    definition,
+                    each.config,
+                    study_folder=study_folder,
+                    enforce_cap=each.enforce_cap,
+                    workload=workload,
+                )
+                for each in trainings
+            ),
+            device_bytes=tuple(each.device_bytes for each in trainings),
             devices=(definition.device, *others),
             rounds=rounds,
             seed=seed,
-            trial_seconds=trial_options.trial_time_limit_seconds,
-            start=start,
-            cancel=self._server.cancel,
-            should_stop=self._should_stop,
-            on_progress=on_progress,
-        )
-
-    def _training(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        workload: Workload,
-        study_folder: Path,
-        *,
-        enforce_cap: bool,
-    ) -> dict[str, Any]:
-        return {
-            "workload": workload.to_dict(),
-            "config": config.to_dict(),
-            "folder": str(
-                (study_folder / prepared_folder(definition.workload, workload)).absolute()
-            ),
-            "device": definition.device.device,
-            "device_uuid": definition.device.uuid if definition.device.is_known_to_nvml else None,
-            "new_context_bytes": definition.device.context_bytes,
-            "shares_device": self._shares_device,
-            "cap_bytes": definition.cap_bytes,
-            "enforce_cap": enforce_cap,
-            "requested_at": time.monotonic(),
-            "other_devices": [
-                {
-                    "device": other.device,
-                    "device_uuid": other.uuid if other.is_known_to_nvml else None,
-                }
-                for other in self.other_devices[: workload.devices_per_trial - 1]
-            ],
-        }
-
-    def _submit_training(
-        self,
-        task: str,
-        payload: dict[str, Any],
-        definition: StudyDefinition,
-        study_folder: Path,
-        *,
-        log_name: str,
-        trial_options: TrialOptions,
-    ) -> Future[Reply]:
-        return self._server.submit(
-            task,
-            payload,
-            log_file=study_folder / "logs" / f"{log_name}.log",
+            log_name=log_name,
             limits=trial_options.time_limits(),
-            environment=self._caches.environment(study_folder),
-            limit_host_memory=definition.device.type == "cpu",
-            slots=self._held,
-            cpus=self.cpus,
+        )
+        return self.carry_out(run)
+
+    def carry_out(self, run: RunInTurn) -> TimedInTurn:
+        """Times the trainings of a run in turn, with a process for each, as `time_in_turn`."""
+        return time_in_turn(
+            run,
+            call=self.call,
+            cancel=self.cancel,
+            should_stop=self._should_stop,
         )
 
-    def wait_for_trial(self, future: Future[FinishedTrial]) -> FinishedTrial:
-        """Waits for a trial and returns its result.
 
-        Raises TrialLost, and Stopped where the search is stopped, which also ends the trial.
-        """
-        reply = self._replies.get(future)
-        if reply is not None:
-            self.wait_for(reply)
-        return future.result()
-
-    def doing(self, future: Future[FinishedTrial]) -> Doing:
-        """Returns what the trial does: start, step, compile, parity or evaluation.
-
-        Its phase is empty where it is not known, as before its process has reported anything.
-        """
-        reply = self._replies.get(future)
-        return Doing() if reply is None else self._server.doing(reply)
-
-    def cancel(self, future: Future[FinishedTrial]) -> None:
-        """Ends the trial; within seconds its future has the outcome `interrupted`."""
-        reply = self._replies.get(future)
-        if reply:
-            self._server.cancel(reply)
-
-    def _finish(
-        self, reply: Future[Reply], finished: Future[FinishedTrial], *, devices: int
-    ) -> None:
-        self._replies.pop(finished, None)
-        try:
-            result = reply.result()
-            measured = dict(result.result)
-            script_files = measured.pop("script_files", {})
-            trial = FinishedTrial(
-                measurement=replace(parse(Measurement, measured), devices=devices),
-                seconds=result.seconds,
-                script_files=script_files,
-            )
-        except Exception as error:  # whatever it is, the search waits for this future
-            finished.set_exception(error)
-        else:
-            finished.set_result(trial)
-
-
-def _libraries_of(workload: Workload, config: TrainingConfig) -> list[str]:
+def _libraries_of(request: PredictionRequest) -> list[str]:
     """Returns the modules of other packages that building this model takes seconds to import.
 
     A name that does not exist does no harm: the process that builds the model finds what it needs.
     """
     modules = []
-    if workload.model_config is not None:
-        kind = workload.model_config.get("model_type")
+    if request.workload.model_config is not None:
+        kind = request.workload.model_config.get("model_type")
         modules += [
             "autotune.models.transformers_network",
             "transformers.modeling_utils",
             f"transformers.models.{kind}.modeling_{kind}",
         ]
-    if config.adapter != "none":
+    if request.config.adapter != "none":
         modules.append("peft")
     return modules

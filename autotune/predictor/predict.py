@@ -76,8 +76,7 @@ from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.optimizers import OPTIMIZERS
-from autotune.spec.prediction import Category, Extrapolation, Holder, Prediction
-from autotune.spec.workload import Workload
+from autotune.spec.prediction import Category, Holder, Prediction, PredictionRequest
 from autotune.techniques import Training, apply_techniques
 from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.techniques.pinned_memory import bytes_to_host
@@ -101,31 +100,6 @@ _OTHER_ANSWERS = (0, 2, -(10.0**4), 10.0**4)
 MICRO_BATCHES = 2
 """Micro batches that are run of a step. All after the second are like it: it finds gradients of an
 earlier one and adds to them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictionRequest:
-    """What to predict, and for which device."""
-
-    workload: Workload
-    config: TrainingConfig
-    device: str
-    """The kind of device to predict for: cpu or cuda."""
-    torch_version: str | None = None
-    """The torch release to predict for on CUDA, such as 2.8; None: the installed release."""
-    compute_capability: str | None = None
-    """Of the GPU to predict for, such as 9.0; None: that of an A100, which a note mentions."""
-    with_timeline: bool = False
-    rank: int = 0
-    """Which of the devices of a trial."""
-    extrapolates: Extrapolation = "nothing"
-    """Which models may be extrapolated from shallower ones. A timeline is of the whole model."""
-
-    @property
-    def may_be_extrapolated(self) -> bool:
-        if self.with_timeline or self.extrapolates == "nothing":
-            return False
-        return self.extrapolates == "any" or self.config.compile == "model"
 
 
 Job = Callable[[], str]

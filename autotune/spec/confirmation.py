@@ -26,7 +26,7 @@ one after the other, or `in blocks`, one is there at a time, and short trainings
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimedBlock:
+class TimedBlock(Schema):
     """Consecutive steps of one training, while the others of the run stood still."""
 
     seconds: float
@@ -34,7 +34,7 @@ class TimedBlock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnResult:
+class TurnResult(Schema):
     """What one training of a run in turn measured."""
 
     config: TrainingConfig

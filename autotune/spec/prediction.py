@@ -22,6 +22,7 @@ from autotune.spec.limits import (
     Work,
 )
 from autotune.spec.schema import Schema
+from autotune.spec.workload import Workload
 from autotune.units import format_size
 
 Category = Literal[
@@ -175,6 +176,31 @@ class Prediction(Schema):
     def to_dict(self) -> dict[str, Any]:
         """Returns a dictionary ready for JSON."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest(Schema):
+    """What to predict, and for which device."""
+
+    workload: Workload
+    config: TrainingConfig
+    device: str
+    """The kind of device to predict for: cpu or cuda."""
+    torch_version: str | None = None
+    """The torch release to predict for on CUDA, such as 2.8; None: the installed release."""
+    compute_capability: str | None = None
+    """Of the GPU to predict for, such as 9.0; None: that of an A100, which a note mentions."""
+    with_timeline: bool = False
+    rank: int = 0
+    """Which of the devices of a trial."""
+    extrapolates: Extrapolation = "nothing"
+    """Which models may be extrapolated from shallower ones. A timeline is of the whole model."""
+
+    @property
+    def may_be_extrapolated(self) -> bool:
+        if self.with_timeline or self.extrapolates == "nothing":
+            return False
+        return self.extrapolates == "any" or self.config.compile == "model"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,11 @@ def parse(kind: type[T], stored: object, *, ignore_unknown: bool = False) -> T:
     return parsed
 
 
+def prepare_to_parse(kind: Any) -> None:
+    """Makes what `parse` needs for a class, which takes up to a tenth of a second, beforehand."""
+    _adapter(kind)
+
+
 def check(instance: Schema) -> None:
     """Raises ValueError with the first field whose value is of another type or out of range."""
     parse(type(instance), instance)

@@ -105,6 +105,11 @@ class DeviceInfo(Schema):
         """Type of the device in torch, `cpu` or `cuda`."""
         return self.device.partition(":")[0]
 
+    @property
+    def uuid_of_nvml(self) -> str | None:
+        """The UUID by which NVML knows the device; None where it does not."""
+        return self.uuid if self.is_known_to_nvml else None
+
     def describe(self, *, devices: int = 1) -> str:
         """Returns `cuda:0 (NVIDIA H200)`, or `4 cuda devices (NVIDIA H200)` for several."""
         name = self.device if devices == 1 else f"{devices} {self.type} devices"

@@ -56,13 +56,13 @@ class Built:
 
 
 def _adapt_to_json(schema: Any) -> None:
-    """Lets lists be tuples and objects be dataclasses, and gives every number a range."""
+    """Lets lists be tuples, objects dataclasses and texts paths, and gives every number a range."""
     if isinstance(schema, list | tuple):
         for part in schema:
             _adapt_to_json(part)
     elif isinstance(schema, dict):
         kind = schema.get("type")
-        if kind in ("tuple", "dataclass"):
+        if kind in ("tuple", "dataclass", "lax-or-strict"):  # the last of a path
             schema["strict"] = False
         elif kind == "int" and "le" not in schema:
             schema.update(ge=WHOLE.least, le=WHOLE.most)

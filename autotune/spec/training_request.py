@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.parity import ParityTrace
+from autotune.spec.schema import Schema
 from autotune.spec.workload import Workload
 
 Stage = Literal["step", "evaluation", "parity", "waiting"]
@@ -31,7 +32,7 @@ def unwatched(stage: Stage, steps_ended: int = 0, steps_wanted: int = 0, /) -> N
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRequest:
+class TrainingRequest(Schema):
     """Everything that the process of a trial needs to know.
 
     `folder` has the prepared files `weights.pt`, `train.npy`, `held_out.npy` and `text.json`.
@@ -67,5 +68,9 @@ class TrainingRequest:
     """Trials of the same numerics class; one that dominates this training ends it."""
     snapshot_file: Path | None = None
     """Where to store torch's allocation history of the measured steps; CUDA only."""
-    requested_at: float
-    """time.monotonic() at the request; all processes of a machine share this clock."""
+    other_devices: Sequence[tuple[str, str | None]] = ()
+    """The devices of the ranks after the first, as `device` and `device_uuid`. On a CPU all ranks
+    share the same one, and this is empty."""
+    requested_at: float = 0.0
+    """time.monotonic() at the request; all processes of a machine share this clock. Its process
+    sets it to when the trial server was asked."""

@@ -1,8 +1,8 @@
 """The devices of a search on a Ray cluster: chooses nodes, and gives each device a place.
 
-It is what `devices_of_search.py` is on one machine. Each place has a worker on a node, a Ray actor
-that has the device, or the devices of a trial, for as long as the search runs trials. Nodes that
-join are used, and a worker that is lost is replaced while its node lives.
+Each place has a worker on a node, a Ray actor that has the device, or the devices of a trial, for
+as long as the search runs trials. Nodes that join are used, and a worker that is lost is replaced
+while its node lives.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 import ray
 import ray.exceptions
@@ -30,17 +30,18 @@ from autotune.execution.cluster.files import Shipment
 from autotune.execution.cluster.nodes import ClusterNode, Nodes, look_at, on_node
 from autotune.execution.cluster.remote_worker import CALLS_AT_ONCE, RemoteWorker
 from autotune.execution.cluster.worker import NodeWorker
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS, check_ranks_on_cpu
+from autotune.execution.cpu_shares import check_ranks_on_cpu
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.server.prepared_folder import PREPARED
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import sqlite_file
 from autotune.study.devices import check_whole_groups, parse_devices
-from autotune.study.events import Notice, Preparing, WaitingForDevice
+from autotune.study.devices_of_search import Devices, forecast_by
+from autotune.study.events import Preparing, WaitingForDevice
 from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
-from autotune.study.predictions import Forecaster, extrapolates_in
-from autotune.study.request import SearchRequest, check_trials_per_device
+from autotune.study.request import SearchRequest
 
 _SECONDS_BETWEEN_LOOKS = 3.0
 """How often the search looks for nodes that have joined."""
@@ -65,23 +66,37 @@ class _Slot:
     node: ClusterNode
     number: int
     of: int
-    worker: RemoteWorker | None = None
-    executor: ClusterExecutor | None = None
-    ready: Future[Any] | None = None
-    """Done when Ray has given the worker its device."""
+    started: ClusterExecutor | None = None
+    """That of its worker, or of its last one; None before the first was started."""
     losses: int = 0
     """How many of its workers were lost in a row, without a trial that they ran."""
     lost_at: float | None = None
     is_refused: bool = False
     """Whether the device turned out to be of another model."""
 
+    @property
+    def executor(self) -> ClusterExecutor:
+        assert self.started is not None, "a slot is used once its worker was started"
+        return self.started
 
-class DevicesOfCluster:
-    """The executors of a search on a Ray cluster. Use it as a context manager.
+    @property
+    def worker(self) -> RemoteWorker:
+        return self.executor.worker
 
-    `make_executor` makes the executor on a node. `executor` is that of the first place, and exists
-    once `choose` has returned.
-    """
+    @property
+    def is_ready(self) -> bool:
+        """Whether Ray has given the worker its device."""
+        ready = self.worker.ready
+        return ready.done() and ready.exception() is None
+
+    def shutdown(self) -> None:
+        """End its worker, if there is one."""
+        if self.started is not None:
+            self.started.shutdown()
+
+
+class DevicesOfCluster(Devices):
+    """Those of a Ray cluster; `make_executor` makes the executor on a node."""
 
     def __init__(
         self,
@@ -92,19 +107,15 @@ class DevicesOfCluster:
         should_stop: Callable[[], bool],
         listener: ThreadedListener,
     ) -> None:
-        self._work = work
+        super().__init__(
+            work, make_executor=make_executor, should_stop=should_stop, listener=listener
+        )
         self._address = address
-        self._make_executor = make_executor
-        self._asked_to_stop = should_stop
-        self._listener = listener
-        self._ending = threading.Event()
-        self._said: set[str] = set()
         self._search = uuid.uuid4().hex[:16]
         self._shipment = Shipment()
         self._thread = threading.get_ident()
         self._open = ExitStack()
         self._connection: Connection | None = None
-        self._request = SearchRequest()
         self._kind = ""
         self._model = ""
         """The GPU model of the nodes that are used, as NVML or Ray names it."""
@@ -121,12 +132,8 @@ class DevicesOfCluster:
         self._first: _Slot | None = None
         self._replaced = 0
         """How often the first was lost while the study was prepared."""
-        self._definition: StudyDefinition | None = None
-        self._predicts = False
-        self.uuids: Mapping[str, tuple[str, ...]] = {}
-        """The names of the places; what NVML knows of their GPUs is not known here."""
 
-    def __enter__(self) -> "DevicesOfCluster":
+    def __enter__(self) -> Self:
         doing = f"connecting to the Ray cluster at {self._address}"
         if self._address == AUTO:
             doing = "connecting to the Ray cluster of this machine"
@@ -139,11 +146,8 @@ class DevicesOfCluster:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         with self._open:
-            closing = [
-                threading.Thread(target=slot.executor.shutdown)
-                for slot in {*self._slots, self._first}
-                if slot is not None and slot.executor is not None
-            ]
+            slots = {*self._slots, self._first}
+            closing = [threading.Thread(target=slot.shutdown) for slot in slots if slot is not None]
             for thread in closing:
                 thread.start()
             for thread in closing:
@@ -152,12 +156,10 @@ class DevicesOfCluster:
     @property
     def executor(self) -> ClusterExecutor:
         assert self._first is not None, "devices are chosen first"
-        assert self._first.executor is not None
         return self._first.executor
 
     @property
     def trials_at_once(self) -> int:
-        """How many places the search has."""
         return len(self._slots)
 
     def should_stop(self) -> bool:
@@ -165,7 +167,7 @@ class DevicesOfCluster:
 
         Raises TrialLost in the thread of the main loop where the head of the cluster is lost.
         """
-        if self._ending.is_set() or self._asked_to_stop():
+        if super().should_stop():
             return True
         if self._connection is not None and threading.get_ident() == self._thread:
             self._connection.check()
@@ -181,11 +183,6 @@ class DevicesOfCluster:
             self._check_stop()
             time.sleep(POLL_SECONDS)
 
-    def _note(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._listener(Notice(message=sentence))
-
     # -- which devices -----------------------------------------------------------------------------
 
     def choose(
@@ -196,11 +193,7 @@ class DevicesOfCluster:
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
-        """Choose the nodes, start a worker for each trial, and wait until one of them is there.
-
-        Returns the request with its device. `stored` is the study that it continues. A confirmation
-        uses the devices of one trial. Raises InvalidInput where no node has what is needed.
-        """
+        """Choose the nodes, start a worker for each trial, and wait until one of them is there."""
         self._request = request
         self._devices_per_trial = devices_per_trial
         wanted = None if request.devices is None else parse_devices(request.devices)
@@ -330,11 +323,11 @@ class DevicesOfCluster:
         """
         nodes = {node.id for node in self._nodes}
         for slot in list(self._slots):
-            is_lost = slot.worker is None or slot.worker.is_lost
+            is_lost = slot.started is None or slot.started.is_lost
             if slot.node.id not in nodes and is_lost:
                 self._slots.remove(slot)
-                if slot is not self._first and slot.executor is not None:
-                    slot.executor.shutdown()
+                if slot is not self._first:
+                    slot.shutdown()
         known = {(slot.node.id, slot.number) for slot in self._slots}
         for node in self._nodes:
             count = self._devices_on(node)
@@ -368,8 +361,7 @@ class DevicesOfCluster:
     # -- workers -----------------------------------------------------------------------------------
 
     def _start(self, slot: _Slot) -> None:
-        if slot.executor is not None:
-            slot.executor.shutdown()  # that of a lost worker, which may have a server here
+        slot.shutdown()  # a lost worker may have a server here
         node = slot.node
         resources: dict[str, float] = {"num_cpus": node.cpus // slot.of, "num_gpus": 0}
         if slot.of > node.cpus:
@@ -396,16 +388,15 @@ class DevicesOfCluster:
                 make_executor=self._make_executor,
             )
 
-        slot.worker = RemoteWorker(start, place=self._name(slot), node=node.id, note=self._note)
-        slot.executor = ClusterExecutor(
+        slot.started = ClusterExecutor(
             self._work,
-            worker=slot.worker,
+            worker=RemoteWorker(start, place=self._name(slot), node=node.id, note=self._note),
             shipment=self._shipment,
             excluded=self._excluded(),
+            cores=node.cpus,
             should_stop=self.should_stop,
             note=self._note,
         )
-        slot.ready = slot.worker.when_ready()
         slot.lost_at = None
 
     def _name(self, slot: _Slot) -> str:
@@ -434,9 +425,9 @@ class DevicesOfCluster:
         """
         said_at = time.monotonic() + _SECONDS_UNTIL_SAID
         for _ in range(MAX_RETRIES + 1):
-            while waiting := [slot for slot in self._slots if not _worker_of(slot).is_lost]:
+            while waiting := [slot for slot in self._slots if not slot.worker.is_lost]:
                 for slot in waiting:
-                    if _is_ready(slot):
+                    if slot.is_ready:
                         return slot
                 if time.monotonic() > said_at:
                     self._note(
@@ -445,7 +436,7 @@ class DevicesOfCluster:
                     )
                 self._check_stop()
                 time.sleep(POLL_SECONDS)
-            lost = [_worker_of(slot).why_lost for slot in self._slots]
+            lost = [slot.worker.why_lost for slot in self._slots]
             why = lost[0] if lost else "no node that can run trials is left"
             self._start_lost()
         raise TrialLost(
@@ -459,15 +450,14 @@ class DevicesOfCluster:
         Ray alone knows which devices are free: it gives each worker one that has none.
         """
         end = time.monotonic() + _SECONDS_FOR_THE_FREE
-        while sum(map(_is_ready, self._slots)) < count and time.monotonic() < end:
+        while sum(slot.is_ready for slot in self._slots) < count and time.monotonic() < end:
             self._check_stop()
             time.sleep(POLL_SECONDS)
-        self._slots.sort(key=lambda slot: (slot is not self._first, not _is_ready(slot)))
+        self._slots.sort(key=lambda slot: (slot is not self._first, not slot.is_ready))
         self._most_slots = count
         spare, self._slots = self._slots[count:], self._slots[:count]
         for slot in spare:
-            assert slot.executor is not None
-            threading.Thread(target=slot.executor.shutdown, daemon=True).start()
+            threading.Thread(target=slot.shutdown, daemon=True).start()
 
     def _start_lost(self) -> None:
         """Start a worker in place of each lost one whose node lives, and on nodes that joined."""
@@ -476,14 +466,11 @@ class DevicesOfCluster:
         self._add_slots()
         alive = {node.id for node in self._nodes}
         for slot in self._slots:
-            if slot.worker is None or (slot.worker.is_lost and slot.node.id in alive):
+            if slot.started is None or (slot.started.is_lost and slot.node.id in alive):
                 self._start(slot)
 
     def replace_first(self) -> bool:
-        """Take another worker for `executor` where that is lost; return whether it was."""
-        if not self.executor.is_lost:
-            return False
-        if self._replaced == MAX_RETRIES:
+        if not self.executor.is_lost or self._replaced == MAX_RETRIES:
             return False
         self._replaced += 1
         self._start_lost()
@@ -494,12 +481,10 @@ class DevicesOfCluster:
 
     @contextmanager
     def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
-        """Yield the places of the search; `definition` has the first device as it was probed."""
-        self._definition = definition
-        self._predicts = predicts
+        place_of = partial(self._place, definition=definition, predicts=predicts)
         assert self._first is not None
         slots = [self._first, *(slot for slot in self._slots if slot is not self._first)]
-        places = [self._place(slot) for slot in slots]
+        places = [place_of(slot) for slot in slots]
         self.uuids = {place.name: () for place in places}
         joined: SimpleQueue[TrialPlace] = SimpleQueue()
         with SeveralPlaces(
@@ -510,7 +495,7 @@ class DevicesOfCluster:
             seconds_without_place=SECONDS_WITHOUT_A_DEVICE,
         ) as several:
             looking = threading.Thread(
-                target=self._look_for_devices, args=(several, joined), daemon=True
+                target=self._look_for_devices, args=(several, joined, place_of), daemon=True
             )
             looking.start()
             try:
@@ -519,57 +504,38 @@ class DevicesOfCluster:
                 self._ending.set()
                 looking.join(timeout=2 * _SECONDS_BETWEEN_LOOKS)
 
-    def _place(self, slot: _Slot) -> TrialPlace:
-        assert self._definition is not None
-        assert slot.worker is not None
-        assert slot.executor is not None
-        assert slot.ready is not None
-        executor, ready = slot.executor, slot.ready
-        device = self._definition.device
-        slots_on_each = self._request.trials_per_device
-        if self._kind == "cpu":
-            slots_on_each = slot.of
-        predict = None
-        if self._predicts:
-            predict = Forecaster.of_device(
-                device,
-                executor=executor,
-                workload=self._definition.workload,
-                extrapolates=extrapolates_in(self._definition.space),
-            ).forecast
+    def _place(self, slot: _Slot, *, definition: StudyDefinition, predicts: bool) -> TrialPlace:
+        executor, device = slot.executor, definition.device
         place = TrialPlace(
             executor=executor,
-            slots=executor.slots_on(device, places=slots_on_each),
             device=device,
-            name=slot.worker.place,
-            queue=slot.worker.place,
-            predict=predict,
+            trials_on_device=self._request.trials_per_device if self._kind == "cuda" else slot.of,
+            name=executor.worker.place,
+            queue=executor.worker.place,
+            predict=forecast_by(executor, device, definition) if predicts else None,
             is_lost=lambda: executor.is_lost,
         )
-        place.prepare = lambda: self._prepare(slot, executor, ready, place)
+        place.prepare = lambda: self._prepare(slot, executor, definition)
         return place
 
     def _prepare(
-        self, slot: _Slot, executor: ClusterExecutor, ready: Future[Any], place: TrialPlace
+        self, slot: _Slot, executor: ClusterExecutor, definition: StudyDefinition
     ) -> DeviceInfo:
         """Wait for the worker, look at its device, and bring what the study needs.
 
         The slot may have another worker by now.
         """
-        assert self._definition is not None
+        name, ready = executor.worker.place, executor.worker.ready
         said_at = time.monotonic() + _SECONDS_UNTIL_SAID
         while not ready.done():
-            if said_at is not None and time.monotonic() > said_at:
+            if time.monotonic() > said_at:
                 said_at = float("inf")
-                self._listener(
-                    WaitingForDevice(
-                        device=place.name, holder="another job of the cluster", place=place.name
-                    )
-                )
+                holder = "another job of the cluster"
+                self._listener(WaitingForDevice(device=name, holder=holder, place=name))
             self._check_stop()
             time.sleep(POLL_SECONDS)
         ready.result()
-        model = self._definition.device
+        model = definition.device
         try:
             device = model
             if slot is not self._first or slot.losses:
@@ -579,37 +545,36 @@ class DevicesOfCluster:
                     f"it has {device.model}, and speeds on it do not compare with those on "
                     f"{model.model}"
                 )
-            self.check(device)
-            if self._devices_per_trial > 1:
-                executor.use_devices_from(device, count=self._devices_per_trial)
-            executor.bring(self._definition, self._work / self._definition.name)
+            self._examine(device, name=name)
+            executor.use_devices_from(device, count=self._devices_per_trial)
+            executor.bring(definition.workload, self._work / definition.name / PREPARED)
         except InvalidInput:
             slot.is_refused = True
             raise
-        self.report_other_users(device, name=place.name)
-        place.slots = executor.slots_on(device, places=place.slots.places if place.slots else 1)
         return device
 
-    def _look_for_devices(self, places: SeveralPlaces, joined: "SimpleQueue[TrialPlace]") -> None:
+    def _look_for_devices(
+        self,
+        places: SeveralPlaces,
+        joined: "SimpleQueue[TrialPlace]",
+        place_of: Callable[[_Slot], TrialPlace],
+    ) -> None:
         """Add places for nodes that join, and for workers that are lost on a living node."""
         while not self._ending.wait(_SECONDS_BETWEEN_LOOKS) and places.takes_more:
             # Without an answer of the head, as where the search ends, there is nothing to join.
             with suppress(Exception):
                 self._look()
                 self._add_slots()
-                self._start_due(joined)
-
-    def _start_due(self, joined: "SimpleQueue[TrialPlace]") -> None:
-        alive = {node.id for node in self._nodes}
-        for slot in self._slots:
-            if slot.node.id in alive and not slot.is_refused and self._is_due(slot):
-                self._start(slot)
-                joined.put(self._place(slot))
-                self._listener.wake()
+                alive = {node.id for node in self._nodes}
+                for slot in self._slots:
+                    if slot.node.id in alive and not slot.is_refused and self._is_due(slot):
+                        self._start(slot)
+                        joined.put(place_of(slot))
+                        self._listener.wake()
 
     def _is_due(self, slot: _Slot) -> bool:
         """Whether a slot needs a worker now: it never had one, or lost its last a while ago."""
-        if slot.worker is None:
+        if slot.started is None:
             return True
         if not slot.worker.is_lost:
             return False
@@ -624,25 +589,6 @@ class DevicesOfCluster:
                 )
         pause = min(2.0**slot.losses, _LONGEST_PAUSE_SECONDS)
         return time.monotonic() - slot.lost_at >= pause
-
-    def report_other_users(self, device: DeviceInfo, *, name: str = "") -> None:
-        """Say what else uses a device."""
-        if device.others:
-            self._note(f"{name or device.device}: {device.others}")
-
-    def check(self, device: DeviceInfo) -> None:
-        """Raise InvalidInput where the device cannot run as many trials at once as requested."""
-        check_trials_per_device(self._request.trials_per_device, device)
-
-
-def _is_ready(slot: _Slot) -> bool:
-    """Returns whether Ray has given the slot's worker its device."""
-    return slot.ready is not None and slot.ready.done() and slot.ready.exception() is None
-
-
-def _worker_of(slot: _Slot) -> RemoteWorker:
-    assert slot.worker is not None, "it is started"
-    return slot.worker
 
 
 def _what_they_have(nodes: Sequence[ClusterNode]) -> str:

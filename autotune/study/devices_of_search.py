@@ -1,19 +1,25 @@
-"""The devices of a search on this machine: chooses them, and gives each an executor and a place."""
+"""The devices of a search: chooses them, and gives each an executor and a place.
+
+Those of this machine are here, and those of a Ray cluster in `devices_of_cluster.py`.
+"""
 
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
-from autotune.execution.cpu_shares import cpu_shares, sharing_of_cpus
+from autotune.execution.cpu_shares import check_ranks_on_cpu, cpu_shares, sharing_of_cpus
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import check_ranks_on_cpu
+from autotune.execution.tasks import ListDevices
+from autotune.spec.config import TrainingConfig
 from autotune.spec.device_group import joint_name
+from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.study.devices import (
@@ -29,27 +35,49 @@ from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_trials_per_device
 
 
-class SearchDevices(Protocol):
+class Devices(ABC):
     """The devices of a search, wherever they are. Use it as a context manager."""
 
-    @property
-    def executor(self) -> LocalExecutor:
-        """The executor of the first place, once `choose` has returned."""
+    def __init__(
+        self,
+        work: Path,
+        *,
+        make_executor: Callable[..., LocalExecutor],
+        should_stop: Callable[[], bool],
+        listener: ThreadedListener,
+    ) -> None:
+        self._work = work
+        self._make_executor = make_executor
+        self._asked_to_stop = should_stop
+        self._listener = listener
+        self._ending = threading.Event()
+        self._said: set[str] = set()
+        self._request = SearchRequest()
+        self.uuids: Mapping[str, tuple[str, ...]] = {}
+        """The names of the places and what NVML of this machine knows their GPUs by; empty for a
+        single place of this machine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """End what the executors run."""
 
     @property
+    @abstractmethod
+    def executor(self) -> LocalExecutor:
+        """The executor of the first place, which prepares and confirms the study, too.
+
+        It exists once `choose` has returned.
+        """
+
+    @property
+    @abstractmethod
     def trials_at_once(self) -> int:
         """How many places the search has."""
 
-    uuids: Mapping[str, tuple[str, ...]]
-    """The names of the places and what NVML of this machine knows their GPUs by."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def should_stop(self) -> bool:
-        """Whether the search is to stop, or all places are to end because one of them failed."""
-
+    @abstractmethod
     def choose(
         self,
         request: SearchRequest,
@@ -58,15 +86,51 @@ class SearchDevices(Protocol):
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
-        """Choose the devices; return the request with the first of them as its device."""
+        """Choose the devices; return the request with the first of them as its device.
+
+        `stored` is the study that it continues. A confirmation uses those of one trial. Raises
+        InvalidInput.
+        """
 
     def replace_first(self) -> bool:
         """Have another machine's `executor` where the first is lost; return whether it was."""
+        return False
 
+    @abstractmethod
     def places(
         self, definition: StudyDefinition, *, predicts: bool
     ) -> AbstractContextManager[TrialPlaces]:
         """Yield the places of the search; `definition` has the first device as it was probed."""
+
+    def should_stop(self) -> bool:
+        """Whether the search is to stop, or all places are to end because one of them failed."""
+        return self._ending.is_set() or self._asked_to_stop()
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._said:  # each place would say it
+            self._said.add(sentence)
+            self._listener(Notice(message=sentence))
+
+    def _examine(self, device: DeviceInfo, *, name: str) -> None:
+        """Say what else uses a device.
+
+        Raises InvalidInput where it cannot run as many trials at once as requested.
+        """
+        check_trials_per_device(self._request.trials_per_device, device)
+        if device.others:
+            self._note(f"{name}: {device.others}")
+
+
+def forecast_by(
+    executor: LocalExecutor, device: DeviceInfo, definition: StudyDefinition
+) -> Callable[[TrainingConfig], Forecast]:
+    """Returns what predicts the configurations of a study in processes of an executor."""
+    return Forecaster.of_device(
+        device,
+        executor=executor,
+        workload=definition.workload,
+        extrapolates=extrapolates_in(definition.space),
+    ).forecast
 
 
 def devices_of(
@@ -76,10 +140,10 @@ def devices_of(
     make_executor: Callable[..., LocalExecutor],
     should_stop: Callable[[], bool],
     listener: ThreadedListener,
-) -> SearchDevices:
+) -> Devices:
     """Returns the devices of this machine, or those of a Ray cluster. Raises InvalidInput."""
     if request.ray is None:
-        return DevicesOfSearch(
+        return DevicesOfMachine(
             work, make_executor=make_executor, should_stop=should_stop, listener=listener
         )
     check_ray_is_installed(request.ray)
@@ -96,49 +160,19 @@ def devices_of(
     )
 
 
-class DevicesOfSearch:
-    """The executors of a search. Use it as a context manager.
+class DevicesOfMachine(Devices):
+    """Those of this machine: each place has an executor, with a trial server of its own."""
 
-    `executor` is that of the first place, and prepares and confirms the study, too. Each further
-    place has its own, with a trial server of its own.
-    """
+    _chosen: ChosenDevices | None = None
+    _shares: Sequence[tuple[int, ...] | None] = (None,)
+    """The CPUs of each place."""
 
-    def __init__(
-        self,
-        work: Path,
-        *,
-        make_executor: Callable[..., LocalExecutor],
-        should_stop: Callable[[], bool],
-        listener: ThreadedListener,
-    ) -> None:
-        self._work = work
-        self._make_executor = make_executor
-        self._asked_to_stop = should_stop
-        self._listener = listener
-        self._ending = threading.Event()
-        self._said: set[str] = set()
-        self._chosen: ChosenDevices | None = None
-        self._request = SearchRequest()
-        self._shares: list[tuple[int, ...] | None] = [None]
-        """The CPUs of each place."""
-        self.uuids: Mapping[str, tuple[str, ...]] = {}
-        """The names of the places and what NVML knows their GPUs by; empty for a single place."""
-        self.executor = self._new_executor()
+    @cached_property
+    def executor(self) -> LocalExecutor:
+        return self._new_executor()
 
     def _new_executor(self) -> LocalExecutor:
         return self._make_executor(self._work, should_stop=self.should_stop, note=self._note)
-
-    def should_stop(self) -> bool:
-        """Whether the search is to stop, or all places are to end because one of them failed."""
-        return self._ending.is_set() or self._asked_to_stop()
-
-    def _note(self, sentence: str) -> None:
-        if sentence not in self._said:  # each place would say it
-            self._said.add(sentence)
-            self._listener(Notice(message=sentence))
-
-    def __enter__(self) -> "DevicesOfSearch":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.executor.shutdown()
@@ -151,16 +185,11 @@ class DevicesOfSearch:
         stored: StudyDefinition | None,
         is_confirmation: bool,
     ) -> SearchRequest:
-        """Choose the devices; return the request with the first of them as its device.
-
-        `stored` is the study that it continues. A confirmation uses those of one trial. Raises
-        InvalidInput.
-        """
         self._request = request
         if request.devices is not None:
             self._chosen = choose_devices(
                 parse_devices(request.devices),
-                self.executor.devices(),
+                self.executor.run(ListDevices()),
                 device=request.device,
                 devices_per_trial=devices_per_trial,
                 trials_per_device=request.trials_per_device,
@@ -186,18 +215,13 @@ class DevicesOfSearch:
             self._chosen = None
         return request
 
-    def replace_first(self) -> bool:
-        """Returns False: this machine is the only one."""
-        return False
-
     @property
     def trials_at_once(self) -> int:
-        """How many places the search has."""
         if self._chosen is None:
             return self._request.trials_per_device
         return self._chosen.places
 
-    def _shares_as_before(self, device: DeviceInfo) -> list[tuple[int, ...] | None]:
+    def _shares_as_before(self, device: DeviceInfo) -> Sequence[tuple[int, ...] | None]:
         """Returns the shares with as many CPUs each as a study on slots of a CPU was begun with.
 
         Such a study goes on, and is confirmed, with any number of slots.
@@ -212,7 +236,6 @@ class DevicesOfSearch:
 
     @contextmanager
     def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
-        """Yield the places of the search; `definition` has the first device as it was probed."""
         groups = [(definition.device, *self.executor.other_devices)]
         slots_on_each = self._request.trials_per_device
         if self._chosen is not None:
@@ -221,32 +244,25 @@ class DevicesOfSearch:
         places: list[TrialPlace] = []
         for device, *others in groups:
             for other in others:
-                self.check(
-                    dataclasses.replace(other, context_bytes=definition.device.context_bytes)
-                )
-                self.report_other_users(other)
-            probe = _OnceProbed(self, device)
+                context_bytes = definition.device.context_bytes
+                known = dataclasses.replace(other, context_bytes=context_bytes)
+                self._examine(known, name=other.device)
+            probe = _OnceProbed(device, examine=self._examine)
             name = joint_name([device, *others])
             for number in range(1, slots_on_each + 1):
                 place = TrialPlace(
                     executor=self._new_executor() if places else self.executor,
-                    slots=None,
                     device=device,
+                    trials_on_device=slots_on_each,
                     name=name if slots_on_each == 1 else f"{name} slot {number}",
                 )
                 place.executor.other_devices = tuple(others)
-                place.slots = place.executor.slots_on(device, places=slots_on_each)
                 if device is not definition.device:
-                    place.prepare = probe.on(place)
+                    place.prepare = partial(probe.on, place)
                 elif places:
                     place.prepare = partial(_start_server, place)
                 if predicts and places:
-                    place.predict = Forecaster.of_device(
-                        device,
-                        executor=place.executor,
-                        workload=definition.workload,
-                        extrapolates=extrapolates_in(definition.space),
-                    ).forecast
+                    place.predict = forecast_by(place.executor, device, definition)
                 places.append(place)
         if len(places) == 1:
             places[0].name = ""
@@ -265,20 +281,11 @@ class DevicesOfSearch:
         with SeveralPlaces(places, listener=self._listener, ending=self._ending) as several:
             yield several
 
-    def report_other_users(self, device: DeviceInfo) -> None:
-        """Say what else uses a device."""
-        if device.others:
-            self._note(f"{device.device}: {device.others}")
-
-    def check(self, device: DeviceInfo) -> None:
-        """Raise InvalidInput where the device cannot run as many trials at once as requested."""
-        check_trials_per_device(self._request.trials_per_device, device)
-
 
 def _known_uuids(place: TrialPlace) -> tuple[str, ...]:
     """Returns the UUIDs of the GPUs of a place that NVML knows."""
     devices = (place.device, *place.executor.other_devices)
-    return tuple(one.uuid for one in devices if one.uuid is not None and one.is_known_to_nvml)
+    return tuple(one.uuid_of_nvml for one in devices if one.uuid_of_nvml is not None)
 
 
 def _start_server(place: TrialPlace) -> DeviceInfo:
@@ -290,22 +297,17 @@ def _start_server(place: TrialPlace) -> DeviceInfo:
 class _OnceProbed:
     """A device that its first place probes, and that the others wait for."""
 
-    def __init__(self, search: DevicesOfSearch, device: DeviceInfo) -> None:
-        self._search = search
+    def __init__(self, device: DeviceInfo, *, examine: Callable[..., None]) -> None:
         self._device = device
+        self._examine = examine
         self._lock = threading.Lock()
         self._found: DeviceInfo | None = None
 
-    def on(self, place: TrialPlace) -> Callable[[], DeviceInfo]:
-        """Returns the function that probes the device in a process of `place`, if no other has."""
-
-        def probe() -> DeviceInfo:
-            with self._lock:
-                if self._found is None:
-                    found, _ = place.executor.probe(self._device.device, {})
-                    self._search.check(found)
-                    self._search.report_other_users(found)
-                    self._found = found
-                return self._found
-
-        return probe
+    def on(self, place: TrialPlace) -> DeviceInfo:
+        """Returns the device as it was probed in a process of `place`, or of another one before."""
+        with self._lock:
+            if self._found is None:
+                found, _ = place.executor.probe(self._device.device, {})
+                self._examine(found, name=found.device)
+                self._found = found
+            return self._found

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from autotune.errors import InvalidInput, Stopped, UnknownStudy
 from autotune.execution.local import LocalExecutor
-from autotune.spec.attempt import FinishedTrial
+from autotune.execution.tasks import Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
@@ -312,23 +311,21 @@ def _plan(
     def short_training(config: TrainingConfig) -> Measurement:
         listener(Preparing(what=f"timing a few steps of {config.describe()}"))
         with executor.slot_on(definition.device):
-            return executor.wait_for_trial(submitted(config)).measurement
-
-    def submitted(config: TrainingConfig) -> Future[FinishedTrial]:
-        return executor.submit(
-            definition,
-            config,
-            study_folder=folder,
-            log_name="plan",
-            enforce_cap=False,
-            trial_options=replace(request.trial_options, memory_snapshot=False),
-            workload=replace(
-                definition.workload,
-                warmup_steps=_WARMUP_STEPS,
-                steps=_WARMUP_STEPS + MEMORY_STEPS + MINIMUM_TIMED_STEPS,
-                evaluation_sequences=1,
-            ),
-        )
+            training = executor.training(
+                definition,
+                config,
+                study_folder=folder,
+                enforce_cap=False,
+                workload=replace(
+                    definition.workload,
+                    warmup_steps=_WARMUP_STEPS,
+                    steps=_WARMUP_STEPS + MEMORY_STEPS + MINIMUM_TIMED_STEPS,
+                    evaluation_sequences=1,
+                ),
+            )
+            limits = request.trial_options.time_limits()
+            task = Train(training=training)
+            return executor.run(task, log_name="plan", limits=limits).measurement
 
     finished: dict[str, Measurement] = {}
     compile_seconds = None

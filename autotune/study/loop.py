@@ -25,9 +25,7 @@ from autotune.analysis.counting_perplexity import with_neutral_perplexities
 from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
-from autotune.execution.device_slots import DeviceSlots
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
@@ -95,8 +93,8 @@ class _Trial:
 class StudySession:
     """One process's part of a study: what it knows of the results, and the loop that runs trials.
 
-    It runs one trial at a time with `executor` while it has one of `slots`, or one at a time on
-    each of `places`, of which `executor` and `slots` are those of the first.
+    It runs one trial at a time with `executor` while it has a slot on the device, or one at a time
+    on each of `places`, of which `executor` is that of the first.
     """
 
     def __init__(
@@ -105,7 +103,6 @@ class StudySession:
         *,
         shared: Coordinator,
         executor: LocalExecutor,
-        slots: DeviceSlots,
         prediction_cache: PredictionCache,
         study_folder: Path,
         listener: Listener,
@@ -149,9 +146,7 @@ class StudySession:
         self._ending: Event | None = None
         self._tell_sampler(shared.records.values(), notify=False)
         if places is None:
-            place = TrialPlace(
-                executor=executor, slots=slots, device=definition.device, clock=clock
-            )
+            place = TrialPlace(executor=executor, device=definition.device, clock=clock)
             places = OnePlace(place, listener=listener)
         self._places = places
         self._runners: dict[TrialPlace, TrialRunner] = {}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.script_files import input_files
 from autotune.spec.search_space import SearchSpace
@@ -105,16 +106,16 @@ def new_definition(
         listener(Preparing(what=f"reading {workload.dataset} and drawing the initial weights"))
     staging = StagingFolder(work)
     try:
-        prepared = executor.prepare(workload, staging.folder)
+        prepared = executor.run(Prepare(workload=workload, folder=staging.folder.absolute()))
     except BaseException:
         staging.close()
         raise
     workload = dataclasses.replace(
         workload,
-        text_sha256=prepared["text_sha256"],
+        text_sha256=prepared.text_sha256,
         script_files_after_apply={**workload.script_files_after_apply, **input_files(workload)},
-        model_sha256=prepared["model_sha256"],
-        chat_column=prepared["chat_column"],
+        model_sha256=prepared.model_sha256,
+        chat_column=prepared.chat_column,
     )
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import StudyMismatch
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.files import hold_lock
 from autotune.spec.study import StudyDefinition

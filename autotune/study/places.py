@@ -18,9 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
-from autotune.execution.device_slots import DeviceSlots
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
 from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
 from autotune.spec.device_group import joint_name
@@ -47,10 +45,10 @@ class TrialPlace:
     """A slot of a device, or of several that train together, and what runs trials there."""
 
     executor: LocalExecutor
-    slots: DeviceSlots | None
-    """None where nothing else uses the device, as in a replay."""
     device: DeviceInfo
     """The first one, where trials use several; the others are `other_devices` of the executor."""
+    trials_on_device: int = 1
+    """How many places share the device."""
     name: str = ""
     """What a user is told of it, such as cuda:1; empty for the only place of a search."""
     predict: Callable[[TrainingConfig], Forecast] | None = None
@@ -167,9 +165,9 @@ def _take_slot(place: TrialPlace, held: ExitStack, *, listener: Listener) -> Non
         device = joint_name((place.device, *place.executor.other_devices))
         listener(WaitingForDevice(device=device, holder=holder, place=place.name))
 
-    # A replay has no slots, and an executor that does not ask for them.
-    slots: Any = place.slots
-    held.enter_context(place.executor.slot(slots, on_wait=report_wait))
+    held.enter_context(
+        place.executor.slot(place.device, places=place.trials_on_device, on_wait=report_wait)
+    )
     failpoint("device taken")
 
 

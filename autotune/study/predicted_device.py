@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import AutotuneError
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import ListDevices
 from autotune.spec.data_sheets import DATA_SHEETS, requested_device, sheet_of
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
@@ -46,7 +47,7 @@ def predicted_device_of(
     InvalidInput.
     """
     kind = requested_device(device, compute_capability)
-    devices = executor.devices()
+    devices = executor.run(ListDevices())
     sheet = DATA_SHEETS.get(device or "")
     if sheet is not None:
         return PredictedDevice(

@@ -10,15 +10,16 @@ from autotune.analysis.expected_step import with_speed
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Predict
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import (
     Extrapolation,
     Forecast,
     Prediction,
+    PredictionRequest,
     check_release,
     parse_compute_capability,
 )
-from autotune.spec.reading import parse
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
@@ -116,7 +117,7 @@ class Forecaster:
     ) -> list[Forecast]:
         """Returns the forecasts in the order they ended; as many run at once as there are CPUs."""
         waiting = list(configs)[::-1]
-        running: dict[Future[Any], TrainingConfig] = {}
+        running: dict[Future[Prediction], TrainingConfig] = {}
         ended: list[Forecast] = []
         while waiting or running:
             while waiting and len(running) < self.executor.predictions_at_once:
@@ -130,22 +131,23 @@ class Forecaster:
                 on_each(forecast)
         return ended
 
-    def _result(self, config: TrainingConfig, future: Future[Any]) -> Prediction:
-        prediction = parse(Prediction, self.executor.wait_for(future).result)
+    def _result(self, config: TrainingConfig, future: Future[Prediction]) -> Prediction:
+        prediction = self.executor.wait_for(future)
         if self.described is None:
             return prediction
         return with_speed(prediction, config, workload=self.workload, device=self.described)
 
-    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> Future[Any]:
-        return self.executor.submit_prediction(
-            self.workload,
-            config,
-            device_type=self.device_type,
+    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> Future[Prediction]:
+        request = PredictionRequest(
+            workload=self.workload,
+            config=config,
+            device=self.device_type,
             compute_capability=self.compute_capability,
             torch_version=self.torch_version,
             with_timeline=with_timeline,
             extrapolates=self.extrapolates,
         )
+        return self.executor.call(Predict(request=request))
 
 
 def extrapolates_in(space: SearchSpace) -> Extrapolation:

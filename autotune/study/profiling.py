@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Annotated
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
-from autotune.errors import AutotuneError, InvalidInput, Stopped, StorageUnavailable
+from autotune.errors import (
+    AutotuneError,
+    InvalidInput,
+    Stopped,
+    StorageUnavailable,
+)
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import ProfileTraining
 from autotune.reporting.figures import memory_timeline
 from autotune.reporting.profile_files import (
     MEMORY_FILE,
@@ -124,14 +130,19 @@ def profile_trial(
         unfinished.mkdir(parents=True)
         try:
             with executor.slot_on(device):
-                profile = executor.profile(
+                training = executor.training(
                     dataclasses.replace(definition, device=device),
                     record.config,
                     study_folder=study_folder,
-                    folder=unfinished,
-                    steps=request.steps,
                     enforce_cap=record.is_within_cap,
-                    trial_options=SearchRequest().trial_options,
+                )
+                task = ProfileTraining(
+                    training=training, steps=request.steps, folder=unfinished.absolute()
+                )
+                profile = executor.run(
+                    task,
+                    log_name=f"profile-{record.config.fingerprint}",
+                    limits=SearchRequest().trial_options.time_limits(),
                 )
             files = (*profile.files, MEMORY_FILE, PROFILE_FILE)
             profile = dataclasses.replace(profile, files=files)

@@ -11,8 +11,8 @@ from typing import Any
 from autotune.analysis.number_of_seeds import number_of_seeds
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import is_made_of
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.server.prepared_folder import PREPARED, is_made_of
+from autotune.execution.tasks import ModelSha256, Prepare
 from autotune.spec.config import TECHNIQUES
 from autotune.spec.result import DeviceInfo, TrialRecord
 from autotune.spec.script_files import check_files_unchanged
@@ -132,7 +132,7 @@ def check_same_model(stored: StudyDefinition, *, executor: LocalExecutor) -> Non
     check_files_unchanged(workload)
     if not workload.model_sha256 or workload.pretrained:
         return  # the weights are among the files
-    if executor.model_sha256(workload) != workload.model_sha256:
+    if executor.run(ModelSha256(workload=workload)) != workload.model_sha256:
         raise StudyMismatch(
             f"{workload.describe_model()} is no longer what study {stored.name!r} was begun with",
             hint="bring the old content back, or begin another study with --name",
@@ -149,15 +149,15 @@ def prepare_again(definition: StudyDefinition, *, executor: LocalExecutor, folde
     for left in folder.glob(f"{_AGAIN}*"):
         shutil.rmtree(left, ignore_errors=True)
     staging = folder / f"{_AGAIN}{uuid.uuid4().hex}"
-    prepared = executor.prepare(definition.workload, staging)
-    if prepared["text_sha256"] != definition.workload.text_sha256:
+    prepared = executor.run(Prepare(workload=definition.workload, folder=staging.absolute()))
+    if prepared.text_sha256 != definition.workload.text_sha256:
         shutil.rmtree(staging)
         raise StudyMismatch(
             f"the text of dataset {definition.workload.dataset!r} is no longer the one study "
             f"{definition.name!r} was begun with",
             hint="bring the old text back, or begin another study with --name",
         )
-    if prepared["model_sha256"] != definition.workload.model_sha256:
+    if prepared.model_sha256 != definition.workload.model_sha256:
         shutil.rmtree(staging)
         raise StudyMismatch(
             f"the weights of {definition.workload.model_source} are no longer those study "

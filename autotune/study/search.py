@@ -28,7 +28,7 @@ from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
 from autotune.study.confirmation.session import ConfirmationSession
-from autotune.study.devices_of_search import SearchDevices, devices_of
+from autotune.study.devices_of_search import Devices, devices_of, forecast_by
 from autotune.study.event_text import opening_lines
 from autotune.study.events import Listener, Notice, StudyOpened
 from autotune.study.loop import StudySession
@@ -42,7 +42,6 @@ from autotune.study.open_study import (
 )
 from autotune.study.places import ThreadedListener
 from autotune.study.prediction_cache import PredictionCache
-from autotune.study.predictions import Forecaster, extrapolates_in
 from autotune.study.records import result_of
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import devices_per_trial, space_of
@@ -154,7 +153,7 @@ def search(
                 new.discard()
 
 
-def _unless_lost(devices: SearchDevices, prepare: Callable[..., T]) -> T:
+def _unless_lost(devices: Devices, prepare: Callable[..., T]) -> T:
     """Returns what `prepare` returns, called again with another executor where its is lost."""
     while True:
         try:
@@ -168,7 +167,7 @@ def _run(
     opened: OpenedStudy,
     request: SearchRequest,
     store: StudyStore,
-    devices: SearchDevices,
+    devices: Devices,
     folder: Path,
     listener: ThreadedListener,
     should_stop: Callable[[], bool],
@@ -178,15 +177,8 @@ def _run(
     began: float,
 ) -> None:
     definition, executor = opened.definition, devices.executor
-    forecaster = Forecaster.of_device(
-        definition.device,
-        executor=executor,
-        workload=definition.workload,
-        extrapolates=extrapolates_in(definition.space),
-    )
-    predict = None
-    if request.predict and definition.workload.script is None:
-        predict = forecaster.forecast
+    predicts = request.predict and definition.workload.script is None
+    forecast = forecast_by(executor, definition.device, definition)
     budget = TimeBudget.of(request, began=began, seconds_waited=executor.seconds_waited)
 
     def check_stop() -> None:
@@ -195,7 +187,7 @@ def _run(
 
     with (
         Coordinator(definition, store=store, folder=folder, listener=listener) as shared,
-        devices.places(definition, predicts=predict is not None) as places,
+        devices.places(definition, predicts=predicts) as places,
     ):
         for sentence in _device_warnings(definition.device, request):
             listener(Notice(message=sentence))
@@ -234,19 +226,16 @@ def _run(
             listener(Notice(message=budget.setup_note))
 
         def predict_at_first(config: TrainingConfig) -> Forecast:
-            predict_there = places.first.predict or forecaster.forecast
+            predict_there = places.first.predict or forecast
             return predict_there(config)
 
         prediction_cache = PredictionCache(
-            definition, store=store, predict=None if predict is None else predict_at_first
+            definition, store=store, predict=predict_at_first if predicts else None
         )
-        slots = places.first.slots
-        assert slots is not None
         session = StudySession(
             definition,
             shared=shared,
             executor=executor,
-            slots=slots,
             prediction_cache=prediction_cache,
             study_folder=folder,
             listener=listener,
@@ -261,12 +250,11 @@ def _run(
         if request.confirm:
             place = places.first
             places.keep_only(place)
-            assert place.slots is not None
             ConfirmationSession(
                 dataclasses.replace(definition, device=place.device),
                 shared=shared,
                 executor=place.executor,
-                slots=place.slots,
+                trials_on_device=place.trials_on_device,
                 trial_runner=session.trial_runner,
                 prediction_cache=prediction_cache,
                 study_folder=folder,

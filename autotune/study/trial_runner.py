@@ -22,8 +22,9 @@ from pathlib import Path
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
 from autotune.errors import PreparationFailed, Stopped, TrialLost
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.server.prepared_folder import PREPARED, prepared_folder
+from autotune.execution.tasks import PrepareSeed, Trace, Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.attempt import FinishedTrial
@@ -34,6 +35,7 @@ from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
 from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Listener, Notice, TrialPhase
@@ -282,8 +284,15 @@ class TrialRunner:
         """
         seeded = replace(self._definition.workload, seed=seed)
         if seeded.script is None:  # a script draws its weights itself
-            self._executor.prepare_seed(self._definition, seeded, self._folder)
+            self._prepare_seed(seeded)
         return self._train(config, log_name=log_name, enforce_cap=False, workload=seeded)
+
+    def _prepare_seed(self, workload: Workload) -> None:
+        """Prepare the study's text with the weights of another seed, unless they exist."""
+        folder = (self._folder / prepared_folder(self._definition.workload, workload)).absolute()
+        if not folder.exists():
+            prepared = folder.with_name(PREPARED)
+            self._executor.run(PrepareSeed(workload=workload, prepared=prepared, folder=folder))
 
     def repeat_speed(self, config: TrainingConfig, *, log_name: str) -> RepeatedSpeed:
         """Measure the speed of a configuration once more, alone as in a trial.
@@ -398,19 +407,21 @@ class TrialRunner:
         evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] | None = None,
     ) -> FinishedTrial:
-        future = self._executor.submit(
-            self._definition,
-            config,
-            study_folder=self._folder,
-            log_name=log_name,
-            enforce_cap=enforce_cap,
-            trial_options=self._options,
-            workload=workload,
+        shares_perplexity = pruning_bounds is not None
+        snapshot_file = None
+        if self._options.memory_snapshot:
+            snapshot_file = (self._folder / "snapshots" / f"{log_name}.pickle").absolute()
+        training = replace(
+            self._training(config, enforce_cap=enforce_cap, workload=workload),
+            is_baseline=config == self._baseline and not shares_perplexity,
             reference=reference,
-            shares_perplexity=pruning_bounds is not None,
+            shares_perplexity=shares_perplexity,
             evaluates_only=evaluates_only,
             pruning_bounds=pruning_bounds or (),
+            snapshot_file=snapshot_file,
         )
+        limits = self._options.time_limits()
+        future = self._executor.call(Train(training=training), log_name=log_name, limits=limits)
         finished = self._wait_for(future)
         self._store_script_files(finished.script_files)
         return finished
@@ -450,18 +461,24 @@ class TrialRunner:
         workload = self._definition.workload
         if layers is not None:
             workload = at_depth(workload, layers)
+        training = self._training(config, enforce_cap=False, workload=workload)
+        task = Trace(training=replace(training, dequantized=dequantized), dropout=dropout)
+        log_name = f"trace-{config.fingerprint}"
         try:
-            return self._executor.trace(
-                self._definition,
-                config,
-                study_folder=self._folder,
-                dropout=dropout,
-                dequantized=dequantized,
-                trial_options=self._options,
-                workload=workload,
-            )
+            return self._executor.run(task, log_name=log_name, limits=self._options.time_limits())
         except PreparationFailed as error:
             return NoTrace(outcome="crashed", message=error.message)
+
+    def _training(
+        self, config: TrainingConfig, *, enforce_cap: bool, workload: Workload | None
+    ) -> TrainingRequest:
+        return self._executor.training(
+            self._definition,
+            config,
+            study_folder=self._folder,
+            enforce_cap=enforce_cap,
+            workload=workload,
+        )
 
 
 def at_depth(workload: Workload, layers: int) -> Workload:

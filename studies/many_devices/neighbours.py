@@ -32,7 +32,8 @@ from typing import Any
 from autotune.errors import AutotuneError
 from autotune.execution.cpu_shares import cpu_shares
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.study import StudyDefinition
@@ -107,13 +108,11 @@ class Neighbour:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _run(self, definition: StudyDefinition, config: TrainingConfig, folder: Path) -> None:
-        self._future = self._executor.submit(
-            definition,
-            config,
-            study_folder=folder,
-            log_name="neighbour",
-            enforce_cap=False,
-            trial_options=TRIAL_OPTIONS,
+        training = self._executor.training(
+            definition, config, study_folder=folder, enforce_cap=False
+        )
+        self._future = self._executor.call(
+            Train(training=training), log_name="neighbour", limits=TRIAL_OPTIONS.time_limits()
         )
         outcome = self._future.result().measurement.outcome
         assert outcome == "ok" or self._ending.is_set(), outcome
@@ -136,13 +135,9 @@ def measure(
     phases: Counter[str] = Counter()
     with neighbour.at_work(condition):
         began = time.monotonic()
-        future = executor.submit(
-            definition,
-            config,
-            study_folder=folder,
-            log_name="subject",
-            enforce_cap=False,
-            trial_options=TRIAL_OPTIONS,
+        training = executor.training(definition, config, study_folder=folder, enforce_cap=False)
+        future = executor.call(
+            Train(training=training), log_name="subject", limits=TRIAL_OPTIONS.time_limits()
         )
         while not future.done():
             if executor.doing(future).phase == "step":

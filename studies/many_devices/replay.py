@@ -91,7 +91,6 @@ def run(
         session = StudySession(
             definition,
             shared=shared,
-            slots=None,
             executor=first,
             prediction_cache=PredictionCache(definition, store=store, predict=first.forecast),
             study_folder=Path(folder),

@@ -53,16 +53,17 @@ from autotune.errors import Stopped
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import PruningBound, dominated_by
+from autotune.spec.early_stopping import dominated_by
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast
-from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
 from autotune.study.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
+from studies.search_efficiency.stand_in import StandInExecutor
 from tests.building import made_study
 from tests.building.postgres import PostgresServer
 
@@ -151,7 +152,7 @@ class RealClock(Clock):
         yield
 
 
-class StandIn:
+class StandIn(StandInExecutor):
     """A device: trials of TRIAL_SECONDS that measure what the formula says."""
 
     def __init__(self, clock: Clock, draw: random.Random) -> None:
@@ -160,16 +161,12 @@ class StandIn:
         self.works_for = 0.0
         """Seconds of all that it was given."""
 
-    @contextmanager
-    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
-        yield
-
     def forecast(self, config: TrainingConfig) -> Forecast:
         with self._clock.stopped():
             self.works_for += PREDICTION_SECONDS
             return made_study.forecast(config)
 
-    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+    def trace(self, config: TrainingConfig) -> ParityTrace:
         return ParityTrace(
             losses=(3.0, 2.9, 2.8),
             gradient_norms={},
@@ -177,22 +174,15 @@ class StandIn:
             draws_random_numbers=False,
         )
 
-    def submit(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        *,
-        pruning_bounds: Sequence[PruningBound] = (),
-        **_: Any,
-    ) -> "Future[FinishedTrial]":
+    def train(self, training: TrainingRequest) -> "Future[FinishedTrial]":
         with self._clock.stopped():
             seconds = TRIAL_SECONDS * math.exp(self._draw.gauss(0.0, NOISE_OF_SECONDS))
             self.works_for += seconds
-            measured = made_study.measure(config)
+            measured = made_study.measure(training.config)
             if measured.is_within_cap and measured.tokens_per_second and measured.peak_memory_bytes:
                 speed = measured.tokens_per_second * math.exp(self._draw.gauss(0, NOISE_OF_SPEED))
                 is_dominated = dominated_by(
-                    pruning_bounds,
+                    training.pruning_bounds,
                     peak_memory_bytes=measured.peak_memory_bytes,
                     tokens_per_second=speed,
                 )
@@ -338,7 +328,6 @@ class StandInPlaces:
 def place_of(executor: Any, number: int) -> TrialPlace:
     return TrialPlace(
         executor=executor,
-        slots=None,
         device=replace(made_study.definition("scale").device, device=f"cuda:{number}"),
         name=f"device {number}",
         predict=executor.forecast,
@@ -417,7 +406,6 @@ def run(
         session = StudySession(
             definition,
             shared=shared,
-            slots=None,
             executor=first,
             prediction_cache=cache,
             study_folder=folder,

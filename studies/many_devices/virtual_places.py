@@ -17,7 +17,6 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
-from autotune.spec.study import StudyDefinition
 from autotune.study.places import EndedWork, TrialPlace
 from studies.search_efficiency.table import ReplayExecutor, Table
 
@@ -42,8 +41,8 @@ class RecordedDevice(ReplayExecutor):
         super().__init__(table, seed=seed)
         self.traced_at: dict[str, float] = {}
 
-    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
-        trace = super().trace(definition, config)
+    def trace(self, config: TrainingConfig) -> ParityTrace:
+        trace = super().trace(config)
         self.traced_at[config.fingerprint] = self.seconds
         return trace
 
@@ -92,7 +91,6 @@ class VirtualPlaces:
             self._free.append(
                 TrialPlace(
                     executor=executor,
-                    slots=None,
                     device=device,
                     predict=executor.forecast,
                     clock=partial(getattr, executor, "seconds"),

@@ -20,6 +20,7 @@ import transformers
 
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Prepare
 from autotune.models.config_class import complete
 from autotune.models.weights import draw_weights
 from autotune.predictor.accuracy import group_of
@@ -190,7 +191,7 @@ def measure(file: Path, *, only: list[str]) -> dict[str, Any]:
 def _prepared(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path) -> Bench:
     workload = workload_of(model)
     own_folder = folder / model.replace(", ", "_")
-    executor.prepare(workload, own_folder / "prepared")
+    executor.run(Prepare(workload=workload, folder=own_folder / "prepared"))
     definition = StudyDefinition(
         name="new models",
         workload=workload,

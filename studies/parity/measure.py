@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.search_space import SearchSpace
@@ -136,18 +137,16 @@ def measure(
 ) -> None:
     definition = definition_of(name, folder, executor)
     study_folder = folder / name.replace(" ", "-").replace(",", "")
-    executor.prepare(definition.workload, study_folder / PREPARED)
+    executor.run(Prepare(workload=definition.workload, folder=study_folder / PREPARED))
     results.setdefault("device", definition.device.name)
     results.setdefault("versions", dict(definition.device.versions))
 
     def trace(config: TrainingConfig, *, with_dropout: bool = True) -> ParityTrace | NoTrace:
-        return executor.trace(
-            definition,
-            config,
-            dropout=with_dropout,
-            study_folder=study_folder,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+        training = executor.training(
+            definition, config, study_folder=study_folder, enforce_cap=False
         )
+        task = Trace(training=training, dropout=with_dropout)
+        return executor.run(task, limits=time_limits(600.0))
 
     plain: dict[str, ParityTrace | NoTrace] = {}
     for config in configurations(name):

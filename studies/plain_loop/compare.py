@@ -191,22 +191,30 @@ def seconds_on_cuda(step, timed: range) -> tuple[float, float]:  # noqa: ANN001
 
 
 def autotune_trial(settings: dict, choices: dict, folder: Path, server, device) -> dict:  # noqa: ANN001
-    payload = {
-        "workload": settings,
-        "config": {"micro_batch_size": settings["global_batch"], **choices},
-        "folder": str(folder),
-        "device": device["device"],
-        "device_uuid": device["uuid"] if device["is_known_to_nvml"] else None,
-        "cap_bytes": 2**50,
-        "enforce_cap": False,
-        "requested_at": time.monotonic(),
-    }
-    measured = server.submit("train", payload, log_file=folder / "trial.log").result().result
-    if measured["outcome"] != "ok":
+    from autotune.execution.tasks import Train
+    from autotune.spec.config import TrainingConfig
+    from autotune.spec.training_request import TrainingRequest
+    from autotune.spec.workload import Workload
+
+    training = TrainingRequest(
+        workload=Workload(**settings),
+        config=TrainingConfig(**{"micro_batch_size": settings["global_batch"], **choices}),
+        folder=folder,
+        device=device.device,
+        device_uuid=device.uuid_of_nvml,
+        cap_bytes=2**50,
+        enforce_cap=False,
+    )
+    future = server.submit(Train(training=training), log_file=folder / "trial.log")
+    measured = future.result().measurement
+    if measured.outcome != "ok":
         raise RuntimeError(
-            f"the trial of {choices} ended as {measured['outcome']}: {measured['message']}"
+            f"the trial of {choices} ended as {measured.outcome}: {measured.message}"
         )
-    return {key: measured[key] for key in ("peak_memory_bytes", "tokens_per_second", "final_loss")}
+    return {
+        key: getattr(measured, key)
+        for key in ("peak_memory_bytes", "tokens_per_second", "final_loss")
+    }
 
 
 def compare(settings: dict, choices: dict, folder: Path, server, device, *, pairs: int) -> dict:  # noqa: ANN001
@@ -261,6 +269,7 @@ def main() -> None:
     from importlib.metadata import version
 
     from autotune.execution.server.client import TrialServer
+    from autotune.execution.tasks import ListDevices, Prepare
     from autotune.spec.workload import make_workload
 
     results, workloads = {}, {}
@@ -268,17 +277,16 @@ def main() -> None:
         tempfile.TemporaryDirectory() as temporary,
         TrialServer(log_file=Path(temporary) / "server.log") as server,
     ):
-        found = (
-            server.submit("devices", {}, log_file=Path(temporary) / "devices.log").result().result
-        )
-        device = next(one for one in found if one["device"].startswith(arguments.device))
+        found = server.submit(ListDevices(), log_file=Path(temporary) / "devices.log").result()
+        device = next(one for one in found if one.device.startswith(arguments.device))
         for size, changes in WORKLOADS[arguments.device].items():
             if arguments.workload not in (None, size):
                 continue
-            workloads[size] = settings = make_workload(arguments.device, changes).to_dict()
+            workload = make_workload(arguments.device, changes)
+            workloads[size] = settings = workload.to_dict()
             folder = Path(temporary) / size
-            task = {"workload": settings, "folder": str(folder)}
-            server.submit("prepare", task, log_file=Path(temporary) / "prepare.log").result()
+            task = Prepare(workload=workload, folder=folder)
+            server.submit(task, log_file=Path(temporary) / "prepare.log").result()
             for name, choices in CONFIGURATIONS[arguments.device].items():
                 compared = compare(settings, choices, folder, server, device, pairs=arguments.pairs)
                 results[f"{size}: {name}"] = compared
@@ -292,7 +300,7 @@ def main() -> None:
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
     }
-    machine["device"] = device["name"]
+    machine["device"] = device.name
     versions = {
         "python": platform.python_version(),
         "torch": version("torch"),

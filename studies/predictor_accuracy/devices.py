@@ -19,7 +19,8 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.execution.local import LocalExecutor
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.tasks import Prepare, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
@@ -86,7 +87,7 @@ def compare(
         return {"rejected": str(error)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        executor.prepare(workload, folder / "prepared")
+        executor.run(Prepare(workload=workload, folder=folder / "prepared"))
         definition = StudyDefinition(
             name="accuracy",
             workload=workload,
@@ -97,14 +98,8 @@ def compare(
             seed=0,
             sampler="random",
         )
-        finished = executor.submit(
-            definition,
-            config,
-            study_folder=folder,
-            log_name="training",
-            enforce_cap=False,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-        ).result()
+        training = executor.training(definition, config, study_folder=folder, enforce_cap=False)
+        finished = executor.run(Train(training=training), limits=time_limits(600.0))
     measurement = finished.measurement
     if measurement.outcome != "ok":
         return {"outcome": measurement.outcome, "message": measurement.message}

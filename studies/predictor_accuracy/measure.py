@@ -28,7 +28,8 @@ from typing import Any, get_args
 
 from autotune.errors import AutotuneError
 from autotune.execution.local import LocalExecutor
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.tasks import Prepare, Train
 from autotune.predictor.accuracy import Group, PredictionError
 from autotune.predictor.accuracy import group_of as group_of_bound
 from autotune.spec.config import QUANTIZED_WEIGHTS, SEARCHED, LegalityContext, TrainingConfig
@@ -288,14 +289,10 @@ class Bench:
         }
 
     def measured(self, config: TrainingConfig) -> dict[str, Any]:
-        finished = self.executor.submit(
-            self.definition,
-            config,
-            study_folder=self.folder,
-            log_name="training",
-            enforce_cap=False,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-        ).result()
+        training = self.executor.training(
+            self.definition, config, study_folder=self.folder, enforce_cap=False
+        )
+        finished = self.executor.run(Train(training=training), limits=time_limits(600.0))
         measurement = finished.measurement
         if measurement.outcome != "ok":
             return {
@@ -401,7 +398,7 @@ def prepare(model: str, executor: LocalExecutor, info: DeviceInfo, folder: Path)
     own_folder = folder / model.replace(
         " ", "_"
     )  # inductor's C++ compiler takes no space in its cache's path
-    executor.prepare(workload, own_folder / "prepared")
+    executor.run(Prepare(workload=workload, folder=own_folder / "prepared"))
     definition = StudyDefinition(
         name="accuracy",
         workload=workload,

@@ -23,7 +23,7 @@ from typing import Literal
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import started_under
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.tasks import ListDevices, Train
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
@@ -174,18 +174,13 @@ class Runner:
         script = self.folder / f"{hang.kind.replace(' ', '-')}.py"
         script.write_text(hang.script())
         limits = self.limits(hang, seconds=seconds)
-        return self.executor.submit(
+        training = self.executor.training(
             self.definition(script),
             TrainingConfig(micro_batch_size=4),
             study_folder=self.folder,
-            log_name=script.stem,
             enforce_cap=True,
-            trial_options=TrialOptions(
-                trial_time_limit_seconds=limits.trial_seconds,
-                compile_time_limit_seconds=limits.compile_seconds,
-                step_time_limit_seconds=limits.step_seconds,
-            ),
         )
+        return self.executor.call(Train(training=training), log_name=script.stem, limits=limits)
 
     @staticmethod
     def limits(hang: Hang, *, seconds: float) -> TimeLimits:
@@ -235,7 +230,7 @@ def runner(folder: Path) -> Iterator[Runner]:
     mark = uuid.uuid4().hex
     os.environ["HANGS_MARK"] = mark
     with LocalExecutor(folder) as executor:
-        device = executor.devices()[
+        device = executor.run(ListDevices())[
             -1
         ]  # the CPU; starts the server, which is no part of a trial's time
         del os.environ["HANGS_MARK"]

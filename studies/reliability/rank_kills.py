@@ -30,13 +30,16 @@ from typing import Any, Literal
 from autotune.errors import AutotuneError
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
+from autotune.execution.server.prepared_folder import PREPARED
 from autotune.execution.server.process_tree import descendants, started_under
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.tasks import ListDevices, Prepare, Trace, Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import Sharding, TrainingConfig
+from autotune.spec.parity import NoTrace
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 
 RANKS = 2
@@ -130,9 +133,8 @@ class Storm:
     def attack(self, kind: Kind, work: Work) -> None:
         """Begin the work, attack it at a random moment, and check what comes of it."""
         self.trigger.unlink(missing_ok=True)
-        slots = self.executor.slots_on(self.definition.device)
         with (
-            self.executor.slot(slots, on_wait=lambda holder: None),
+            self.executor.slot(self.definition.device, on_wait=lambda holder: None),
             ThreadPoolExecutor(1) as pool,
         ):
             answer = pool.submit(self._begin, work)
@@ -177,25 +179,14 @@ class Storm:
         )
         try:
             if work == "train":
-                future = self.executor.submit(
-                    self.definition,
-                    config,
-                    study_folder=self.folder,
-                    log_name="trial",
-                    enforce_cap=True,
-                    trial_options=options,
-                )
-                measured = self.executor.wait_for_trial(future).measurement
+                task = Train(training=self._training(config, enforce_cap=True))
+                measured = self.executor.run(task, limits=options.time_limits()).measurement
                 return f"{measured.outcome}: {measured.message}"
             if work == "trace":
-                trace = self.executor.trace(
-                    self.definition,
-                    config,
-                    study_folder=self.folder,
-                    dropout=True,
-                    trial_options=options,
-                )
-                return f"no trace: {trace}" if isinstance(trace, str) else "ok"
+                training = self._training(config, enforce_cap=False)
+                steps = Trace(training=training, dropout=True)
+                trace = self.executor.run(steps, limits=options.time_limits())
+                return f"no trace: {trace}" if isinstance(trace, NoTrace) else "ok"
             timed = self.executor.time_in_turn(
                 self.definition,
                 [TrainingInTurn(config=config), TrainingInTurn(config=config)],
@@ -209,6 +200,11 @@ class Storm:
             return f"{failed[0].outcome}: {failed[0].message}" if failed else "ok"
         except AutotuneError as error:
             return f"{type(error).__name__}: {error.message}"
+
+    def _training(self, config: TrainingConfig, *, enforce_cap: bool) -> TrainingRequest:
+        return self.executor.training(
+            self.definition, config, study_folder=self.folder, enforce_cap=enforce_cap
+        )
 
     def _wait_for_ranks(self, answer: "Future[str]") -> list[int]:
         while not answer.done():
@@ -294,9 +290,9 @@ def storm(folder: Path, *, seed: int) -> Iterator[Storm]:
     tempfile.tempdir = None
     try:
         with LocalExecutor(folder) as executor:
-            device = executor.devices()[-1]
+            device = executor.run(ListDevices())[-1]
             workload = make_workload("cpu", settings)
-            executor.prepare(workload, folder / PREPARED)
+            executor.run(Prepare(workload=workload, folder=folder / PREPARED))
             definition = _definition(device, workload)
             yield Storm(
                 executor=executor,

@@ -83,7 +83,6 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
         session = StudySession(
             definition,
             shared=shared,
-            slots=None,
             executor=executor,
             prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
             study_folder=folder,

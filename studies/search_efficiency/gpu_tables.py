@@ -42,6 +42,7 @@ from studies.many_devices.virtual_places import VirtualPlaces
 from studies.search_efficiency.gpu.assumptions import Assumptions, Card
 from studies.search_efficiency.gpu.device_table import GIB, DeviceTable
 from studies.search_efficiency.gpu.virtual_executor import VirtualExecutor
+from studies.search_efficiency.stand_in import training_of
 
 MOST_TRIALS = 600
 ENOUGH = 0.93
@@ -100,9 +101,8 @@ class Run:
     def train(self, config: TrainingConfig, *, shares_perplexity: bool = False) -> TrialRecord:
         """Train a configuration without a study, as the two references do."""
         definition = self.table.definition(cap_bytes=self.cap_bytes)
-        finished = self.executor.submit(
-            definition, config, enforce_cap=True, shares_perplexity=shares_perplexity
-        ).result()
+        training = training_of(definition, config, shares_perplexity=shares_perplexity)
+        finished = self.executor.train(training).result()
         measured = finished.measurement
         values = vars(measured) | {"perplexity": self.table.objectives(config)[2]}
         record = TrialRecord(**values, number=0, config=config, feasible=measured.outcome == "ok")
@@ -184,7 +184,6 @@ def search(run: Run) -> None:
             shared=stack.enter_context(
                 Coordinator(definition, store=store, folder=folder, listener=listen)
             ),
-            slots=None,
             executor=executor,
             prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
             study_folder=folder,

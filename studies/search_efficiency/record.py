@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Predict, Trace, Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import NoTrace, ParityTrace
-from autotune.spec.prediction import Prediction
-from autotune.spec.reading import parse
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.study.new_study import new_definition
 from autotune.study.parity_gate import ParityGate
 from autotune.study.request import SearchRequest
@@ -170,10 +171,10 @@ class Recorder:
         if ("prediction", config.fingerprint, 0) in self._done:
             return
         began = time.perf_counter()
-        future = self._executor.submit_prediction(
-            self._definition.workload, config, device_type=self._definition.device.type
+        request = PredictionRequest(
+            workload=self._definition.workload, config=config, device=self._definition.device.type
         )
-        prediction = parse(Prediction, self._executor.wait_for(future).result)
+        prediction = self._executor.run(Predict(request=request))
         seconds = time.perf_counter() - began
         kept = dataclasses.replace(prediction, holders=(), notes=())
         self._keep("prediction", config, seconds=seconds, result=kept.to_dict())
@@ -182,32 +183,27 @@ class Recorder:
         if ("training", config.fingerprint, repeat) in self._done:
             return
         verdict = self._gate.check(config)
-        finished = self._executor.submit(
-            self._definition,
-            config,
-            study_folder=self._folder,
-            log_name=f"{config.fingerprint}-{repeat}",
-            enforce_cap=False,
-            trial_options=TRIAL_OPTIONS,
-            reference=verdict.reference,
-            shares_perplexity=repeat > 0,
-        ).result()
+        training = dataclasses.replace(
+            self._training(config), reference=verdict.reference, shares_perplexity=repeat > 0
+        )
+        log_name, limits = f"{config.fingerprint}-{repeat}", TRIAL_OPTIONS.time_limits()
+        finished = self._executor.run(Train(training=training), log_name=log_name, limits=limits)
         measurement = dataclasses.asdict(finished.measurement)
         self._keep("training", config, seconds=finished.seconds, repeat=repeat, result=measurement)
 
     def _trace(self, config: TrainingConfig, *, dropout: bool, **_: Any) -> ParityTrace | NoTrace:
         began = time.perf_counter()
-        trace = self._executor.trace(
-            self._definition,
-            config,
-            study_folder=self._folder,
-            dropout=dropout,
-            trial_options=TRIAL_OPTIONS,
-        )
+        task = Trace(training=self._training(config), dropout=dropout)
+        trace = self._executor.run(task, limits=TRIAL_OPTIONS.time_limits())
         is_recorded = ("trace", config.fingerprint, 0) in self._done
         if isinstance(trace, ParityTrace) and not is_recorded:
             self._keep("trace", config, seconds=time.perf_counter() - began, result=trace.to_dict())
         return trace
+
+    def _training(self, config: TrainingConfig) -> TrainingRequest:
+        return self._executor.training(
+            self._definition, config, study_folder=self._folder, enforce_cap=False
+        )
 
     def _keep(self, part: str, config: TrainingConfig, **facts: Any) -> None:
         append_row(self._to, {"part": part, "config": config.to_dict(), **facts})

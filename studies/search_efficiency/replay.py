@@ -40,6 +40,7 @@ from autotune.study.prediction_cache import PredictionCache
 from autotune.study.sampler.distributions import as_parameters, decide, decide_static
 from autotune.study.sampler.ehvi import Point, not_dominated
 from autotune.study.workers.coordinator import Coordinator
+from studies.search_efficiency.stand_in import training_of
 from studies.search_efficiency.table import ReplayExecutor, Table
 
 CAPS = {"loose": 1.0, "middle": 0.5, "tight": 0.05}
@@ -152,7 +153,6 @@ def run_ours(
             shared=stack.enter_context(
                 Coordinator(definition, store=store, folder=Path(folder), listener=listen)
             ),
-            slots=None,
             executor=executor,
             prediction_cache=PredictionCache(
                 definition,
@@ -218,7 +218,7 @@ def run_plain(
     decided = decide_static if is_fixed else decide
 
     def train(config: TrainingConfig) -> tuple[tuple[float, float, float], float]:
-        measured = executor.submit(definition, config, enforce_cap=True).result().measurement
+        measured = executor.train(training_of(definition, config)).result().measurement
         peak = float(measured.peak_memory_bytes or 0)
         # What an out-of-memory trial did not measure is told as the worst that was seen.
         speeds = [values[1] for values, _ in known.values()] or [1.0]
@@ -269,7 +269,7 @@ def run_recipe(cap_bytes: int) -> dict[str, Any]:
     executor, progress = ReplayExecutor(table), Progress(table=table, cap_bytes=cap_bytes)
     rows = list(recipe(definition.legal_space()))
     for count, config in enumerate(rows, start=1):
-        executor.submit(definition, config, enforce_cap=True)
+        executor.train(training_of(definition, config))
         progress.note(config, seconds=executor.seconds, trials=count)
     return {
         "steps": progress.steps,

@@ -9,9 +9,8 @@ import math
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,11 +27,13 @@ from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.rows import measurement_from_values
 from autotune.study.sampler.ehvi import Point, hypervolume
 from autotune.units import format_size
 from studies.compressed import read_rows
+from studies.search_efficiency.stand_in import StandInExecutor
 
 TABLES = ("gpt", "llama")
 """The table that constants of the sampler were chosen on, and the one that was held out."""
@@ -306,7 +307,7 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
     return Training(measurement=measured, seconds=training.seconds - saved)
 
 
-class ReplayExecutor:
+class ReplayExecutor(StandInExecutor):
     """Replaces the executor of a study on the table's workload; `seconds` is its clock."""
 
     def __init__(
@@ -339,25 +340,17 @@ class ReplayExecutor:
         self._spend("prediction", seconds)
         return Forecast(config=config, prediction=prediction)
 
-    def trace(self, definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+    def trace(self, config: TrainingConfig) -> ParityTrace:
         trace, seconds = self._table.traces[config.fingerprint]
         self._spend("comparison", seconds)
         return trace
 
-    def submit(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        *,
-        enforce_cap: bool,
-        shares_perplexity: bool = False,
-        pruning_bounds: Sequence[PruningBound] = (),
-        **_: Any,
-    ) -> "Future[FinishedTrial]":
+    def train(self, training: TrainingRequest) -> "Future[FinishedTrial]":
         """Runs as far as the real trial would: to its memory, its first timed steps, or its end."""
+        config, enforce_cap = training.config, training.enforce_cap
         recorded = self._table.trainings[config.fingerprint]
         full = self._with_noise(recorded.measurement)
-        cap_bytes = definition.cap_bytes if enforce_cap else None
+        cap_bytes = training.cap_bytes if enforce_cap else None
         began = self.seconds
         self.trainings += enforce_cap  # the baseline's repeats are no trials
         parts = full.seconds_by_part or {}
@@ -373,7 +366,9 @@ class ReplayExecutor:
             )
         self._spend("startup", parts["startup"])
         self._spend("other", recorded.seconds - sum(parts.values()))
-        measurement = self._outcome(full, config, cap_bytes, shares_perplexity, pruning_bounds)
+        measurement = self._outcome(
+            full, config, cap_bytes, training.shares_perplexity, training.pruning_bounds
+        )
         future: Future[FinishedTrial] = Future()
         future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
         return future
@@ -383,14 +378,6 @@ class ReplayExecutor:
             return full
         speed = full.tokens_per_second * math.exp(self._draw.gauss(0.0, self._noise))
         return replace(full, tokens_per_second=speed)
-
-    @contextmanager
-    def slot(self, slots: object, *, on_wait: object) -> Iterator[None]:
-        """There is no device to share."""
-        yield
-
-    def cancel(self, future: "Future[FinishedTrial]") -> None:
-        raise AssertionError("nothing runs in a replay")
 
     def _outcome(
         self,

@@ -7,14 +7,53 @@ out, and then does nothing until it is ended, unless it leaves.
 import os
 import signal
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.server.replies import TaskReply
+from autotune.execution.tasks import Task, Train
+from autotune.spec.attempt import FinishedTrial
+from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
+from autotune.spec.training_request import TrainingRequest
+from autotune.spec.workload import make_workload
 from tests.building.light_server import light_command, serve_without_torch
 
-RESULT = asdict(Measurement(outcome="ok"))
+RESULT = FinishedTrial(measurement=Measurement(outcome="ok"), seconds=1.0)
+TRAINING = TrainingRequest(
+    workload=make_workload("cpu", {}),
+    config=TrainingConfig(),
+    folder=Path("nowhere"),
+    device="cpu",
+    cap_bytes=2**40,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """What a client sends in the place of a task, whose process then does something else."""
+
+    doing: str
+    """Name of a function of this module."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    instead_of: Task[Any] = field(default_factory=lambda: Train(training=TRAINING))
+    limits_host_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.instead_of.name
+
+    @property
+    def is_training(self) -> bool:
+        return self.instead_of.is_training
+
+    def value_of(self, reply: TaskReply) -> Any:
+        return self.instead_of.value_of(reply)
+
+    def value_of_end(self, ending: Measurement, *, seconds: float) -> Any:
+        return self.instead_of.value_of_end(ending, seconds=seconds)
 
 
 def hostile_command(*, before: str = "") -> tuple[str, ...]:
@@ -127,10 +166,11 @@ def print_much(size: int) -> None:
     os.write(1, b"the last line\n")
 
 
-def attack(*, doing: str, progress: Any = None, remark: Any = None, **arguments: Any) -> Any:
+def attack(request: Mapping[str, Any]) -> Any:
+    arguments = dict(request["payload"]["arguments"])
     if "data" in arguments:
         arguments["data"] = arguments["data"].encode()
-    globals()[doing](**arguments)
+    globals()[request["payload"]["doing"]](**arguments)
     return RESULT
 
 

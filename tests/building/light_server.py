@@ -18,15 +18,22 @@ def light_command(program: str) -> tuple[str, ...]:
 
 LIGHT_COMMAND = light_command(
     "from tests.building.light_server import serve_without_torch\n"
-    "serve_without_torch({'check_device': lambda device: {}})"
+    "serve_without_torch({'check_device': lambda request: None})"
 )
 """A server on which every device answers."""
 
 
-def serve_without_torch(tasks: Mapping[str, Callable[..., Any]]) -> None:
-    """Serve with these tasks in the place of the real ones; a training's progress is not seen."""
+def serve_without_torch(tasks: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> None:
+    """Serve with these tasks, by their names, in the place of the real ones.
+
+    Each gets the whole request. A training's progress is not seen.
+    """
+
+    def run_task(request: Mapping[str, Any], _told: object) -> Any:
+        return tasks[request["task"]](request)
+
     tasks_module = types.ModuleType("autotune.execution.server.tasks")
-    vars(tasks_module)["TASKS"] = tasks
+    vars(tasks_module)["run_task"] = run_task
     progress = types.ModuleType("autotune.execution.server.progress")
     vars(progress)["PipeProgress"] = lambda pipe: types.SimpleNamespace(remark=None)
     for module in (tasks_module, progress):

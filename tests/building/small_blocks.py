@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.spec.workload import Workload
 
 SOURCE = """
@@ -33,5 +34,5 @@ def with_small_blocks(workload: Workload, folder: Path) -> Workload:
     file = folder / "small_blocks.py"
     file.write_text(SOURCE)
     small = dataclasses.replace(workload, model=f"{file}:Model")
-    prepare(workload=small.to_dict(), folder=str(folder / "prepared"))
+    prepare(Prepare(workload=small, folder=folder / "prepared"))
     return small

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
-from autotune.execution import server_tasks
+from autotune.execution import local
 from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
 
 STAND_IN = Path(__file__).parents[1] / "quick_study" / "stand_in.py"
@@ -37,7 +37,7 @@ class TrialServers:
     @contextlib.contextmanager
     def lent_to_executors(self):
         """Lend the servers to all executors that are made in the block."""
-        with mock.patch.object(server_tasks, "TrialServer", self.lend):
+        with mock.patch.object(local, "TrialServer", self.lend):
             yield
 
     def lend(self, *, log_file, command=SERVER_COMMAND, environment=None) -> "BorrowedServer":
@@ -76,10 +76,10 @@ class BorrowedServer:
     def is_lost(self) -> bool:
         return self._server.is_lost
 
-    def submit(self, task, payload, *, environment=None, modules=(), **options) -> Future:
+    def submit(self, task, *, environment=None, modules=(), **options) -> Future:
         """Send the request, without the modules: trainings of other tests may need a GPU."""
         environment = {**self._environment, **(environment or {})}
-        future = self._server.submit(task, payload, environment=environment, **options)
+        future = self._server.submit(task, environment=environment, **options)
         self._futures.append(future)
         return future
 

@@ -82,6 +82,7 @@ def test_too_few_documents_are_rejected_with_both_numbers(sequences):
 def padded_request(tmp_path_factory):
     """padded_request(**choices) trains on documents of very different lengths."""
     from autotune.execution.server.prepared import prepare
+    from autotune.execution.tasks import Prepare
 
     folder = tmp_path_factory.mktemp("padded")
     (folder / "data.jsonl").write_text(
@@ -90,7 +91,7 @@ def padded_request(tmp_path_factory):
     sizes = {"layers": 1, "width": 16, "heads": 2, "steps": 12, "warmup_steps": 3}
     text = {"dataset": str(folder / "data.jsonl"), "packing": "padded", "evaluation_sequences": 5}
     workload = make_workload("cpu", {**sizes, **text, "sequence_length": 64, "global_batch": 4})
-    prepare(workload=workload.to_dict(), folder=str(folder / "prepared"))
+    prepare(Prepare(workload=workload, folder=folder / "prepared"))
 
     def make(**choices):
         return TrainingRequest(

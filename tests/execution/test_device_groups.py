@@ -55,8 +55,9 @@ class _Search:
 
     @contextmanager
     def slot(self, *, places=1, alone=False):
-        slots = self.executor.slots_on(self._first, places=places)
-        with self.executor.slot(slots, on_wait=self.holders.append, alone=alone):
+        with self.executor.slot(
+            self._first, places=places, on_wait=self.holders.append, alone=alone
+        ):
             yield
 
     def waits(self, **options):
@@ -132,12 +133,12 @@ def test_a_device_that_is_lost_is_noticed_wherever_it_is_in_a_group(gpus, search
     group = search(*gpus)
     asked = []
 
-    def check(device):
-        asked.append(device)
-        if device == "cuda:1":
+    def check(task):
+        asked.append(task.device)
+        if task.device == "cuda:1":
             raise TrialLost("cuda:1 does not answer")
 
-    monkeypatch.setattr(group.executor, "_check_one_device", check)
+    monkeypatch.setattr(group.executor, "run", check)
     with pytest.raises(TrialLost, match="cuda:1 does not answer"):
         group.executor.check_device("cuda:0")
     assert asked == ["cuda:0", "cuda:1"]

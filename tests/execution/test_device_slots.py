@@ -219,13 +219,13 @@ def test_locks_of_an_earlier_autotune_on_the_machine_are_waited_for(our, name, p
         pass
 
 
-def test_trials_of_two_searches_run_on_the_cpus_of_their_slots(slots_on, tmp_path):
+def test_trials_of_two_searches_run_on_the_cpus_of_their_slots(our, tmp_path):
     used = []
     with ExitStack() as held:
         for _ in range(2):
             executor = held.enter_context(LocalExecutor(tmp_path))
             executor.cpus, executor.cpus_of_slots = (0,), [(0,), (1,)]
-            held.enter_context(executor.slot(slots_on(places=2), on_wait=lambda holder: None))
+            held.enter_context(executor.slot(our(), places=2, on_wait=lambda holder: None))
             used.append(executor.cpus)
     assert used == [(0,), (1,)]
 
@@ -388,14 +388,13 @@ def test_a_search_waits_for_a_trial_of_another_user_that_still_runs(sockets_of):
             pass
 
 
-def test_a_waiting_search_learns_once_whom_it_waits_for(sockets_of, tmp_path):
+def test_a_waiting_search_learns_once_whom_it_waits_for(sockets_of, our, tmp_path):
     looks, said = [], []
     executor = LocalExecutor(tmp_path, should_stop=lambda: len(looks) > 1 or looks.append(1))
-    waiting = sockets_of()
     with (
         sockets_of().slot(give_up),
         pytest.raises(Stopped),
-        executor.slot(waiting, on_wait=said.append),
+        executor.slot(our(), on_wait=said.append),
     ):
         pass
     (holder,) = said
@@ -593,7 +592,7 @@ def test_the_note_that_other_users_are_not_waited_for_appears_once_a_command(no_
         for _ in range(2):
             with executor.slot_on(CPU):
                 pass
-        with executor.slot(executor.slots_on(CPU, places=2), on_wait=notes.append):
+        with executor.slot(CPU, places=2, on_wait=notes.append):
             pass
     (note,) = notes
     assert note.startswith("searches of other users do not wait for this one on cpu: there are no")

@@ -18,6 +18,7 @@ from autotune.errors import Stopped, TrialLost
 from autotune.execution import in_turn
 from autotune.execution.in_turn import SHORT_TRAININGS, TrainingInTurn, fit_at_once
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo
@@ -147,7 +148,6 @@ def blocks(timed):
 
 def test_all_trainings_have_a_block_of_every_round_in_the_order_given(executor, workload, prepared):
     configs = [TrainingConfig(micro_batch_size=size) for size in (4, 1, 2)]
-    progress = []
     timed = executor.time_in_turn(
         definition(workload=workload),
         [TrainingInTurn(config=config, device_bytes=TINY_BYTES) for config in configs],
@@ -156,14 +156,12 @@ def test_all_trainings_have_a_block_of_every_round_in_the_order_given(executor, 
         trial_options=TrialOptions(trial_time_limit_seconds=120.0),
         rounds=ROUNDS,
         seed=0,
-        on_progress=lambda done, wanted: progress.append((done, wanted)),
     )
     assert timed.schedule == "in turn"
     assert [result.config for result in timed.results] == configs
     assert outcomes(timed) == ["ok"] * 3
     assert blocks(timed) == [ROUNDS] * 3
     assert len({block.tokens for result in timed.results for block in result.blocks}) == 1
-    assert progress == [(done, 3 * ROUNDS) for done in range(3 * ROUNDS + 1)]
 
 
 def test_a_model_goes_on_with_its_text_for_more_rounds_than_its_workload_has_steps(
@@ -306,14 +304,20 @@ def test_a_training_that_claims_to_wait_for_its_turn_is_ended(time_script, monke
     assert outcomes(time_script(4, 2, start=start, limits=limits)) == ["ok", "timeout"]
 
 
-def test_a_stopped_search_ends_all_processes(time_script, executor, stopping):
-    def stop(done, wanted):
-        if done == 3:
-            stopping.append(done)
+def test_a_stopped_search_ends_all_processes(time_script, executor, stopping, monkeypatch):
+    take_turn = in_turn._Processes._take_turn
+    turns = []
 
+    def stop_at_the_third(processes, training, *, steps):
+        turns.append(training.number)
+        if len(turns) == 3:
+            stopping.append("now")
+        return take_turn(processes, training, steps=steps)
+
+    monkeypatch.setattr(in_turn._Processes, "_take_turn", stop_at_the_third)
     try:
         with pytest.raises(Stopped):
-            time_script(4, 2, step="time.sleep(0.5)", on_progress=stop)
+            time_script(4, 2, step="time.sleep(0.5)")
     finally:
         stopping.clear()
     assert processes_of(executor) == []
@@ -373,18 +377,18 @@ def test_nothing_outlives_a_killed_search(tmp_path, computed):
 
 
 def test_trainings_whose_memory_is_not_known_are_not_run_at_once():
-    assert not fit_at_once([CPU], [*trainings(4), *trainings(2, device_bytes=None)])
+    assert not fit_at_once([CPU], [TINY_BYTES, None])
 
 
 def test_trainings_that_need_more_than_is_free_are_not_run_at_once():
-    assert fit_at_once([CPU], trainings(4, 2))
-    assert not fit_at_once([CPU], trainings(4, 2, device_bytes=2**50))
+    assert fit_at_once([CPU], [TINY_BYTES] * 2)
+    assert not fit_at_once([CPU], [2**50] * 2)
 
 
 def test_every_process_of_a_training_needs_memory_of_the_host(monkeypatch):
     monkeypatch.setattr(in_turn, "available_bytes", lambda: 3 * 2**30)
-    assert fit_at_once([CPU] * 2, trainings(4, 2))
-    assert not fit_at_once([CPU] * 3, trainings(4, 2))
+    assert fit_at_once([CPU] * 2, [TINY_BYTES] * 2)
+    assert not fit_at_once([CPU] * 3, [TINY_BYTES] * 2)
 
 
 def test_trainings_fit_only_where_each_of_their_gpus_holds_them(monkeypatch):
@@ -402,15 +406,15 @@ def test_trainings_fit_only_where_each_of_their_gpus_holds_them(monkeypatch):
         )
         for one in range(2)
     ]
-    assert fit_at_once(gpus, trainings(4, 2, device_bytes=2**34))
+    assert fit_at_once(gpus, [2**34] * 2)
     used["GPU-1"] = 2**35
-    assert fit_at_once(gpus[:1], trainings(4, 2, device_bytes=2**34))
-    assert not fit_at_once(gpus, trainings(4, 2, device_bytes=2**34))
+    assert fit_at_once(gpus[:1], [2**34] * 2)
+    assert not fit_at_once(gpus, [2**34] * 2)
 
 
 def test_trainings_are_not_run_at_once_where_the_memory_in_use_is_not_known():
     gpu = dataclasses.replace(CPU, device="cuda:0", uuid="GPU-0", compute_mode="default")
-    assert not fit_at_once([gpu], trainings(4, 2))
+    assert not fit_at_once([gpu], [TINY_BYTES] * 2)
 
 
 # -- on a GPU --------------------------------------------------------------------------------------
@@ -450,15 +454,11 @@ def test_the_cap_of_each_training_holds_next_to_another_one(executor, workload, 
         )
 
     with executor.slot_on(gpu):
-        alone = executor.submit(
-            study,
-            configs[0],
-            study_folder=prepared.parent,
-            log_name="alone",
-            enforce_cap=True,
-            trial_options=options,
+        training = executor.training(
+            study, configs[0], study_folder=prepared.parent, enforce_cap=True
         )
-        needed = executor.wait_for_trial(alone).measurement.device_bytes
+        alone = executor.run(Train(training=training), limits=options.time_limits())
+        needed = alone.measurement.device_bytes
         fitting = run(needed, (True, True, True))
         tight = run(gpu.context_bytes + 2**20, (False, True, False))
     assert fitting.schedule == "in turn"

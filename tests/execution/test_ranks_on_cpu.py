@@ -5,7 +5,8 @@ import os
 import pytest
 
 from autotune.errors import InvalidInput
-from autotune.execution.server_tasks import RANKS_PER_CORE, ServerTasks, check_ranks_on_cpu
+from autotune.execution.cpu_shares import RANKS_PER_CORE, check_ranks_on_cpu
+from autotune.execution.local import LocalExecutor
 from tests.building.results import study_result
 
 
@@ -19,7 +20,7 @@ def test_more_processes_than_the_cores_can_take_turns_with_are_rejected():
 def test_another_system_than_linux_is_named_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     device = study_result([]).device
-    with ServerTasks(tmp_path) as tasks:
-        tasks.use_devices_from(device, count=1)
+    with LocalExecutor(tmp_path) as executor:
+        executor.use_devices_from(device, count=1)
         with pytest.raises(InvalidInput, match="trials on 2 devices run on Linux only"):
-            tasks.use_devices_from(device, count=2)
+            executor.use_devices_from(device, count=2)

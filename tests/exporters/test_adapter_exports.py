@@ -11,6 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, TrainerCallback
 from trl import SFTTrainer, get_peft_config
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS, adapters
 from autotune.memory.cpu import CpuMeter
 from autotune.models.hugging_face import find_parts
@@ -75,7 +76,7 @@ def workload(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prepared(workload, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "prepared"
-    prepare(workload=workload.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload, folder=folder))
     return folder
 
 

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
 from autotune.spec.workload import make_workload
@@ -43,7 +44,7 @@ def chat_workload(folder, *, template=chat.LIKE_CHATML, **settings):
 
 def learned_by_the_study(workload, folder):
     """Returns the tokens and labels of every sequence, of both parts together."""
-    prepare(workload=workload.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload, folder=folder))
     rows = [numpy.load(folder / name) for name in ("train.npy", "held_out.npy")]
     return {learned(row[:LENGTH]) for row in numpy.concatenate(rows).tolist()}
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
@@ -131,7 +132,7 @@ def measure(rank, folder):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "prepared"
-    prepare(workload=workload().to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload(), folder=folder))
     return folder
 
 

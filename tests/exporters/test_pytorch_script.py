@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter
 from autotune.shipped.quantized import tensors_behind
@@ -257,7 +258,7 @@ def make_trainer_of(tmp_path):
 
     def of(workload):
         folder = tmp_path / "prepared"
-        prepare(workload=workload.to_dict(), folder=str(folder))
+        prepare(Prepare(workload=workload, folder=folder))
 
         def make(**choices):
             config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})

@@ -5,6 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.spec.workload import make_workload
 from tests.exporters.readers.pytorch_script import loaded
@@ -17,7 +18,7 @@ def exported(workload):
 
 
 def assert_same_tokens(workload, folder):
-    prepare(workload=workload.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload, folder=folder))
     with loaded(exported(workload)) as script:
         made = script.read_text(None, script.TEXT)
         kept = script.read_text(str(folder), script.TEXT)

@@ -12,14 +12,34 @@ from typing import Any
 
 from hypothesis import strategies
 
-from autotune.execution.server.replies import LastSign, MalformedReply, PhaseReport, parse_line
+from autotune.errors import AutotuneError
+from autotune.execution.server.replies import (
+    LastSign,
+    MalformedReply,
+    PhaseReport,
+    decode,
+    line_of,
+    parse_line,
+    reply_of,
+)
+from autotune.execution.tasks import (
+    Examine,
+    Identify,
+    ListDevices,
+    Predict,
+    Prepare,
+    Probe,
+    Rehearse,
+    Task,
+    Trace,
+    Train,
+)
 from autotune.reporting.trial_text import outcome_line
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import ParityTrace
-from autotune.spec.prediction import Prediction
-from autotune.spec.reading import parse
-from autotune.spec.result import DeviceInfo, Measurement, TrialRecord
+from autotune.spec.prediction import Prediction, PredictionRequest
+from autotune.spec.result import Measurement, TrialRecord
+from autotune.spec.training_request import TrainingRequest
 from autotune.storage.rows import measurement_from_values, measurement_values
 from tests.building.results import study_result
 from tests.building.studies import MIB, definition, measured
@@ -41,14 +61,15 @@ _MEASURED = asdict(
     measured(peak_phase="backward", bytes_by_kind={"parameters": 10}, bits_per_byte=2.5)
 )
 _CRASHED = asdict(Measurement(outcome="crashed", message="it ended"))
+_TRAINED = {"measurement": _MEASURED, "seconds": 1.0, "script_files": {"train.py": "f" * 64}}
 _RESULTS: tuple[tuple[str, Any], ...] = (
-    ("train", _MEASURED),
-    ("train", _CRASHED),
-    ("train", {**_MEASURED, "script_files": {"train.py": "f" * 64}}),
+    ("train", {"measurement": _MEASURED, "seconds": 1.0}),
+    ("train", {"measurement": _CRASHED, "seconds": 1.0}),
+    ("train", _TRAINED),
     ("predict", predicted(peak=100 * MIB).to_dict()),
     ("probe", {"device": _DEVICE, "unavailable": {"precision": {"tf32": "no TF32"}}}),
     ("identify", _DEVICE),
-    ("devices", [_DEVICE]),
+    ("list_devices", [_DEVICE]),
     (
         "examine",
         {"unavailable": {}, "files": {"train.py": "f" * 64}, "missing_variable": ""},
@@ -58,8 +79,26 @@ _RESULTS: tuple[tuple[str, Any], ...] = (
         {"text_sha256": "f" * 64, "model_sha256": "", "parameters": 1000, "chat_column": None},
     ),
     ("rehearse", "two steps"),
-    ("trace", {"trace": _TRACE, "failure": "", "outcome": "ok"}),
+    ("trace", _TRACE),
 )
+_WORKLOAD, _CONFIG = definition().workload, TrainingConfig()
+_TRAINING = TrainingRequest(
+    workload=_WORKLOAD, config=_CONFIG, folder=Path("prepared"), device="cpu", cap_bytes=MIB
+)
+_TASKS: dict[str, Task[Any]] = {
+    task.name: task
+    for task in (
+        Train(training=_TRAINING),
+        Trace(training=_TRAINING, dropout=False),
+        Predict(request=PredictionRequest(workload=_WORKLOAD, config=_CONFIG, device="cpu")),
+        Probe(device="cpu", choices={}, with_context=False),
+        Identify(device="cpu"),
+        ListDevices(),
+        Examine(workload=_WORKLOAD, choices={}, device="cpu"),
+        Prepare(workload=_WORKLOAD, folder=Path("prepared")),
+        Rehearse(workload=_WORKLOAD, micro_batch_size=1, device="cpu"),
+    )
+}
 _ERROR = {"kind": "TrialLost", "message": "the disk is full", "hint": "make room"}
 
 
@@ -70,6 +109,8 @@ def _lines() -> list[tuple[str, Any]]:
         ("train", {"phase": "step", "steps": [12, 40]}),
         ("train", {"phase": "compile"}),
         ("train", {"result": None, "error": _ERROR}),
+        ("train", {"result": None, "error": None, "ended": _CRASHED}),
+        ("trace", {"result": None, "error": None, "ended": _CRASHED}),
     ]
 
 
@@ -98,28 +139,25 @@ class _Replies(Reader):
     def read(self, given: bytes) -> Iterator[str]:
         name, _, line = given.partition(b"\n")
         task = name.decode()
-        reply = parse_line(line, task=task)
+        reply = parse_line(line)
         if isinstance(reply, PhaseReport | LastSign):
             return
         # It travels on, from the server to the search, and is read there again.
-        again = json.dumps({**reply.to_dict(), "id": 1, "seconds": 1.5}).encode()
-        assert not isinstance(parse_line(again, task=task), PhaseReport | LastSign)
-        if reply.error is not None:
-            error = reply.error.exception()
-            assert error.message == reply.error.message
-        elif task == "train":
-            yield from self._measured(dict(reply.result))
-        elif task == "predict":
-            parse(Prediction, reply.result).to_dict()
-        elif task == "identify":
-            parse(DeviceInfo, reply.result)
-        elif task == "trace" and reply.result["trace"] is not None:
-            parse(ParityTrace, reply.result["trace"])
+        again = line_of({**asdict(reply), "id": 1, "seconds": 1.5})
+        found = reply_of(decode(again))
+        try:
+            value = _TASKS[task].value_of(found)
+        except AutotuneError as error:
+            told = found.error or found.ended
+            if told is None or error.message != told.message:
+                raise AssertionError(f"{told} is told as {error!r}") from error
+            return
+        if isinstance(value, FinishedTrial):
+            yield from self._measured(value.measurement)
+        elif isinstance(value, Prediction):
+            value.to_dict()
 
-    def _measured(self, values: dict[str, Any]) -> Iterator[str]:
-        script_files = values.pop("script_files", {})
-        measurement = parse(Measurement, values)
-        FinishedTrial(measurement=measurement, seconds=1.0, script_files=script_files)
+    def _measured(self, measurement: Measurement) -> Iterator[str]:
         stored = json.loads(json.dumps(measurement_values(measurement), allow_nan=False))
         record = TrialRecord(
             **vars(measurement_from_values(stored)), number=0, config=TrainingConfig()

@@ -5,9 +5,11 @@ import torch
 
 from autotune.errors import AutotuneError, PredictionImpossible
 from autotune.execution.server.tasks import predict, probe
+from autotune.execution.tasks import Predict, Probe
 from autotune.memory import torch_interfaces
 from autotune.memory.cpu import CpuMeter
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 
 CHECKS = {
     torch_interfaces.check_predictions: torch_interfaces.OF_PREDICTIONS,
@@ -29,8 +31,9 @@ def test_a_prediction_names_what_torch_no_longer_has(workload, monkeypatch):
         "torch._inductor.graph.GraphLowering._compile_to_module_lines, which a prediction needs: "
         "tested with torch 2.11 to 2.15"
     )
+    request = PredictionRequest(workload=workload, config=TrainingConfig(), device="cpu")
     with pytest.raises(PredictionImpossible) as raised:
-        predict(workload=workload.to_dict(), config=TrainingConfig().to_dict(), device="cpu")
+        predict(Predict(request=request))
     assert raised.value.message == message
 
 
@@ -54,4 +57,4 @@ def test_a_probe_ends_where_no_trial_could_run(monkeypatch):
     with pytest.raises(
         AutotuneError, match=r"has no torch\._dynamo\.callback\.gone, which a trial needs"
     ):
-        probe(device="cpu", choices={})
+        probe(Probe(device="cpu", choices={}, with_context=False))

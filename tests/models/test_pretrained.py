@@ -7,6 +7,7 @@ import torch
 
 from autotune.errors import InvalidInput
 from autotune.execution.server.prepared import model_sha256
+from autotune.execution.tasks import ModelSha256
 from autotune.models.pretrained import read_pretrained
 from autotune.models.weights import Placement, draw_weights, load_model
 from autotune.spec.model_file import is_hub_name
@@ -65,12 +66,12 @@ def test_only_a_model_without_pretrained_weights_has_random_ones(workload_of, pr
 
 
 def test_other_weights_are_another_study(folder, workload_of):
-    before = model_sha256(workload=workload_of().to_dict())
+    before = model_sha256(ModelSha256(workload=workload_of()))
     file = folder / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert model_sha256(workload=workload_of().to_dict()) != before
+    assert model_sha256(ModelSha256(workload=workload_of())) != before
 
 
 def test_another_number_of_layers_than_the_weights_have_is_rejected(workload_of):

@@ -8,6 +8,7 @@ import pytest
 import torch._dynamo
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
@@ -68,7 +69,7 @@ def two_blocks(workload, tmp_path_factory):
     """The workload with fewer blocks, and its folder."""
     shallow = dataclasses.replace(workload, layers=2)
     folder = tmp_path_factory.mktemp("two_blocks") / "prepared"
-    prepare(workload=shallow.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=shallow, folder=folder))
     return shallow, folder
 
 

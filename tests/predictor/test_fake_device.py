@@ -11,6 +11,7 @@ import torch
 import torch._dynamo
 
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Predict
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import sha256_of
@@ -65,9 +66,8 @@ def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch, one_tria
         "cpu", {"model": f"{file}:make", "sequence_length": 16, "model_sha256": sha256_of(file)}
     )
     with LocalExecutor(tmp_path / "work") as executor:
-        executor.wait_for(
-            executor.submit_prediction(workload, TrainingConfig(), device_type="cuda")
-        )
+        request = PredictionRequest(workload=workload, config=TrainingConfig(), device="cuda")
+        executor.run(Predict(request=request))
     assert file.with_suffix(".seen").read_text() == "''"
 
 

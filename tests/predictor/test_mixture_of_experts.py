@@ -10,6 +10,7 @@ import pytest
 from torch import nn
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
@@ -53,7 +54,7 @@ def workload(tmp_path_factory):
 @pytest.fixture(scope="module")
 def prepared(workload, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study") / "prepared"
-    prepare(workload=workload.to_dict(), folder=str(folder))
+    prepare(Prepare(workload=workload, folder=folder))
     return folder
 
 

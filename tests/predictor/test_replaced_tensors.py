@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
@@ -57,7 +58,7 @@ def request_of(request, tmp_path):
         "evaluation_sequences": 2,
     }
     workload = make_workload("cpu", {**settings, "model_sha256": sha256_of(Path(file))})
-    prepare(workload=workload.to_dict(), folder=str(tmp_path / "prepared"))
+    prepare(Prepare(workload=workload, folder=tmp_path / "prepared"))
     return TrainingRequest(
         workload=workload,
         config=TrainingConfig(micro_batch_size=1, optimizer_fusion="kernel"),

@@ -12,13 +12,27 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import PredictionImpossible, TrialLost
+from autotune.errors import AutotuneError, PredictionImpossible, TrialLost
 from autotune.execution.in_turn import TimedInTurn, TrainingInTurn
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.client import Reply
+from autotune.execution.server.limits import TimeLimits
+from autotune.execution.tasks import (
+    Examine,
+    Identify,
+    ModelSha256,
+    Predict,
+    Prepare,
+    Prepared,
+    Probe,
+    Probed,
+    Task,
+    Trace,
+    Train,
+)
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import TimedBlock, TurnResult
+from autotune.spec.examined import Examined
 from autotune.spec.parity import NoTrace
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.study import StudyDefinition
@@ -53,9 +67,34 @@ class QuickExecutor(LocalExecutor):
     def measure_peaks(self, device: DeviceInfo, precisions: object, shape: object) -> DeviceInfo:
         return device
 
-    def submit(
-        self, definition: StudyDefinition, config: TrainingConfig, **_: Any
-    ) -> "Future[FinishedTrial]":
+    def call(
+        self, task: Task[Any], *, log_name: str | None = None, limits: TimeLimits | None = None
+    ) -> "Future[Any]":
+        match task:
+            case Train():
+                return self._train(task.training.config)
+            case Predict():
+                return _failed(PredictionImpossible("a stand-in has no model"))
+            case Trace():
+                return _done(
+                    NoTrace(outcome="out_of_memory", message="a stand-in has no first steps")
+                )
+            case Prepare():
+                task.folder.mkdir(parents=True)
+                return _done(
+                    Prepared(text_sha256="0" * 64, model_sha256="", chat_column=None, parameters=1)
+                )
+            case Identify():
+                return _done(CPU)
+            case Probe():
+                return _done(Probed(device=CPU, unavailable={}))
+            case Examine():
+                return _done(Examined(unavailable={}))
+            case ModelSha256():
+                return _done("")
+        return _done(None)
+
+    def _train(self, config: TrainingConfig) -> "Future[FinishedTrial]":
         finished: Future[FinishedTrial] = Future()
         if self._lost > 0:
             self._lost -= 1
@@ -91,29 +130,20 @@ class QuickExecutor(LocalExecutor):
             )
         return TimedInTurn(schedule="in turn", results=tuple(results))
 
-    def cancel(self, future: "Future[FinishedTrial]") -> None:
+    def cancel(self, future: "Future[Any]") -> None:
         _end(future, FinishedTrial(measurement=Measurement(outcome="interrupted"), seconds=0.01))
 
-    def submit_prediction(self, *_: Any, **__: Any) -> "Future[Reply]":
-        impossible: Future[Reply] = Future()
-        impossible.set_exception(PredictionImpossible("a stand-in has no model"))
-        return impossible
 
-    def trace(self, *_: Any, **__: Any) -> NoTrace:
-        return NoTrace(outcome="out_of_memory", message="a stand-in has no first steps")
+def _done(value: Any) -> "Future[Any]":
+    done: Future[Any] = Future()
+    done.set_result(value)
+    return done
 
-    def _call(
-        self, task: str, payload: dict[str, Any], *, environment: dict[str, str] | None = None
-    ) -> Any:
-        if task == "prepare":
-            Path(payload["folder"]).mkdir(parents=True)
-            return {
-                "text_sha256": "0" * 64,
-                "model_sha256": "",
-                "chat_column": None,
-                "parameters": 1,
-            }
-        return {"examine": {"unavailable": {}}, "model_sha256": ""}.get(task)
+
+def _failed(error: AutotuneError) -> "Future[Any]":
+    failed: Future[Any] = Future()
+    failed.set_exception(error)
+    return failed
 
 
 def _end(future: "Future[FinishedTrial]", finished: FinishedTrial) -> None:

@@ -11,9 +11,11 @@ wait until it exists.
 import os
 import random
 import time
-from dataclasses import asdict
-from typing import Any
+from typing import NoReturn
 
+from autotune.execution.server.replies import TrainingFailed
+from autotune.execution.tasks import Trace, Train
+from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
@@ -48,23 +50,23 @@ def measurement_of(config: TrainingConfig) -> Measurement:
     )
 
 
-def train(*, config: dict[str, Any], **_: Any) -> dict[str, Any]:
+def train(task: Train, _told: object) -> FinishedTrial:
     while "STAND_IN_GATE" in os.environ and not os.path.exists(os.environ["STAND_IN_GATE"]):
         time.sleep(0.1)
     if seconds := float(os.environ.get("STAND_IN_SECONDS", "0.01")):
         time.sleep(random.expovariate(1 / seconds))
-    return asdict(measurement_of(TrainingConfig(**config)))
+    return FinishedTrial(measurement=measurement_of(task.training.config), seconds=0.01)
 
 
-def trace(**_: Any) -> dict[str, Any]:
-    return {"trace": None, "failure": "no first steps", "outcome": "out_of_memory"}
+def trace(_task: Trace, _told: object) -> NoReturn:
+    raise TrainingFailed(Measurement(outcome="out_of_memory", message="no first steps"))
 
 
 def main() -> None:
     from autotune.execution.server import fork_server, tasks
 
     fork_server._import_what_trials_need = lambda: None  # nothing is trained here
-    tasks.TASKS = {**tasks.TASKS, "train": train, "trace": trace}
+    tasks.FUNCTIONS = {**tasks.FUNCTIONS, Train: train, Trace: trace}
     fork_server.main()
 
 

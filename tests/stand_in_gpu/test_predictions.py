@@ -50,6 +50,7 @@ from pathlib import Path
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
@@ -60,7 +61,7 @@ workload = make_workload(
     "cuda",
     {**sizes, "dataset": "text.txt", "steps": 8, "warmup_steps": 2, "evaluation_sequences": 8},
 )
-prepare(workload=workload.to_dict(), folder="prepared")
+prepare(Prepare(workload=workload, folder=Path("prepared")))
 devices = workload.devices_per_trial
 if devices > 1:  # rank 0 of them, which sends nothing to anybody
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=devices)

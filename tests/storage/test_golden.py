@@ -3,14 +3,17 @@
 `golden/README.md` says how the databases were made.
 """
 
+import dataclasses
 import json
 import sqlite3
+from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import autotune
+from autotune.execution.tasks import Prepare
 from autotune.study.check import check_studies
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
@@ -73,11 +76,14 @@ class _SameMachine(QuickExecutor):
     def identify(self, *_):
         return self._study.device
 
-    def _call(self, task, payload, **options):
-        answer = super()._call(task, payload, **options)
-        if task == "prepare":
-            answer["text_sha256"] = self._study.workload.text_sha256
-        return answer
+    def call(self, task, **options):
+        future = super().call(task, **options)
+        if not isinstance(task, Prepare):
+            return future
+        prepared = Future()
+        text_sha256 = self._study.workload.text_sha256
+        prepared.set_result(dataclasses.replace(future.result(), text_sha256=text_sha256))
+        return prepared
 
 
 def test_a_study_of_an_earlier_version_is_continued(url, before):

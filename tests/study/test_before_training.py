@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from autotune.errors import TrialLost
+from autotune.execution.tasks import Train
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
@@ -40,10 +41,10 @@ class Machine(QuickExecutor):
         super().__init__(*arguments, **options)
         self._endings = iter(type(self).endings)
 
-    def submit(self, definition, config, **options):
-        if not options["evaluates_only"]:
-            return super().submit(definition, config, **options)
-        evaluated.append(config)
+    def call(self, task, **options):
+        if not isinstance(task, Train) or not task.training.evaluates_only:
+            return super().call(task, **options)
+        evaluated.append(task.training.config)
         ending, done = next(self._endings), Future()
         if isinstance(ending, Exception):
             done.set_exception(ending)

@@ -6,6 +6,7 @@ The cluster is a table of nodes, and workers are ready at once: nothing of Ray r
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("ray")
 from autotune.execution.cluster.executor import ClusterExecutor
 from autotune.execution.cluster.nodes import ClusterNode, Nodes
 from autotune.execution.cluster.worker import WorkerState
+from autotune.execution.tasks import Identify, Probe, Probed
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.study import devices_of_cluster
 from autotune.study.devices_of_cluster import DevicesOfCluster
@@ -39,12 +41,16 @@ class Worker:
         self.place, self.node = place, node
         self.is_lost, self.has_worked, self.why_lost = False, False, "it was killed"
         self.state = WorkerState()
+        self.folder, self.sharing = Path("nowhere"), ""
+        self.ready = done(None)
 
-    def when_ready(self):
-        return done({})
-
-    def request(self, method, **_):
-        return done((CPU, {}) if method == "probe" else None)
+    def request(self, method, read, **arguments):
+        match arguments.get("task"):
+            case Identify():
+                return done(CPU)
+            case Probe():
+                return done(Probed(device=CPU, unavailable={}))
+        return done(None)
 
     def check(self):
         pass

@@ -1,12 +1,14 @@
 """With dropout, a memory budget below 1 computes wrong gradients (PyTorch issue 190758)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.study.parity_gate import ParityGate
@@ -40,17 +42,13 @@ def judge(tmp_path_factory, one_trial_server):
     workload = make_workload("cpu", {"model": str(folder / "config.json"), **SHORT})
     study = definition(workload=workload, cap_bytes=2**34)
     with LocalExecutor(folder) as executor:
-        executor.prepare(workload, folder / PREPARED)
+        executor.run(Prepare(workload=workload, folder=folder / PREPARED))
 
         def trace(config, *, dropout, dequantized, layers):
-            return executor.trace(
-                study,
-                config,
-                dropout=dropout,
-                dequantized=dequantized,
-                study_folder=folder,
-                trial_options=TrialOptions(trial_time_limit_seconds=300.0),
-            )
+            training = executor.training(study, config, study_folder=folder, enforce_cap=False)
+            training = replace(training, dequantized=dequantized)
+            limits = time_limits(300.0)
+            return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
         gate = ParityGate(trace, folder=folder / "parity", on_trace=lambda config: None)
         yield gate.check

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.execution.cpu_shares import RANKS_PER_CORE
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import RANKS_PER_CORE
+from autotune.execution.tasks import ListDevices
 from autotune.spec.result import DeviceInfo
-from autotune.study.devices_of_search import DevicesOfSearch
+from autotune.study.devices_of_search import DevicesOfMachine
 from autotune.study.events import Notice
 from autotune.study.places import ThreadedListener
 from autotune.study.request import SearchRequest
@@ -35,11 +36,11 @@ class MachineWithGpus(LocalExecutor):
 
     gpus = GPUS
 
-    def devices(self):
-        return [*self.gpus, CPU]
-
-    def identify(self, device):
-        return next(one for one in self.devices() if one.device == (device or "cuda:0"))
+    def run(self, task, **_):
+        found = [*self.gpus, CPU]
+        if isinstance(task, ListDevices):
+            return found
+        return next(one for one in found if one.device == (task.device or "cuda:0"))
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def said():
 
 @pytest.fixture
 def devices(tmp_path, said):
-    with DevicesOfSearch(
+    with DevicesOfMachine(
         tmp_path,
         make_executor=MachineWithGpus,
         should_stop=lambda: False,
@@ -106,7 +107,7 @@ def test_trials_that_share_a_group_have_slots_on_each_of_its_devices(devices):
             "cuda:2-3 slot 1",
             "cuda:2-3 slot 2",
         ]
-        assert {place.slots.places for place in places._usable} == {2}
+        assert {place.trials_on_device for place in places._usable} == {2}
 
 
 def test_the_first_place_is_on_the_first_group(devices):

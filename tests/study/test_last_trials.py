@@ -4,7 +4,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.study.loop import StudySession
@@ -39,7 +38,6 @@ def session(tmp_path):
                 settled,
                 shared=stack.enter_context(shared),
                 executor=stack.enter_context(LocalExecutor(tmp_path)),
-                slots=DeviceSlots(settled.device, folder=tmp_path),
                 prediction_cache=PredictionCache(settled, store=store, predict=None),
                 study_folder=tmp_path,
                 listener=lambda event: None,

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 from autotune.errors import TrialServerLost
+from autotune.execution.tasks import Predict
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
 from tests.quick_study.quick_executor import QuickExecutor
@@ -11,7 +12,9 @@ from tests.quick_study.quick_executor import QuickExecutor
 class LosesPredictions(QuickExecutor):
     """As where a user's model ends the process that predicts it."""
 
-    def submit_prediction(self, *_, **__):
+    def call(self, task, **options):
+        if not isinstance(task, Predict):
+            return super().call(task, **options)
         future = Future()
         future.set_exception(TrialServerLost("the process that starts the trials was killed"))
         return future

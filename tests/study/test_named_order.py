@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.expected_step import ExpectedStep
-from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.prediction import Forecast
@@ -143,7 +142,6 @@ def test_while_one_place_predicts_the_baseline_no_other_begins_a_trial(tmp_path)
             DEFAULT,
             shared=stack.enter_context(shared),
             executor=stack.enter_context(LocalExecutor(tmp_path)),
-            slots=DeviceSlots(DEFAULT.device, folder=tmp_path),
             prediction_cache=PredictionCache(DEFAULT, store=store, predict=predict),
             study_folder=tmp_path,
             listener=lambda event: None,

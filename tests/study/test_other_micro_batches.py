@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.tasks import Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import script_sha256
 from autotune.spec.workload import make_workload
@@ -213,14 +214,10 @@ def are_one_training(tmp_path_factory, one_trial_server):
             study = definition(workload=workload, cap_bytes=2**34)
 
             def trace(config, *, dropout, dequantized, layers):
-                return executor.trace(
-                    study,
-                    config,
-                    dropout=dropout,
-                    dequantized=dequantized,
-                    study_folder=folder,
-                    trial_options=TrialOptions(trial_time_limit_seconds=300.0),
-                )
+                training = executor.training(study, config, study_folder=folder, enforce_cap=False)
+                training = replace(training, dequantized=dequantized)
+                limits = time_limits(300.0)
+                return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
             gate = ParityGate(
                 trace,

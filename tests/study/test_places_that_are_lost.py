@@ -19,7 +19,7 @@ class Executor(QuickExecutor):
         super().__init__(folder)
         self.has_ended = threading.Event()
 
-    def slot(self, slots, **_):
+    def slot(self, device, **_):
         return nullcontext()
 
     def shutdown(self):
@@ -33,7 +33,7 @@ def search(tmp_path):
     events = []
     listener = ThreadedListener(events.append)
     places = [
-        TrialPlace(executor=Executor(tmp_path), slots=None, device=CPU, name=name, queue=name)
+        TrialPlace(executor=Executor(tmp_path), device=CPU, name=name, queue=name)
         for name in ("first", "second")
     ]
     with SeveralPlaces(

@@ -41,7 +41,7 @@ class Machine:
     def __init__(self, devices):
         self._devices = devices
 
-    def devices(self):
+    def run(self, task):
         return self._devices
 
 

@@ -20,6 +20,7 @@ from autotune.errors import (
     TrialLost,
 )
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import Train
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.store import StudyStore
@@ -153,11 +154,10 @@ class LosingExecutor(LocalExecutor):
         LosingExecutor.made += 1
         self._loses = LosingExecutor.made == 2
 
-    def submit(self, *arguments, **options):
-        future = super().submit(*arguments, **options)
-        if self._loses:
-            wait_for = self._replies[future]
-            self._server.cancel(wait_for)
+    def call(self, task, **options):
+        future = super().call(task, **options)
+        if self._loses and isinstance(task, Train):
+            self.cancel(future)
             future = type(future)()
             future.set_exception(TrialLost("the GPU has fallen off the bus"))
         return future
@@ -185,7 +185,10 @@ def test_a_device_that_is_lost_is_left_and_its_trial_runs_elsewhere(gate):
 class UnseenEvaluation(LocalExecutor):
     """Each training reports an evaluation that cannot be used."""
 
-    def submit(self, *arguments, **options):
+    def call(self, task, **options):
+        called = super().call(task, **options)
+        if not isinstance(task, Train):
+            return called
         unseen = PerplexitySource(kind="training_loss", last_steps=5, unused_evaluation="unseen")
         future = Future()
 
@@ -193,7 +196,7 @@ class UnseenEvaluation(LocalExecutor):
             measurement = replace(done.result().measurement, perplexity_source=unseen)
             future.set_result(replace(done.result(), measurement=measurement))
 
-        super().submit(*arguments, **options).add_done_callback(pass_on)
+        called.add_done_callback(pass_on)
         return future
 
 

@@ -75,7 +75,6 @@ class Search:
                 study,
                 shared=shared,
                 executor=executor,
-                slots=DeviceSlots(study.device, folder=self.folder),
                 prediction_cache=PredictionCache(study, store=self.store, predict=None),
                 study_folder=self.folder,
                 listener=self.listener,
@@ -118,7 +117,7 @@ def test_stopped_while_another_search_has_the_device_it_ends_without_a_trial(beg
     search = begin(until=WaitingForDevice)
     device = definition().device
     with (
-        DeviceSlots(device, folder=search.folder).slot(lambda: None),
+        DeviceSlots(device).slot(lambda: None),
         pytest.raises(Stopped),
     ):
         search.run()

@@ -1,6 +1,6 @@
 """Staging directories are removed once their process has ended, and not before."""
 
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.server.prepared_folder import PREPARED
 from autotune.study.new_study import NewStudy
 from autotune.study.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER

@@ -10,7 +10,8 @@ import autotune
 from autotune.cli.search_run import continue_command
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.tasks import Train
 from autotune.exporters import TARGETS
 from autotune.reporting.report.commands import rerun_command, search_command
 from autotune.spec.config import TrainingConfig
@@ -87,15 +88,14 @@ def executor(project):
 
 def submitted(executor, workload, project):
     """Run a trial of the workload, and return what it finished with."""
-    future = executor.submit(
+    training = executor.training(
         definition(workload=workload),
         TrainingConfig(micro_batch_size=2),
         study_folder=project / "work",
-        log_name="trial",
         enforce_cap=False,
-        trial_options=TrialOptions(trial_time_limit_seconds=120.0),
     )
-    return executor.wait_for_trial(future)
+    task = Train(training=training)
+    return executor.run(task, log_name="trial", limits=time_limits(120.0))
 
 
 def workload_of(project, script="train.py", **settings):

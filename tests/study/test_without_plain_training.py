@@ -1,12 +1,14 @@
 """What is compared where the plain training fails, or has no room: real models, all techniques."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.parity import NoTrace
 from autotune.spec.user_code import sha256_of
@@ -101,20 +103,21 @@ def gate_of(tmp_path_factory, one_trial_server):
             study = definition(workload=workload, cap_bytes=2**34)
             name = str(len(list(folder.iterdir())))
             study_folder = folder / name
-            executor.prepare(workload, study_folder / PREPARED)
+            executor.run(Prepare(workload=workload, folder=study_folder / PREPARED))
 
             def trace(config, *, dropout, dequantized, layers):
                 if why is not None and layers is None:
                     return why
-                return executor.trace(
+                training = executor.training(
                     study,
                     config,
-                    dropout=dropout,
-                    dequantized=dequantized,
                     study_folder=study_folder,
-                    trial_options=TrialOptions(trial_time_limit_seconds=300.0),
+                    enforce_cap=False,
                     workload=workload if layers is None else at_depth(workload, layers),
                 )
+                training = replace(training, dequantized=dequantized)
+                limits = time_limits(300.0)
+                return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
             return ParityGate(
                 trace,

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.shipped import activation_offload
 from autotune.shipped.quantized import tensors_behind
@@ -113,7 +114,7 @@ def trainer_of(folder):
     @functools.cache
     def prepared(family):
         workload = workload_of(family, folder)
-        prepare(workload=workload.to_dict(), folder=str(folder / family))
+        prepare(Prepare(workload=workload, folder=folder / family))
         return workload
 
     def make(family, config):

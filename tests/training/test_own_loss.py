@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from autotune.data.batches import TokenSequences
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.predictor.predict import PredictionRequest, predict
 from autotune.shipped.seeds import seed_generators
@@ -272,7 +273,7 @@ def request_of(folder):
         )
         prepared = folder / name
         if not prepared.exists():
-            prepare(workload=workload.to_dict(), folder=str(prepared))
+            prepare(Prepare(workload=workload, folder=prepared))
         return TrainingRequest(
             workload=workload,
             config=TrainingConfig(**{"micro_batch_size": GLOBAL_BATCH, **choices}),

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
@@ -62,7 +63,7 @@ def test_weights_training_and_evaluation_repeat(folder, generator):
     results, weights = [], []
     for name in ("first", "second"):
         prepared = folder / f"{generator}-{name}"
-        prepare(workload=workload.to_dict(), folder=str(prepared))
+        prepare(Prepare(workload=workload, folder=prepared))
         weights.append(torch.load(prepared / "weights.pt")["network.head.weight"])
         request = TrainingRequest(
             workload=workload,

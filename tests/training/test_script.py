@@ -8,8 +8,8 @@ import random
 import subprocess
 import sys
 import textwrap
-import time
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -25,12 +25,16 @@ from autotune.errors import (
     PredictionImpossible,
     StudyMismatch,
 )
-from autotune.execution.server.tasks import devices
+from autotune.execution.server.device import all_devices
+from autotune.execution.tasks import Examine, Predict, Train
 from autotune.shipped.changed_method import Changed
 from autotune.spec.config import TrainingConfig
+from autotune.spec.early_stopping import PruningBound
 from autotune.spec.optimizers import Optimizer
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_training import apply_to_user_training, missing_in_user_model
 from autotune.training.script.run import seed_everything
@@ -108,25 +112,22 @@ def trial_of(server, tmp_path):
         is_baseline=False,
         **choices,
     ):
-        uuid = None if device == "cpu" else devices()[0]["uuid"]
+        uuid = None if device == "cpu" else all_devices()[0].uuid
         settings = {"script": str(file), "global_batch": 4, "steps": steps, "seed": seed}
         workload = make_workload("cpu", settings)
-        payload = {
-            "workload": workload.to_dict(),
-            "config": TrainingConfig(micro_batch_size=4, **choices).to_dict(),
-            "folder": str(tmp_path),
-            "device": device,
-            "device_uuid": uuid,
-            "cap_bytes": cap_bytes,
-            "requested_at": time.monotonic(),
-            "shares_perplexity": shares_perplexity,
-            "pruning_bounds": list(pruning_bounds),
-            "is_baseline": is_baseline,
-        }
-        reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
-        found = dict(reply.result(timeout=120).result)
-        found.pop("script_files", None)
-        return found
+        training = TrainingRequest(
+            workload=workload,
+            config=TrainingConfig(micro_batch_size=4, **choices),
+            folder=tmp_path,
+            device=device,
+            device_uuid=uuid,
+            cap_bytes=cap_bytes,
+            shares_perplexity=shares_perplexity,
+            pruning_bounds=pruning_bounds,
+            is_baseline=is_baseline,
+        )
+        future = server.submit(Train(training=training), log_file=tmp_path / "trial.log")
+        return asdict(future.result(timeout=120).measurement)
 
     return run
 
@@ -134,10 +135,10 @@ def trial_of(server, tmp_path):
 @pytest.fixture
 def examine(server, tmp_path):
     def run(file, **choices):
-        workload = make_workload("cpu", {"script": str(file), "global_batch": 4}).to_dict()
-        payload = {"workload": workload, "choices": choices, "device": "cpu"}
-        reply = server.submit("examine", payload, log_file=tmp_path / "examine.log")
-        return reply.result(timeout=120).result["unavailable"]
+        workload = make_workload("cpu", {"script": str(file), "global_batch": 4})
+        task = Examine(workload=workload, choices=choices, device="cpu")
+        future = server.submit(task, log_file=tmp_path / "examine.log")
+        return future.result(timeout=120).unavailable
 
     return run
 
@@ -392,7 +393,7 @@ def test_with_a_reused_perplexity_it_is_ended_once_speed_and_memory_are_known(sc
 
 
 def test_a_trial_that_another_of_its_numerics_dominates_is_ended(script, trial_of):
-    dominating = {"number": 7, "peak_memory_bytes": 1, "tokens_per_second": 1e12}
+    dominating = PruningBound(number=7, peak_memory_bytes=1, tokens_per_second=1e12)
     found = trial_of(script(), steps=50, shares_perplexity=True, pruning_bounds=[dominating])
     assert (found["outcome"], found["message"]) == (
         "dominated",
@@ -543,13 +544,10 @@ def test_settings_that_cannot_be_combined_with_a_script_are_rejected(settings, n
 
 def test_it_cannot_be_predicted(server, script, tmp_path):
     workload = make_workload("cpu", {"script": str(script())})
-    payload = {
-        "workload": workload.to_dict(),
-        "config": TrainingConfig().to_dict(),
-        "device": "cpu",
-    }
+    request = PredictionRequest(workload=workload, config=TrainingConfig(), device="cpu")
+    task = Predict(request=request)
     with pytest.raises(PredictionImpossible):
-        server.submit("predict", payload, log_file=tmp_path / "predict.log").result(timeout=60)
+        server.submit(task, log_file=tmp_path / "predict.log").result(timeout=60)
 
 
 def test_the_script_cannot_catch_an_error_of_the_measurement(script, trial_of):

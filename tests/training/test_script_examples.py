@@ -4,14 +4,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from autotune.execution.tasks import Train
 from autotune.spec.config import TrainingConfig
-from autotune.spec.reading import parse
-from autotune.spec.result import Measurement
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,21 +40,15 @@ def test_an_example_is_measured_as_a_trial(library, server, tmp_path, monkeypatc
     script = tmp_path / "train.py"
     script.write_text(EXAMPLES[library], encoding="utf-8")
     workload = make_workload("cpu", {"script": str(script), "global_batch": 16, "steps": 10})
-    payload = {
-        "workload": workload.to_dict(),
-        "config": TrainingConfig(micro_batch_size=4, checkpointing="block").to_dict(),
-        "folder": str(tmp_path),
-        "device": "cpu",
-        "device_uuid": None,
-        "cap_bytes": 2**40,
-        "requested_at": time.monotonic(),
-        "shares_perplexity": False,
-        "pruning_bounds": [],
-    }
-    reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
-    found = dict(reply.result(timeout=300).result)
-    found.pop("script_files", None)
-    measured = parse(Measurement, found)
+    training = TrainingRequest(
+        workload=workload,
+        config=TrainingConfig(micro_batch_size=4, checkpointing="block"),
+        folder=tmp_path,
+        device="cpu",
+        cap_bytes=2**40,
+    )
+    future = server.submit(Train(training=training), log_file=tmp_path / "trial.log")
+    measured = future.result(timeout=300).measurement
     assert (measured.outcome, measured.message) == ("ok", "")
     assert str(measured.perplexity_source) == SOURCE_OF_PERPLEXITY[library]
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from autotune.execution.server.prepared import prepare
+from autotune.execution.tasks import Prepare, Probe, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import UPDATE_STEPS
 from autotune.spec.training_request import TrainingRequest, unwatched
@@ -357,38 +358,30 @@ def test_on_cuda_the_cap_is_enforced_though_the_card_has_more(
     """2 GiB of logits do not fit under a cap of 2 GiB on any device, eager or compiled."""
     big = dataclasses.replace(workload, vocab_size=2**22)
     folder = tmp_path / "prepared"
-    server.submit(
-        "prepare",
-        {"workload": big.to_dict(), "folder": str(folder)},
-        log_file=tmp_path / "prepare.log",
-    ).result()
+    task = Prepare(workload=big, folder=folder)
+    server.submit(task, log_file=tmp_path / "prepare.log").result()
     measurement = _on_cuda(server, big, folder, tmp_path, cap_bytes=2 * 2**30, compile=scope)
-    assert measurement["outcome"] == "out_of_memory"
-    assert measurement["message"].startswith("out of device memory: ")
-    assert measurement["requested_bytes"] >= 2**30
-
-
-def _uuid_in_nvml(device):
-    return device["uuid"] if device["is_known_to_nvml"] else None
+    assert measurement.outcome == "out_of_memory"
+    assert measurement.message.startswith("out of device memory: ")
+    assert measurement.requested_bytes >= 2**30
 
 
 def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
     from autotune.spec.config import TrainingConfig
 
-    found = server.submit(
-        "probe", {"device": "cuda:0", "choices": {}}, log_file=tmp_path / "probe.log"
-    ).result()
-    payload = {
-        "workload": workload.to_dict(),
-        "config": TrainingConfig(micro_batch_size=workload.global_batch, **choices).to_dict(),
-        "folder": str(prepared),
-        "device": "cuda:0",
-        "device_uuid": _uuid_in_nvml(found.result["device"]),
-        "new_context_bytes": found.result["device"]["context_bytes"],
-        "cap_bytes": cap_bytes,
-        "requested_at": 0.0,
-    }
-    return server.submit("train", payload, log_file=tmp_path / "trial.log").result().result
+    probe = Probe(device="cuda:0", choices={}, with_context=True)
+    device = server.submit(probe, log_file=tmp_path / "probe.log").result().device
+    training = TrainingRequest(
+        workload=workload,
+        config=TrainingConfig(micro_batch_size=workload.global_batch, **choices),
+        folder=prepared,
+        device="cuda:0",
+        device_uuid=device.uuid_of_nvml,
+        new_context_bytes=device.context_bytes,
+        cap_bytes=cap_bytes,
+    )
+    task = Train(training=training)
+    return server.submit(task, log_file=tmp_path / "trial.log").result().measurement
 
 
 @pytest.mark.parametrize(
@@ -407,7 +400,7 @@ def test_evaluation_never_sets_the_peak_of_a_compiled_training(
     if blocks == "small":
         wide = with_small_blocks(wide, tmp_path)
     else:
-        prepare(workload=wide.to_dict(), folder=str(tmp_path / "prepared"))
+        prepare(Prepare(workload=wide, folder=tmp_path / "prepared"))
     config = TrainingConfig(
         compile="model", precision=precision, micro_batch_size=wide.global_batch
     )

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import textwrap
-import time
 from importlib.util import find_spec
 
 import pytest
@@ -11,9 +10,9 @@ import torch
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput
+from autotune.execution.tasks import Train
 from autotune.spec.config import TrainingConfig
-from autotune.spec.reading import parse
-from autotune.spec.result import Measurement
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques.user_training import apply_to_user_model
 from autotune.training.script import interface
@@ -405,21 +404,15 @@ def test_a_script_with_an_executed_configuration_and_its_own_optimizer_is_measur
             "steps": 10,
         },
     )
-    payload = {
-        "workload": workload.to_dict(),
-        "config": TrainingConfig(micro_batch_size=2, checkpointing="block").to_dict(),
-        "folder": str(tmp_path),
-        "device": "cpu",
-        "device_uuid": None,
-        "cap_bytes": 2**40,
-        "requested_at": time.monotonic(),
-        "shares_perplexity": False,
-        "pruning_bounds": [],
-    }
-    reply = server.submit("train", payload, log_file=tmp_path / "trial.log")
-    found = dict(reply.result(timeout=120).result)
-    found.pop("script_files", None)
-    measured = parse(Measurement, found)
+    training = TrainingRequest(
+        workload=workload,
+        config=TrainingConfig(micro_batch_size=2, checkpointing="block"),
+        folder=tmp_path,
+        device="cpu",
+        cap_bytes=2**40,
+    )
+    future = server.submit(Train(training=training), log_file=tmp_path / "trial.log")
+    measured = future.result(timeout=120).measurement
     assert (measured.outcome, measured.message) == ("ok", "")
     assert str(measured.perplexity_source) == "evaluation loss after step 10"
     assert measured.perplexity < VOCABULARY

@@ -58,20 +58,29 @@ class Shipment:
             manifest = {path: self._digest(file) for path, file in contents.items()}
             files = {manifest[path]: file for path, file in contents.items()}
             lacking = worker.ask(
-                "lacking", sorted(files), seconds=_SECONDS_TO_ANSWER, should_stop=should_stop
+                "lacking",
+                seconds=_SECONDS_TO_ANSWER,
+                should_stop=should_stop,
+                digests=sorted(files),
             )
             self._check_room(worker, [files[digest] for digest in lacking], should_stop)
             for digest in lacking:
                 references = self._references(digest, files[digest])
                 seconds = _SECONDS_FOR_A_CHUNK * (1 + len(references))
-                worker.ask("receive", digest, references, seconds=seconds, should_stop=should_stop)
+                worker.ask(
+                    "receive",
+                    seconds=seconds,
+                    should_stop=should_stop,
+                    digest=digest,
+                    chunks=references,
+                )
             worker.ask(
                 "assemble",
-                folder,
-                manifest,
-                may_change,
                 seconds=_SECONDS_FOR_A_CHUNK,
                 should_stop=should_stop,
+                folder=folder,
+                manifest=manifest,
+                may_change=may_change,
             )
 
     def _check_room(

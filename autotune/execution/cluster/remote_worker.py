@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import ray
 import ray.exceptions
 
-from autotune.errors import AutotuneError, PreparationFailed, Stopped, TrialLost, error_class
+from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.cluster.worker import WorkerReply, WorkerState
-from autotune.execution.server_tasks import POLL_SECONDS
-from autotune.spec.reading import check, shown
-from autotune.storage.rows import measurement_from_values, measurement_values
+from autotune.execution.local import POLL_SECONDS
+from autotune.execution.server.replies import MalformedReply, TaskReply, decode, reply_of
+from autotune.spec.reading import check
+
+R = TypeVar("R")
 
 _ANSWERS = ThreadPoolExecutor(8, thread_name_prefix="ray answers")
 """Handles what workers answer: Ray calls back in a thread of its own, in which its functions may
@@ -29,7 +31,6 @@ wait for that thread."""
 REQUESTS_AT_ONCE = 4
 CALLS_AT_ONCE = 2 * REQUESTS_AT_ONCE
 """Of the actor: requests, and questions that it answers at once."""
-_TRAININGS = frozenset({"train", "time_in_turn"})
 _NO_CONNECTION = (ray.exceptions.RayError, ConnectionError, RuntimeError)
 """What Ray raises where a call cannot even be made: the client has lost its cluster."""
 SECONDS_WITHOUT_ANSWER = 30.0
@@ -67,8 +68,15 @@ class RemoteWorker:
         self._is_lost = False
         self.has_worked = False
         """Whether it has run a trial to its end."""
+        self.folder = Path()
+        """The folder of the search on its node, once it is ready."""
+        self.sharing = ""
+        """How trials share the CPUs of its node, once it is ready."""
         self.why_lost = ""
         """A sentence, without its full stop, on why it is lost."""
+        self.ready: Future[None] = Future()
+        """Done when Ray has given the worker its device; TrialLost where it was not started."""
+        _then(self._actor.describe.remote(), self._hear_that_it_is_ready)
 
     @property
     def is_lost(self) -> bool:
@@ -80,30 +88,26 @@ class RemoteWorker:
         """What it is doing, as last heard."""
         return self._state
 
-    def when_ready(self) -> Future[Any]:
-        """Returns a future that is done when Ray has given the worker its device.
-
-        Its error is TrialLost where the worker could not be started.
-        """
-        ready: Future[Any] = Future()
-
-        def settle(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is None:
-                ready.set_result(done.result())
-            else:
-                self._lose(error)
-                ready.set_exception(TrialLost(self.why_lost))
-
-        _then(self._actor.describe.remote(), settle)
-        return ready
+    def _hear_that_it_is_ready(self, done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self.folder = Path(done.result()["folder"])
+            self.sharing = done.result()["sharing"]
+            self.ready.set_result(None)
+        else:
+            self._lose(error)
+            self.ready.set_exception(TrialLost(self.why_lost))
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def request(self, method: str, **arguments: Any) -> Future[Any]:
-        """Has the worker perform a method; the future's error is the method's, or TrialLost."""
+    def request(self, method: str, read: Callable[[WorkerReply], R], **arguments: Any) -> Future[R]:
+        """Has the worker perform a method; the future's result is what `read` makes of its answer.
+
+        Its error is what `read` raises, or TrialLost. A failure where a result is used would leave
+        its request without an end, so that `read` checks all.
+        """
         number = next(self._numbers)
-        future: Future[Any] = Future()
+        future: Future[R] = Future()
         with self._lock:
             self._running[number] = future
         if self._is_lost:
@@ -111,13 +115,13 @@ class RemoteWorker:
             return future
         try:
             reference = self._actor.perform.remote(number, method, arguments)
-            _then(reference, lambda done: self._settle(number, method, done))
+            _then(reference, lambda done: self._settle(number, read, done))
             self._watch()
         except _NO_CONNECTION as error:
             self._lose(error)
         return future
 
-    def _settle(self, number: int, method: str, done: Future[Any]) -> None:
+    def _settle(self, number: int, read: Callable[[WorkerReply], Any], done: Future[Any]) -> None:
         error = done.exception()
         if error is not None:
             self._lose(error)
@@ -126,9 +130,13 @@ class RemoteWorker:
         if not isinstance(answer, WorkerReply):  # of a worker that a trial has changed
             self._lose(TrialLost(f"{self.place} gave an answer that is none"))
             return
+        value, failure = None, None
         try:
-            value = checked_value(answer, method)
-        except (ValueError, TypeError, AttributeError, LookupError) as unreadable:
+            check(answer)
+            value = read(answer)
+        except AutotuneError as of_task:
+            failure = of_task
+        except (MalformedReply, ValueError, TypeError, AttributeError) as unreadable:
             self._fail(number, f"{self.place} sends what cannot be read: {unreadable}")
             return
         for sentence in answer.notes:
@@ -137,13 +145,10 @@ class RemoteWorker:
             future = self._running.pop(number, None)
         if future is None:
             return
-        if answer.error is None:
-            self.has_worked |= method in _TRAININGS
+        if failure is None:
             future.set_result(value)
-            return
-        name, message, hint = answer.error
-        kind = error_class(name) or PreparationFailed
-        future.set_exception(kind(message, hint=hint))
+        else:
+            future.set_exception(failure)
 
     def cancel(self, future: Future[Any]) -> None:
         """Ends the request of a future, which then raises Stopped."""
@@ -153,17 +158,13 @@ class RemoteWorker:
             self._actor.cancel.remote(number)
 
     def ask(
-        self, method: str, *arguments: Any, seconds: float, should_stop: Callable[[], bool]
+        self, method: str, *, seconds: float, should_stop: Callable[[], bool], **arguments: Any
     ) -> Any:
-        """Returns what a method of the worker returns at once, such as `lacking`.
+        """Returns what a method of the worker returns soon, such as `lacking`.
 
         Raises TrialLost where it has ended, or does not answer for so many seconds, and Stopped.
         """
-        try:
-            answer = getattr(self._actor, method).remote(*arguments).future()
-        except _NO_CONNECTION as no_connection:
-            self._lose(no_connection)
-            raise TrialLost(self.why_lost) from None
+        answer = self.request(method, lambda found: reply_in(found).result, **arguments)
         end = time.monotonic() + seconds
         while True:
             try:
@@ -174,17 +175,7 @@ class RemoteWorker:
                         "the search was stopped", hint="the same command begins again"
                     ) from None
                 if time.monotonic() > end:
-                    error = TrialLost(f"{self.place} does not answer for {seconds:.0f} s")
-                    self._lose(error)
-                    raise error from None
-            except ray.exceptions.RayTaskError as error:
-                cause = error.cause
-                if isinstance(cause, AutotuneError):
-                    raise cause from None
-                raise TrialLost(f"{self.place}: {cause}") from None
-            except ray.exceptions.RayError as error:
-                self._lose(error)
-                raise TrialLost(why_lost(self.place, error)) from None
+                    self._lose(TrialLost(f"{self.place} does not answer for {seconds:.0f} s"))
 
     # -- whether it lives --------------------------------------------------------------------------
 
@@ -258,25 +249,12 @@ class RemoteWorker:
         self._kill()
 
 
-def checked_value(answer: WorkerReply, method: str) -> Any:
-    """Returns what a request was answered with, as this process can use and store it.
-
-    A measurement is as the database will have it: what is not possible is None. Raises ValueError,
-    TypeError, LookupError or AttributeError for what is no answer: a failure where it is used would
-    leave its request without an end.
-    """
-    check(answer)
-    if answer.error is not None or method != "train":
-        return answer.value
-    trained = answer.value
-    received = trained["finished"]
-    measurement = measurement_from_values(measurement_values(received.measurement))
-    finished = replace(received, measurement=measurement)
-    check(finished)
-    for name in ("log", "snapshot"):
-        if not isinstance(trained[name], bytes | None):
-            raise ValueError(f"{name} is {shown(trained[name])}")
-    return {**trained, "finished": finished}
+def reply_in(answer: WorkerReply) -> TaskReply:
+    """Returns what a request has ended with. Raises its error, and MalformedReply."""
+    reply = reply_of(decode(answer.line))
+    if reply.error is not None:
+        raise reply.error.exception()
+    return reply
 
 
 def _then(reference: Any, handle: Callable[[Future[Any]], None]) -> None:

@@ -7,12 +7,12 @@ the trial, as the end of a search does on its own machine.
 
 import os
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,31 @@ import ray
 from autotune.errors import AutotuneError, Stopped
 from autotune.execution.cluster.node_folder import NodeFolder
 from autotune.execution.cpu_shares import cpu_share, sharing_of_cpus
-from autotune.execution.local import LocalExecutor
-from autotune.execution.server.client import Doing, Reply
+from autotune.execution.in_turn import RunInTurn, TimedInTurn
+from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.server.client import Doing
+from autotune.execution.server.limits import TimeLimits
+from autotune.execution.server.replies import line_of, reply_after
 from autotune.execution.server.trial_log import LARGEST_LOG_BYTES
-from autotune.execution.server_tasks import POLL_SECONDS
+from autotune.execution.tasks import Task, TrainingTask
 from autotune.memory.nvml import open_device
 from autotune.spec.result import DeviceInfo
 from autotune.spec.schema import Schema
 
 _SECONDS_TO_END_A_TRIAL = 5.0
-FORWARDED = frozenset(
-    {
-        "identify",
-        "probe",
-        "measure_peaks",
-        "examine",
-        "rehearse",
-        "check_device",
-        "devices",
-        "use_devices_from",
-    }
-)
-"""Methods of `LocalExecutor` that are called as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReply(Schema):
     """What a request to a worker ended with."""
 
-    value: Any = None
-    error: tuple[str, str, str] | None = None
-    """Name, message and hint of an AutotuneError."""
+    line: bytes
+    """As the trial server writes it (`execution/server/replies.py`)."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
+    log: bytes | None = None
+    """What a training has printed, from the end of its log."""
+    snapshot: bytes | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +59,6 @@ class WorkerState:
     waits_for: str | None = None
     """Who has the device slot that it waits for; empty where that is not known, None if it does not
     wait."""
-    progress: tuple[int, int] | None = None
-    """Blocks that were timed and that are wanted, of trainings in turn."""
 
 
 class NodeWorker:
@@ -101,20 +91,19 @@ class NodeWorker:
         self._cancelled: set[int] = set()
         self._notes: list[str] = []
         self._held = ExitStack()
-        self._device: DeviceInfo | None = None
-        """That of the slot."""
+        self._devices: tuple[DeviceInfo, ...] = ()
+        """Those of the slot."""
         self._executor = make_executor(
             self._folder.path, should_stop=self._should_stop, note=self._notes.append
         )
         self._shares = [cpu_share(number, of=slots, most_cpus=cpus) for number in range(slots)]
         self._executor.cpus = self._shares[slot]
-        self._executor.sharing = sharing_of_cpus(slots, most_cpus=cpus)
+        self._sharing = sharing_of_cpus(slots, most_cpus=cpus)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the host, the GPUs that Ray gave, and the bytes free in the search's folder."""
+        """Returns how CPUs are shared, and the search's folder with the bytes free in it."""
         return {
-            "host": socket.gethostname(),
-            "gpus": [str(number) for number in ray.get_gpu_ids()],
+            "sharing": self._sharing,
             "folder": str(self._folder.path),
             "free_bytes": shutil.disk_usage(self._folder.path).free,
         }
@@ -133,17 +122,15 @@ class NodeWorker:
 
         Of several GPUs, that on which most is in use.
         """
-        if self._device is None:
-            return None
         used = []
-        for device in (self._device, *self._executor.other_devices):
-            if device.uuid is None or not device.is_known_to_nvml:
+        for device in self._devices:
+            if device.uuid_of_nvml is None:
                 return None
             try:
-                used.append(open_device(device.uuid).used_bytes())
+                used.append(open_device(device.uuid_of_nvml).used_bytes())
             except AutotuneError:
                 return None  # the GPU is lost
-        return max(used)
+        return max(used, default=None)
 
     def _tell(self, **changes: Any) -> None:
         with self._changed:
@@ -187,36 +174,39 @@ class NodeWorker:
     # -- requests ----------------------------------------------------------------------------------
 
     def perform(self, request: int, method: str, arguments: Mapping[str, Any]) -> WorkerReply:
-        """Does what a driver asks for, and returns what came of it."""
+        """Calls a method of this worker, and returns what came of it."""
         self._request.number = request
         try:
-            if method in FORWARDED:
-                value = getattr(self._executor, method)(**arguments)
-            else:
-                value = getattr(self, f"_{method}")(**arguments)
-        except AutotuneError as error:
-            told = (type(error).__name__, error.message, error.hint)
-            return WorkerReply(error=told, notes=self._take_notes())
+            reply = reply_after(partial(getattr(self, method), **arguments))
         finally:
             self._cancelled.discard(request)
             self._tell()
-        return WorkerReply(value=value, notes=self._take_notes())
-
-    def _take_notes(self) -> tuple[str, ...]:
         notes = tuple(self._notes)
         del self._notes[: len(notes)]
-        return notes
+        answer = WorkerReply(line=line_of(asdict(reply)), notes=notes)
+        task = arguments.get("task")
+        if not isinstance(task, TrainingTask):
+            return answer
+        log = task.training.folder.parent / "logs" / f"{arguments['log_name']}.log"
+        return replace(
+            answer,
+            log=_taken(log, most_bytes=LARGEST_LOG_BYTES),
+            snapshot=_taken(task.training.snapshot_file),
+        )
 
-    def _take_slot(self, *, device: DeviceInfo, places: int, alone: bool) -> None:
-        self._device = device
-        if device.type == "cpu":
+    def take_slot(self, *, devices: tuple[DeviceInfo, ...], places: int, alone: bool) -> None:
+        """Waits for a slot on the devices, and tells the driver meanwhile who has it."""
+        self._devices = devices
+        first, *others = devices
+        self._executor.other_devices = tuple(others)
+        if first.type == "cpu":
             self._executor.cpus_of_slots = self._shares
-        slots = self._executor.slots_on(device, places=places)
         self._held.close()  # one that was granted just when the driver gave up
         with ExitStack() as held:
             held.enter_context(
                 self._executor.slot(
-                    slots,
+                    first,
+                    places=places,
                     on_wait=lambda holder: self._tell(waits_for=holder),
                     alone=alone,
                 )
@@ -225,26 +215,13 @@ class NodeWorker:
                 raise Stopped("the search was stopped", hint="the same command begins again")
             self._held = held.pop_all()
 
-    def _leave_slot(self) -> None:
+    def leave_slot(self) -> None:
+        """Gives the slot back."""
         self._held.close()
 
-    def _train(self, *, study: str, log_name: str, **arguments: Any) -> dict[str, Any]:
-        folder = self._folder.path / "studies" / study
-        future = self._executor.submit(study_folder=folder, log_name=log_name, **arguments)
-        self._wait_for(future)
-        snapshot = folder / "snapshots" / f"{log_name}.pickle"
-        sent = None
-        if snapshot.exists():
-            sent = snapshot.read_bytes()
-            snapshot.unlink()
-        return {
-            "finished": future.result(),
-            "log": self._log_of(folder, log_name),
-            "snapshot": sent,
-        }
-
-    def _wait_for(self, future: Future[Any]) -> None:
-        """Waits for a training, and tells the driver what it does. Raises Stopped."""
+    def call(self, *, task: Task[Any], log_name: str, limits: TimeLimits | None) -> Any:
+        """Returns what a task finds, and tells the driver meanwhile what it does."""
+        future: Future[Any] = self._executor.call(task, log_name=log_name, limits=limits)
         told = Doing()
         while not wait([future], timeout=POLL_SECONDS).done:
             if self._should_stop():
@@ -255,30 +232,11 @@ class NodeWorker:
             if now != told:
                 told = now
                 self._tell(doing=now)
+        return future.result()
 
-    def _log_of(self, folder: Path, log_name: str) -> bytes:
-        log = folder / "logs" / f"{log_name}.log"
-        with suppress(OSError):
-            with log.open("rb") as opened:
-                opened.seek(max(0, log.stat().st_size - LARGEST_LOG_BYTES))
-                text = opened.read(LARGEST_LOG_BYTES)
-            log.unlink()
-            return text
-        return b""
-
-    def _trace(self, *, study: str, **arguments: Any) -> Any:
-        return self._executor.trace(study_folder=self._folder.path / "studies" / study, **arguments)
-
-    def _predict(self, **arguments: Any) -> Reply:
-        return self._executor.wait_for(self._executor.submit_prediction(**arguments))
-
-    def _time_in_turn(self, *, study: str, log_name: str, **arguments: Any) -> Any:
-        return self._executor.time_in_turn(
-            study_folder=self._folder.path / "studies" / study,
-            log_name=log_name,
-            on_progress=lambda done, wanted: self._tell(progress=(done, wanted)),
-            **arguments,
-        )
+    def carry_out(self, *, run: RunInTurn) -> TimedInTurn:
+        """Times trainings in turn."""
+        return self._executor.carry_out(run)
 
     def close(self) -> None:
         """Ends everything that runs, and removes the search's folder after its last worker."""
@@ -286,3 +244,17 @@ class NodeWorker:
         self._executor.shutdown()
         os.chdir("/")
         self._folder.close()
+
+
+def _taken(file: Path | None, *, most_bytes: int | None = None) -> bytes | None:
+    """Returns the content of a file, or its end, and removes it; None where there is none."""
+    if file is None:
+        return None
+    with suppress(OSError):
+        with file.open("rb") as opened:
+            if most_bytes is not None:
+                opened.seek(max(0, file.stat().st_size - most_bytes))
+            content = opened.read()
+        file.unlink()
+        return content
+    return None

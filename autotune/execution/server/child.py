@@ -1,7 +1,5 @@
 """Runs one request in a forked process: sets up session, log and limits, runs the task, replies."""
 
-import ctypes
-import json
 import os
 import resource
 import signal
@@ -9,15 +7,16 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from autotune import files
-from autotune.errors import AutotuneError
+from autotune.errors import PreparationFailed, StorageUnavailable, TrialLost
 from autotune.execution.server import socket_lock
-from autotune.execution.server.replies import MEASURED_TASKS, TRAININGS
+from autotune.execution.server.process_tree import become_reaper, die_with
+from autotune.execution.server.replies import TaskReply, failure, reply_after, write_line
 from autotune.spec.full_disk import disk_full, is_of_full_disk
-from autotune.spec.result import Measurement
 from autotune.standard_streams import protect_streams
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,9 +24,6 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 MAX_SLOT_HOLDERS = 8
 """How many processes may hold one slot: a trial, and earlier ones that could not be ended."""
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, begins: float) -> None:
@@ -42,7 +38,7 @@ def run_child(request: dict[str, Any], *, server_pid: int, result_pipe: int, beg
         die_with(server_pid)
         become_reaper()  # orphans of the trial stay its descendants, and end with it
         time.sleep(max(0.0, begins - time.monotonic()))
-        write_line(result_pipe, _run(request, result_pipe=result_pipe))
+        write_line(result_pipe, asdict(_reply_to(request, result_pipe=result_pipe)))
         exit_code = 0
     except BaseException:
         traceback.print_exc()
@@ -60,39 +56,24 @@ def _leave(exit_code: int) -> NoReturn:
         os._exit(exit_code)
 
 
-def _run(request: dict[str, Any], *, result_pipe: int) -> dict[str, Any]:
+def _reply_to(request: dict[str, Any], *, result_pipe: int) -> TaskReply:
     # torch, which the server imports after its environment and signals are set (fork_server.py).
     from autotune.execution.server import progress, tasks  # noqa: PLC0415
 
-    is_training = request["task"] in TRAININGS
+    is_training = request["is_training"]
     try:
         _set_up_process(request)
-        arguments = dict(request["payload"])
-        if is_training:
-            arguments["progress"] = told = progress.PipeProgress(result_pipe)
-            arguments["remark"] = told.remark
-        return {"result": tasks.TASKS[request["task"]](**arguments), "error": None}
-    except AutotuneError as error:
-        kind, message, hint = type(error).__name__, error.message, error.hint
+        told = progress.PipeProgress(result_pipe)
+        return reply_after(partial(tasks.run_task, request, told))
     except Exception as error:
         if is_of_full_disk(error) and not is_training:
-            full = disk_full(Path(request["log_file"]).parent)
-            return _failed(type(full).__name__, full.message, full.hint)
+            return failure(disk_full(Path(request["log_file"]).parent))
         if isinstance(error, OSError):
-            kind = "TrialLost" if is_training else "StorageUnavailable"
-            return _failed(kind, str(error), "choose a folder that can be written to")
+            kind = TrialLost if is_training else StorageUnavailable
+            return failure(kind(str(error), hint="choose a folder that can be written to"))
         traceback.print_exc()
-        kind = "PreparationFailed"
-        message = f"{type(error).__name__}: {error}"
         hint = f"the full traceback is in {request['log_file']}"
-        if request["task"] in MEASURED_TASKS:  # as where a script has replaced what we use
-            ending = Measurement(outcome="crashed", message=f"{message}; {hint}")
-            return {"result": asdict(ending), "error": None}
-    return _failed(kind, message, hint)
-
-
-def _failed(kind: str, message: str, hint: str) -> dict[str, Any]:
-    return {"result": None, "error": {"kind": kind, "message": message, "hint": hint}}
+        return failure(PreparationFailed(f"{type(error).__name__}: {error}", hint=hint))
 
 
 def _set_up_process(request: dict[str, Any]) -> None:
@@ -125,13 +106,6 @@ def _redirect_output(log_file: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     protect_streams(is_answer=False)  # a log whose disk is full ends no trial
-
-
-def die_with(parent_pid: int) -> None:
-    """Has the kernel kill this process when its parent dies, such as the server."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def _bind_to(cpus: list[int]) -> None:
@@ -174,21 +148,3 @@ def _kib_of(file: Path, field: str) -> int:
         if name == field:
             return int(value.split()[0])
     raise KeyError(field)
-
-
-def become_reaper() -> None:
-    """Makes orphaned descendants children of this process, so that it can wait for them."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    """Calls Linux's prctl; does nothing on other systems."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def write_line(pipe: int, value: dict[str, Any]) -> None:
-    """Writes `value` as a line of JSON to a descriptor."""
-    data = json.dumps(value).encode() + b"\n"
-    while data:
-        data = data[os.write(pipe, data) :]

@@ -16,9 +16,8 @@ from autotune.execution.server.replies import (
     MalformedReply,
     PhaseReport,
     TaskReply,
-    ended_as,
     failure,
-    not_valid,
+    of_malformed,
     parse_line,
 )
 from autotune.execution.server.trial_log import MOST_WRITTEN_BYTES, TrialLog
@@ -52,7 +51,6 @@ class ChildProcess:
     """A forked process and what is known about it. Times are of the monotonic clock."""
 
     id: int
-    task: str
     pid: int
     pipe: int
     log_file: Path
@@ -104,7 +102,7 @@ class ChildProcess:
             return
         try:
             for line in self._lines.lines(data):
-                self._take(parse_line(line, task=self.task))
+                self._take(parse_line(line))
         except MalformedReply as error:
             self.malformed = error
 
@@ -208,7 +206,7 @@ class ChildProcess:
         if self.reply is not None:
             return self.reply
         if self.malformed is not None and self.ended_because in ("", "crashed"):
-            return not_valid(self.malformed, task=self.task, log_file=self.log_file)
+            return TaskReply(ended=of_malformed(self.malformed, log_file=self.log_file))
         if self.ended_because:
             message = self.message
             if self.ended_because == "timeout" and self.remark:
@@ -223,4 +221,4 @@ class ChildProcess:
                 )
             except TrialLost as lost:
                 return failure(lost)
-        return ended_as(ending, task=self.task)
+        return TaskReply(ended=ending)

@@ -1,8 +1,6 @@
 """The client of the trial server: starts it, sends requests and returns futures, without torch."""
 
 import itertools
-import json
-import math
 import os
 import select
 import selectors
@@ -10,27 +8,30 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.errors import TrialServerLost
+from autotune.errors import AutotuneError, TrialServerLost
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants, kill_all, send, started_under
 from autotune.execution.server.replies import (
     LineBuffer,
     MalformedReply,
     decode,
-    not_valid,
+    line_of,
     phase_of,
-    reply_of,
 )
 from autotune.execution.server.silence import Silence
+from autotune.execution.tasks import Task, value_of
 from autotune.python_environment import python_environment
+
+R = TypeVar("R")
 
 SERVER_COMMAND = (sys.executable, "-P", "-m", "autotune.execution.server.fork_server")
 """-P: a datasets.py or json.py in the current folder must not shadow the real module."""
@@ -50,17 +51,6 @@ _MOST_BYTES_AFTER_END = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
-    """The return value of any task, as JSON, and the wall-clock seconds of its process.
-
-    That of a training becomes a `FinishedTrial` in `execution/local.py`.
-    """
-
-    result: Any
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Doing:
     """What a process does, as far as it is known."""
 
@@ -76,9 +66,9 @@ class Doing:
 class _Request:
     """A request without a reply."""
 
-    task: str
+    task: Task[Any]
     log_file: Path
-    future: Future[Reply] = field(default_factory=Future)
+    future: Future[Any] = field(default_factory=Future)
     doing: Doing = field(default_factory=Doing)
 
 
@@ -143,18 +133,16 @@ class TrialServer:
 
     def submit(
         self,
-        task: str,
-        payload: dict[str, Any],
+        task: Task[R],
         *,
         log_file: Path,
         limits: TimeLimits | None = None,
         environment: dict[str, str] | None = None,
-        limit_host_memory: bool = False,
         slots: Sequence[str] = (),
         cpus: Sequence[int] | None = None,
         modules: Sequence[str] = (),
-    ) -> Future[Reply]:
-        """Runs `task` of `autotune/execution/server/tasks.py` in a new process.
+    ) -> Future[R]:
+        """Carries out a task in a new process.
 
         The process and all that it forks hold `slots`, locks of `execution/device_slots.py`, and
         run on `cpus` only, numbers of the operating system, with a thread on each. The server
@@ -162,19 +150,21 @@ class TrialServer:
         server that trains nothing. The future's exception is the AutotuneError that the task
         raised, TrialLost where the machine ended it, or PreparationFailed.
         """
-        future: Future[Reply] = Future()
+        future: Future[R] = Future()
         request_id = next(self._ids)
         request = {
             "id": request_id,
-            "task": task,
-            "payload": payload,
-            "log_file": str(log_file.absolute()),
-            "limits": None if limits is None else asdict(limits),
+            "task": task.name,
+            "payload": asdict(task),
+            "is_training": task.is_training,
+            "requested_at": time.monotonic(),
+            "log_file": log_file.absolute(),
+            "limits": limits,
             "environment": environment,
-            "limit_host_memory": limit_host_memory,
-            "turn": list(slots),
-            "cpus": None if cpus is None else list(cpus),
-            "modules": list(modules),
+            "limit_host_memory": task.limits_host_memory,
+            "turn": slots,
+            "cpus": cpus,
+            "modules": modules,
         }
         with self._lock:
             if self._is_lost:
@@ -184,14 +174,14 @@ class TrialServer:
         self._send(request)
         return future
 
-    def cancel(self, future: Future[Reply]) -> None:
+    def cancel(self, future: Future[Any]) -> None:
         """Ends the process of `future`; within seconds a training has the outcome `interrupted`."""
         with self._lock:
             ids = [number for number, known in self._requests.items() if known.future is future]
         for request_id in ids:
             self._send({"cancel": request_id})
 
-    def doing(self, future: Future[Reply]) -> Doing:
+    def doing(self, future: Future[Any]) -> Doing:
         """Returns what the process of `future` does."""
         with self._lock:
             for known in self._requests.values():
@@ -226,7 +216,7 @@ class TrialServer:
         A trial may hold the other end of the pipe open, which then nobody reads.
         """
         assert self._process.stdin is not None
-        data = json.dumps(request).encode() + b"\n"
+        data = line_of(request)
         room = select.poll()
         with self._writing:
             while data and not (self._is_lost or self._is_closing):
@@ -309,13 +299,9 @@ class TrialServer:
                 return
             del self._requests[request_id]
         try:
-            reply = reply_of(message, task=request.task)
-        except MalformedReply as error:
-            reply = not_valid(error, task=request.task, log_file=request.log_file)
-        if reply.error is not None:
-            request.future.set_exception(reply.error.exception())
-        else:
-            request.future.set_result(Reply(result=reply.result, seconds=_seconds_of(message)))
+            request.future.set_result(value_of(message, request.task, log_file=request.log_file))
+        except AutotuneError as error:
+            request.future.set_exception(error)
 
     def _kill(self) -> None:
         """Kills what is left of the server and of all that it has started.
@@ -351,13 +337,6 @@ def _doing_of(message: Mapping[str, Any], *, known: Doing) -> Doing:
     except MalformedReply:
         return known
     return Doing(phase=report.phase, steps=report.steps)
-
-
-def _seconds_of(message: Mapping[str, Any]) -> float:
-    seconds = message.get("seconds")
-    if isinstance(seconds, int | float) and math.isfinite(seconds):
-        return max(0.0, float(seconds))
-    return 0.0
 
 
 _MARK = "AUTOTUNE_TRIAL_SERVER"

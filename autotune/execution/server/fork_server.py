@@ -4,10 +4,10 @@ It has imported everything that a trial needs, but has run no kernel, started no
 no device. A forked trial thus starts within a fraction of a second and creates its own CUDA
 context. Requests are JSON lines on stdin, replies are JSON lines on stdout:
 
-    {"id": 3, "task": "train", "payload": {...}, "limits": {...}, "log_file": "...",
-     "environment": {...}}
+    {"id": 3, "task": "train", "payload": {...}, "is_training": true, "requested_at": 12.5,
+     "limits": {...}, "log_file": "...", "environment": {...}}
     {"cancel": 3}
-    -> {"id": 3, "result": ..., "error": null, "seconds": 7.1}
+    -> {"id": 3, "result": ..., "error": null, "ended": null, "seconds": 7.1}
     -> {"beat": 12}
 
 The beat is sent at a fixed interval while the server serves, so that the client notices a server
@@ -31,11 +31,12 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import TrialLost
-from autotune.execution.server.child import END_SIGNALS, become_reaper, run_child, write_line
+from autotune.execution.server.child import END_SIGNALS, run_child
 from autotune.execution.server.child_process import (
     GRACE_SECONDS,
     LINGER_SECONDS,
@@ -47,8 +48,14 @@ from autotune.execution.server.child_process import (
 from autotune.execution.server.clean_imports import CudaTouched, without_touching_cuda
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.limits import TimeLimits
-from autotune.execution.server.process_tree import descendants, kill_all, send, send_to_group
-from autotune.execution.server.replies import TRAININGS, failure
+from autotune.execution.server.process_tree import (
+    become_reaper,
+    descendants,
+    kill_all,
+    send,
+    send_to_group,
+)
+from autotune.execution.server.replies import TaskReply, failure, write_line
 
 _MODULES_OF_TRIALS = (
     "torch._dynamo",
@@ -142,7 +149,7 @@ class Server:
                 f"no process could be started: {error}",
                 hint="run the same command again to continue",
             )
-            self._send(failure(lost).to_dict() | {"id": request["id"], "seconds": 0.0})
+            self._reply(request["id"], failure(lost))
 
     def _fork(self, request: dict[str, Any], *, attempt: int) -> None:
         read_end, write_end = os.pipe()
@@ -152,9 +159,7 @@ class Server:
         begins = time.monotonic()
         if attempt > 1:  # the process that disturbed the last attempt may still be running
             begins += SECONDS_BETWEEN_ATTEMPTS
-            payload = request["payload"]
-            if "requested_at" in payload:  # a training counts its start-up time from then on
-                request["payload"] = {**payload, "requested_at": begins}
+            request["requested_at"] = begins  # a training counts its start-up time from then on
         server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
@@ -168,7 +173,6 @@ class Server:
             limits = TimeLimits(**limits)
         child = ChildProcess(
             id=request["id"],
-            task=request["task"],
             request=request,
             attempt=attempt,
             pid=pid,
@@ -257,7 +261,7 @@ class Server:
             return
         child.ended_because = why
         child.message = message
-        if child.task not in TRAININGS:
+        if not child.request["is_training"]:
             self._kill(child)
             return
         child.kill_at = time.monotonic() + GRACE_SECONDS
@@ -331,10 +335,10 @@ class Server:
         if child.was_disturbed and child.may_be_repeated and child.attempt < MAX_DISTURBED_ATTEMPTS:
             self._start(child.request, attempt=child.attempt + 1)
             return
-        self._send(
-            child.outcome().to_dict()
-            | {"id": child.id, "seconds": time.monotonic() - child.started}
-        )
+        self._reply(child.id, child.outcome(), seconds=time.monotonic() - child.started)
+
+    def _reply(self, request: int, reply: TaskReply, *, seconds: float = 0.0) -> None:
+        self._send({**asdict(reply), "id": request, "seconds": seconds})
 
     def _send(self, reply: dict[str, Any]) -> None:
         try:

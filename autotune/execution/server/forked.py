@@ -1,11 +1,19 @@
 """Runs a function in a forked process, for work that changes its process, such as using CUDA."""
 
-import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from autotune.errors import AutotuneError, error_class
+from autotune.execution.server.replies import (
+    MalformedReply,
+    TaskReply,
+    decode,
+    reply_after,
+    reply_of,
+    write_line,
+)
+from autotune.spec.result import Measurement
 
 
 class ForkFailed(Exception):
@@ -46,15 +54,14 @@ def _start(run: Callable[[], Any]) -> tuple[int, int]:
 
 def _result_of(answer: bytes, exit_code: int) -> Any:
     try:
-        reply = json.loads(answer)
-    except (ValueError, RecursionError):
+        reply = reply_of(decode(answer))
+    except MalformedReply:
         raise ForkFailed(f"its process ended with exit code {exit_code}") from None
-    if reply.get("kind"):
-        kind = error_class(reply["kind"]) or AutotuneError
-        raise kind(reply["message"], hint=reply["hint"])
-    if "message" in reply:
-        raise ForkFailed(reply["message"])
-    return reply["result"]
+    if reply.error is not None:
+        raise reply.error.exception()
+    if reply.ended is not None:
+        raise ForkFailed(reply.ended.message)
+    return reply.result
 
 
 def _answer(run: Callable[[], Any], pipe: int) -> None:
@@ -62,15 +69,12 @@ def _answer(run: Callable[[], Any], pipe: int) -> None:
     exit_code = 1
     try:
         try:
-            reply = {"result": run()}
-        except AutotuneError as error:
-            reply = {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+            reply = reply_after(run)
         except Exception as error:
             first_line = str(error).strip().partition("\n")[0]
-            reply = {"message": f"{type(error).__name__}: {first_line}"}
-        data = json.dumps(reply).encode()
-        while data:
-            data = data[os.write(pipe, data) :]
+            message = f"{type(error).__name__}: {first_line}"
+            reply = TaskReply(ended=Measurement(outcome="crashed", message=message))
+        write_line(pipe, asdict(reply))
         exit_code = 0
     finally:
         os._exit(exit_code)

@@ -1,11 +1,23 @@
-"""Records what a folder of prepared files was made of; `prepared.py` makes them, with torch."""
+"""The folders of prepared files: their names, and records of what they were made of.
+
+`prepared.py` makes them, with torch.
+"""
 
 import json
 from pathlib import Path
 
 from autotune.spec.workload import Workload
 
+PREPARED = "prepared"
+"""Folder of a study's token streams and initial weights."""
 _MADE_OF = "made_of.json"
+
+
+def prepared_folder(of_study: Workload, workload: Workload) -> str:
+    """Returns the folder's name for `workload`, which may have another seed than the study's."""
+    if workload.seed == of_study.seed:
+        return PREPARED
+    return f"{PREPARED}-seed-{workload.seed}"
 
 
 def is_made_of(folder: Path, workload: Workload) -> bool:

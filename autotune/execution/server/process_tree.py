@@ -6,13 +6,35 @@ and the server is the reaper of the orphans of an ended trial. Its environment a
 variable of the server, by which it is found after the server has died.
 """
 
+import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 _PASS_SECONDS = 0.005
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with(parent_pid: int) -> None:
+    """Has the kernel kill this process when its parent dies, such as the server."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def become_reaper() -> None:
+    """Makes orphaned descendants children of this process, so that it can wait for them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    """Calls Linux's prctl; does nothing on other systems."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def descendants(pid: int, *, except_of: Iterable[int] = ()) -> list[int]:

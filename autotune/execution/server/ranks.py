@@ -8,16 +8,15 @@ of which nothing can be left, and talk through the loopback interface.
 """
 
 import faulthandler
-import json
 import os
 import re
 import selectors
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -27,8 +26,19 @@ import torch
 import torch.distributed
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from autotune.errors import AutotuneError, TrialLost, error_class
-from autotune.execution.server.child import die_with
+from autotune.errors import AutotuneError, TrialLost
+from autotune.execution.server.infrastructure import host_memory_kills
+from autotune.execution.server.process_exit import measurement_of_exit
+from autotune.execution.server.process_tree import die_with
+from autotune.execution.server.replies import (
+    MalformedReply,
+    TaskReply,
+    TrainingFailed,
+    decode,
+    reply_after,
+    reply_of,
+    write_line,
+)
 from autotune.memory.host import available_bytes, share_with_others
 from autotune.spec.result import Measurement
 from autotune.spec.training_request import ReportsStage
@@ -93,37 +103,26 @@ class Rank:
         torch.distributed.destroy_process_group()
 
 
-class RankFailed(Exception):
-    """A rank did not come to its end; the text says which one, and why where it said so."""
-
-    def __init__(self, rank: int, result: Mapping[str, Any] | None, *, exit_status: int) -> None:
-        super().__init__(f"rank {rank}")
-        self.rank = rank
-        self.result = result
-        """What it returned; None if its process ended without a result."""
-        self.exit_status = exit_status
-
-
 class _ToldToEnd(BaseException):
     """The process of the trial was sent SIGTERM."""
 
 
 def run_on_ranks(
-    run: Callable[[Rank], Mapping[str, Any]],
+    run: Callable[[Rank], Any],
     *,
     size: int,
-    why_failed: Callable[[Mapping[str, Any]], str],
     remark: Callable[[str], None] = lambda text: None,
-) -> list[dict[str, Any]]:
+) -> list[Any]:
     """Returns the result of `run` for each of `size` ranks, which run in processes of their own.
 
-    Results are ready for JSON. `why_failed` returns why a result is that of a rank that failed, or
-    an empty text. If SIGTERM ends this process meanwhile, it first calls `remark` with what each
-    rank was doing. Raises RankFailed, and the AutotuneError that a rank raises, such as TrialLost.
+    Results are ready for JSON. If SIGTERM ends this process meanwhile, it first calls `remark` with
+    what each rank was doing. Raises TrainingFailed where a rank does or has ended without a result,
+    and the AutotuneError that a rank raises, such as TrialLost. Their messages name the rank.
     """
+    memory_kills = host_memory_kills()
     store = os.memfd_create("ranks")
     # Read before any rank takes some, so that all have the same part.
-    group = _Group(why_failed=why_failed, host_bytes=available_bytes())
+    group = _Group(host_bytes=available_bytes())
     try:
         for index in range(size):
             rank = Rank(index=index, size=size, store=store)
@@ -138,7 +137,7 @@ def run_on_ranks(
         group.kill()
         group.close()
         os.close(store)
-    return group.results()
+    return group.results(memory_kills=memory_kills)
 
 
 @contextmanager
@@ -168,7 +167,7 @@ class _Process:
     stopped_since: float | None = None
     """When a signal was first seen to have stopped it, such as SIGSTOP; None while it runs."""
     received: bytes = b""
-    reply: Mapping[str, Any] | None = None
+    reply: TaskReply | None = None
     exit_status: int | None = None
 
     def read(self) -> bool:
@@ -217,14 +216,13 @@ class _Process:
 class _Group:
     """The processes of all ranks of a training."""
 
-    why_failed: Callable[[Mapping[str, Any]], str]
     host_bytes: int | None
     """What the host has left for all ranks together."""
     processes: list[_Process] = field(default_factory=list)
     ended: list[_Process] = field(default_factory=list)
     """In the order in which they ended."""
 
-    def start(self, run: Callable[[], Mapping[str, Any]], *, size: int) -> None:
+    def start(self, run: Callable[[], Any], *, size: int) -> None:
         read_end, write_end = os.pipe()
         stack = os.memfd_create("stack")
         parent = os.getpid()
@@ -269,7 +267,7 @@ class _Group:
                     _wait_a_moment_for(ready)
                     self._collect_ended()
             self._collect_ended()
-            if give_up_at is None and any(map(self._has_failed, self.ended)):
+            if give_up_at is None and any(map(_has_failed, self.ended)):
                 give_up_at = time.monotonic() + SECONDS_FOR_OTHERS
             if give_up_at is None:
                 self._check_stopped()
@@ -293,15 +291,9 @@ class _Group:
                 process.stopped_since = None
                 while process.read():
                     pass
-                try:
-                    process.reply = json.loads(process.received)
-                except ValueError:
-                    process.reply = None  # it was killed, perhaps while it wrote
+                with suppress(MalformedReply):  # it was killed, perhaps while it wrote
+                    process.reply = reply_of(decode(process.received))
                 self.ended.append(process)
-
-    def _has_failed(self, process: _Process) -> bool:
-        reply = process.reply
-        return reply is None or "error" in reply or bool(self.why_failed(reply["result"]))
 
     def kill(self, *, grace_seconds: float = _GRACE_SECONDS) -> None:
         """End the ranks that still run, and reap them."""
@@ -326,32 +318,48 @@ class _Group:
         said = [process.what_it_did() for process in self.processes]
         return ", ".join(text for text in said if text)
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self, *, memory_kills: int) -> list[Any]:
         """Returns the result of every rank, in order. Raises as `run_on_ranks` does."""
-        failed = [process for process in self.ended if self._has_failed(process)]
+        failed = [process for process in self.ended if _has_failed(process)]
         if failed:
             # Only the first one that does not complain of another rank says why.
-            first = next((each for each in failed if not self._lost_another(each)), failed[0])
-            _raise(first)
-        return [process.reply["result"] for process in self.processes if process.reply is not None]
+            first = next((each for each in failed if not _lost_another(each)), failed[0])
+            _raise(first, memory_kills=memory_kills)
+        return [process.reply.result for process in self.processes if process.reply is not None]
 
-    def _lost_another(self, process: _Process) -> bool:
-        """Whether a rank failed because another one had ended."""
-        reply = process.reply
+
+def _has_failed(process: _Process) -> bool:
+    reply = process.reply
+    return reply is None or reply.error is not None or reply.ended is not None
+
+
+def _lost_another(process: _Process) -> bool:
+    """Whether a rank failed because another one had ended."""
+    reply = process.reply
+    why = None if reply is None else reply.error or reply.ended
+    return why is not None and any(part in why.message for part in _CONNECTION_BROKE)
+
+
+def _raise(process: _Process, *, memory_kills: int) -> NoReturn:
+    """Raises why a rank has failed, also where its process has ended without a result."""
+    rank = f"rank {process.index}"
+    reply = process.reply
+    try:
         if reply is None:
-            return False
-        why = reply["error"]["message"] if "error" in reply else self.why_failed(reply["result"])
-        return any(part in why for part in _CONNECTION_BROKE)
-
-
-def _raise(process: _Process) -> NoReturn:
-    assert process.exit_status is not None
-    reply = process.reply or {}
-    if "error" in reply:
-        error = reply["error"]
-        kind = error_class(error["kind"]) or AutotuneError
-        raise kind(f"rank {process.index}: {error['message']}", hint=error["hint"])
-    raise RankFailed(process.index, reply.get("result"), exit_status=process.exit_status)
+            assert process.exit_status is not None
+            ending = measurement_of_exit(
+                process.exit_status,
+                log_file=Path(os.readlink("/proc/self/fd/1")),
+                host_killed_for_memory=host_memory_kills() > memory_kills,
+            )
+        elif reply.error is not None:
+            raise reply.error.exception()
+        else:
+            assert reply.ended is not None
+            ending = reply.ended
+    except AutotuneError as error:
+        raise type(error)(f"{rank}: {error.message}", hint=error.hint) from None
+    raise TrainingFailed(replace(ending, message=f"{rank}: {ending.message or ending.outcome}"))
 
 
 def _wait_a_moment_for(process: _Process) -> None:
@@ -362,7 +370,7 @@ def _wait_a_moment_for(process: _Process) -> None:
 
 
 def _run_rank(
-    run: Callable[[], Mapping[str, Any]],
+    run: Callable[[], Any],
     pipe: int,
     *,
     size: int,
@@ -379,19 +387,7 @@ def _run_rank(
         share_with_others(host_bytes, processes=size)
         # All ranks share the CPUs of the trial.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // size))
-        try:
-            reply: dict[str, Any] = {"result": run()}
-        except AutotuneError as error:
-            reply = {
-                "error": {
-                    "kind": type(error).__name__,
-                    "message": error.message,
-                    "hint": error.hint,
-                }
-            }
-        data = json.dumps(reply).encode()
-        while data:
-            data = data[os.write(pipe, data) :]
+        write_line(pipe, asdict(reply_after(run)))
         exit_code = 0
     except BaseException:
         traceback.print_exc()

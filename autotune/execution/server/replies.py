@@ -6,45 +6,35 @@ of another shape, such as one that a user's script has written:
     {"phase": "compile"}                            what the process does now (`progress.py`)
     {"phase": "step", "steps": [12, 40]}            and how many of its steps have ended
     {"remark": "rank 1 was in ..."}                 what it was doing when the server ended it
-    {"result": {...}, "error": null}                what its task returned; `RESULTS` has the types
+    {"result": {...}, "error": null}                what its task (`execution/tasks.py`) answers
     {"result": null, "error": {"kind": "TrialLost", "message": "...", "hint": "..."}}
+    {"result": null, "error": null, "ended": {"outcome": "out_of_memory", ...}}
 
 The trial server reads the lines of its processes with it, and the client reads the server's replies
-with `reply_of`. Does not import torch.
+with `reply_of`: the same with `seconds`, and with `ended` also for a process that has sent nothing
+valid. Does not import torch.
 """
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import AutotuneError, Stopped, error_class
-from autotune.spec.config import OptimizerFusion, Precision
-from autotune.spec.limits import Count, Seconds, Work
-from autotune.spec.parity import ParityTrace
-from autotune.spec.prediction import Prediction
-from autotune.spec.profile import Profile
+from autotune.spec.limits import Count, Seconds
 from autotune.spec.reading import parse, shown
-from autotune.spec.result import DeviceInfo, Measurement, Outcome
+from autotune.spec.result import Measurement
 from autotune.spec.schema import Schema
-
-MEASURED_TASKS = ("train", "train_in_turn")
-"""Tasks whose failure is a Measurement."""
-TRAININGS = (*MEASURED_TASKS, "trace", "profile")
-"""Tasks that may clean up when they are ended; the others are killed at once."""
 
 LARGEST_LINE_BYTES = 2**24
 """A longer line is not a reply; endless output must not fill the server's memory."""
 LONGEST_TEXT = 4000
 """Characters of a message; the rest is cut off."""
-_MESSAGES = ("message", "parity_message", "failure", "hint", "remark")
+_MESSAGES = ("message", "parity_message", "hint", "remark")
 
 Phase = Literal["step", "evaluation", "parity", "compile", "waiting"]
-
-_ERRORS_OF_TRAININGS = frozenset(("TrialLost", "DeviceDisturbed", "StudyMismatch"))
-"""Kinds of errors of a training: everything else that goes wrong in it is its outcome. Most others
-would end the search, and again each time that it goes on."""
 
 
 class MalformedReply(Exception):
@@ -83,15 +73,14 @@ class TaskError(Schema):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskReply:
-    """What a task ended with: a result, as JSON, or an error."""
+class TaskReply(Schema):
+    """What a task ended with: a result, as JSON, or an error, or the end of its process."""
 
     result: Any = None
     error: TaskError | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        error = None if self.error is None else vars(self.error)
-        return {"result": self.result, "error": error}
+    ended: Measurement | None = None
+    seconds: Seconds | None = None
+    """Wall-clock time of its process, where its server says it."""
 
 
 def failure(error: AutotuneError) -> TaskReply:
@@ -100,24 +89,28 @@ def failure(error: AutotuneError) -> TaskReply:
     return TaskReply(error=TaskError(kind=kind, message=error.message, hint=error.hint))
 
 
-def ended_as(measurement: Measurement, *, task: str) -> TaskReply:
-    """Returns the reply for a process that has sent none, or none that is valid.
+class TrainingFailed(Exception):
+    """A training has ended with an outcome that is a failure."""
 
-    A failure is the result of a training, and an error of any other task.
-    """
-    if task in MEASURED_TASKS:
-        return TaskReply(result=asdict(measurement))
-    if task == "trace" and measurement.outcome != "interrupted":
-        why = {"failure": measurement.message, "outcome": measurement.outcome}
-        return TaskReply(result={"trace": None, **why})
-    error = TaskError(kind="ProcessEnded", message=measurement.message, hint="")
-    return TaskReply(error=error)
+    def __init__(self, ending: Measurement) -> None:
+        super().__init__(ending.message or ending.outcome)
+        self.ending = ending
 
 
-def not_valid(error: MalformedReply, *, task: str, log_file: Path) -> TaskReply:
-    """Returns the reply for a process that has written a malformed line."""
+def reply_after(run: Callable[[], Any]) -> TaskReply:
+    """Returns the reply of a task that returns, fails or raises an error as `run` does."""
+    try:
+        return TaskReply(result=run())
+    except TrainingFailed as failed:
+        return TaskReply(ended=failed.ending)
+    except AutotuneError as error:
+        return failure(error)
+
+
+def of_malformed(error: MalformedReply, *, log_file: Path) -> Measurement:
+    """Returns how a process has ended that has written a malformed line."""
     message = f"its process wrote no valid reply: {error}; see {log_file}"
-    return ended_as(Measurement(outcome="crashed", message=message), task=task)
+    return Measurement(outcome="crashed", message=message)
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -145,14 +138,14 @@ class LineBuffer:
         return found
 
 
-def parse_line(line: bytes, *, task: str) -> PhaseReport | LastSign | TaskReply:
-    """Returns what a line says that the process of `task` has written. Raises MalformedReply."""
+def parse_line(line: bytes) -> PhaseReport | LastSign | TaskReply:
+    """Returns what a line says that a process has written. Raises MalformedReply."""
     message = decode(line)
     if isinstance(message.get("remark"), str):
         return LastSign(text=message["remark"])
     if "phase" in message:
         return phase_of(message)
-    return reply_of(message, task=task)
+    return reply_of(message)
 
 
 def decode(line: bytes) -> dict[str, Any]:
@@ -177,31 +170,18 @@ def phase_of(message: Mapping[str, Any]) -> PhaseReport:
         raise MalformedReply(str(error)) from None
 
 
-def reply_of(message: Mapping[str, Any], *, task: str) -> TaskReply:
-    """Returns what a task ended with. Raises MalformedReply.
-
-    The result of a task that `RESULTS` lacks, as those of a test, may be anything.
-    """
+def reply_of(message: Mapping[str, Any]) -> TaskReply:
+    """Returns what a task ended with; its result is not checked. Raises MalformedReply."""
     if not {"result", "error"} <= message.keys():
         raise MalformedReply(f"{shown(dict(message))} has no result and no error")
-    result = message["result"]
     try:
-        if message["error"] is not None:
-            return TaskReply(error=_error_of(message["error"], task=task))
-        if task in RESULTS:
-            parse(RESULTS[task], result)
-    except (ValueError, AutotuneError) as error:
-        raise MalformedReply(f"the reply of {task}: {error}") from None
-    return TaskReply(result=result)
-
-
-def _error_of(value: Any, *, task: str) -> TaskError:
-    error = parse(TaskError, value)
-    kind = error_class(error.kind)
-    is_known = kind is not None and not issubclass(kind, Stopped)
-    if not is_known or (task in MEASURED_TASKS and error.kind not in _ERRORS_OF_TRAININGS):
-        raise ValueError(f"{shown(error.kind)} is not an error that it ends with")
-    return error
+        reply = parse(TaskReply, message, ignore_unknown=True)
+    except ValueError as error:
+        raise MalformedReply(str(error)) from None
+    kind = None if reply.error is None else error_class(reply.error.kind)
+    if reply.error is not None and (kind is None or issubclass(kind, Stopped)):
+        raise MalformedReply(f"{shown(reply.error.kind)} is not an error that a task ends with")
+    return reply
 
 
 def _mended(value: Any) -> Any:
@@ -223,92 +203,17 @@ def _mended(value: Any) -> Any:
     return value
 
 
-# -- results ---------------------------------------------------------------------------------------
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """Returns a line of JSON; a dataclass in the message is its fields, and a path its text."""
+    return json.dumps(message, default=_as_json).encode() + b"\n"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training(Measurement):
-    """What a training measures; of a user's code also {path: SHA-256} of its files."""
-
-    script_files: Mapping[str, str] | None = None
+def _as_json(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else asdict(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tracing(Schema):
-    """What `trace` finds: the first steps, or why there are none."""
-
-    trace: ParityTrace | None
-    failure: str
-    outcome: Outcome
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profiling(Schema):
-    """What `profile` finds: the profile, or why there is none."""
-
-    profile: Profile | None
-    failure: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Probe(Schema):
-    """What `probe` finds: the device, and the choices that do not work on it, with reasons."""
-
-    device: DeviceInfo
-    unavailable: Mapping[str, Mapping[str, str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peaks(Schema):
-    """What `measure_peaks` measures: fields of `DeviceInfo`."""
-
-    matrix_flops_per_second: Mapping[str, Work]
-    layer_flops_per_second: Mapping[str, Work]
-    bandwidth_bytes_per_second: Work | None
-    operator_seconds: Seconds | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Examination(Schema):
-    """What `examine` finds.
-
-    For a user's code: also its files and packages. For a script: also its precision, how its
-    optimizers update, and the environment variable that is missing.
-    """
-
-    unavailable: Mapping[str, Mapping[str, str]]
-    files: Mapping[str, str] | None = None
-    packages: Mapping[str, str] | None = None
-    own_precision: Precision | None = None
-    own_fusion: OptimizerFusion | None = None
-    missing_variable: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared(Schema):
-    """What `prepare` has written: hashes of the text and the model, and what it counted."""
-
-    text_sha256: str
-    model_sha256: str
-    chat_column: str | None
-    parameters: Count | None
-
-
-RESULTS: Mapping[str, Any] = {
-    "prepare": Prepared,
-    "identify": DeviceInfo,
-    "probe": Probe,
-    "measure_peaks": Peaks,
-    "examine": Examination,
-    "rehearse": str,
-    "model_sha256": str,
-    "devices": list[DeviceInfo],
-    "check_device": dict[str, str],
-    "predict": Prediction,
-    "train": Training,
-    "train_in_turn": Training,
-    "trace": Tracing,
-    "profile": Profiling,
-    "prepare_seed": dict[str, str],
-}
-"""The type of the result of each task of `tasks.py`, which is passed on as JSON."""
+def write_line(pipe: int, message: Mapping[str, Any]) -> None:
+    """Writes a line of JSON to a descriptor."""
+    data = line_of(message)
+    while data:
+        data = data[os.write(pipe, data) :]

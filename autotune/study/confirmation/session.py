@@ -15,7 +15,6 @@ from typing import assert_never
 from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.pick import Preferences
 from autotune.errors import TrialLost
-from autotune.execution.device_slots import DeviceSlots
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
@@ -76,7 +75,7 @@ class ConfirmationSession:
         *,
         shared: Coordinator,
         executor: LocalExecutor,
-        slots: DeviceSlots,
+        trials_on_device: int,
         trial_runner: TrialRunner,
         prediction_cache: PredictionCache,
         study_folder: Path,
@@ -89,7 +88,7 @@ class ConfirmationSession:
         self._definition = definition
         self._shared = shared
         self._executor = executor
-        self._slots = slots
+        self._trials_on_device = trials_on_device
         self._trial_runner = trial_runner
         self._prediction_cache = prediction_cache
         self._folder = study_folder
@@ -405,7 +404,8 @@ class ConfirmationSession:
             self._listener(WaitingForDevice(device=joint_name(devices), holder=holder))
 
         # A trial beside it would disturb one training more than the other.
-        with self._executor.slot(self._slots, on_wait=report_wait, alone=True):
+        device, places = self._definition.device, self._trials_on_device
+        with self._executor.slot(device, places=places, on_wait=report_wait, alone=True):
             yield
 
     def _note_time_is_up(self, what: str) -> None:

@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.learning_rates import rate_name
 from autotune.spec.prediction import Prediction
@@ -64,7 +65,7 @@ def confirm(
             rate_name(config.optimizer, config.adapter): _NO_LEARNING,
         },
     )
-    executor.prepare(short, folder / PREPARED)
+    executor.run(Prepare(workload=short, folder=(folder / PREPARED).absolute()))
     device, _ = executor.probe(device.device, {})  # with the size of its context
     definition = StudyDefinition(
         name="fit",
@@ -77,12 +78,7 @@ def confirm(
         sampler="grid",
     )
     with executor.slot_on(device):
-        future = executor.submit(
-            definition,
-            config,
-            study_folder=folder,
-            log_name="confirm",
-            enforce_cap=True,
-            trial_options=SearchRequest().trial_options,
-        )
+        training = executor.training(definition, config, study_folder=folder, enforce_cap=True)
+        limits = SearchRequest().trial_options.time_limits()
+        future = executor.call(Train(training=training), log_name="confirm", limits=limits)
         return future.result().measurement

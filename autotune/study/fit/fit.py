@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.execution.local import LocalExecutor
+from autotune.execution.tasks import ListDevices
 from autotune.spec.config import TrainingConfig, rule_violations
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
@@ -81,7 +82,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             rows=tuple(rows),
         )
         return search.confirmed(
-            found, device=device, host=executor.devices()[-1], folder=Path(name)
+            found, device=device, host=executor.run(ListDevices())[-1], folder=Path(name)
         )
 
 
@@ -309,7 +310,7 @@ class _Search:
         if reason := why_not(best.prediction, needed_bytes=needed, device=device, host=host):
             return replace(found, not_confirmed=reason)
         needed_devices = best.prediction.devices
-        there = sum(one.type == "cuda" for one in self.executor.devices())
+        there = sum(one.type == "cuda" for one in self.executor.run(ListDevices()))
         if device.type == "cuda" and needed_devices > there:
             return replace(
                 found,

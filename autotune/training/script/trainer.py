@@ -11,7 +11,6 @@ that of the last training losses, and its source says so. The evaluation loss of
 calls `model.eval()` is used as reported.
 """
 
-import dataclasses
 import math
 import re
 import shlex
@@ -19,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +30,7 @@ from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import OptimizerFusion, Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.examined import Examined
 from autotune.spec.file_watch import files_until_apply
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
@@ -79,25 +78,9 @@ def train_script(request: TrainingRequest, *, progress: ReportsStage = unwatched
     return trial.measurement_of_early_end()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExaminedScript:
-    """What a run of a script up to `autotune.apply` has shown."""
-
-    unavailable: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
-    """What its model and optimizer do not support: {technique: {value: reason}}."""
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """{path: SHA-256} of the files that it has read."""
-    own_precision: Precision = "fp32"
-    """The precision that its weights have, and its own autocast."""
-    own_fusion: OptimizerFusion = "none"
-    """How its optimizers update."""
-    missing_variable: str = ""
-    """The variable of torchrun without which it cannot run; empty if it needs none."""
-
-
 def examine_script(
     workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
-) -> ExaminedScript:
+) -> Examined:
     """Runs the script up to `autotune.apply`, and on to its model; returns what that has shown.
 
     Raises InvalidInput for a script that fails before `autotune.apply` or does not call it.
@@ -112,7 +95,7 @@ def examine_script(
             return examination.result()
         variable = _missing_variable(error)
         if variable and not workload.one_rank:
-            return ExaminedScript(missing_variable=variable)
+            return Examined(missing_variable=variable)
         raise InvalidInput(
             f"script {workload.script} fails before its first step: "
             f"{class_and_first_line_of(error)}",
@@ -189,7 +172,7 @@ class _Examination:
     def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
         raise ScriptEnd
 
-    def result(self) -> ExaminedScript:
+    def result(self) -> Examined:
         """Returns what is known of the script, which has ended."""
         assert self.missing is not None
         self._calls.close()
@@ -208,7 +191,7 @@ class _Examination:
             by_calls = self._calls.missing(parts, self._choices, own_precision=self._own_precision)
             for technique, reasons in by_calls.items():
                 self.missing[technique] = {**reasons, **self.missing.get(technique, {})}
-        return ExaminedScript(
+        return Examined(
             unavailable=self.missing,
             files=self._files,
             own_precision=self._own_precision,

@@ -352,6 +352,7 @@ def forks(device: str, **_: Any) -> dict[str, Any]:
     from tempfile import TemporaryDirectory
 
     from autotune.execution.server.client import TrialServer
+    from autotune.execution.tasks import CheckDevice
 
     with (
         TemporaryDirectory() as folder,
@@ -359,11 +360,13 @@ def forks(device: str, **_: Any) -> dict[str, Any]:
     ):
 
         def check(number: int) -> str:
+            began = time.monotonic()
             future = server.submit(
-                "check_device", {"device": device}, log_file=Path(folder) / f"{number}.log"
+                CheckDevice(device=device), log_file=Path(folder) / f"{number}.log"
             )
             try:
-                return f"works, {future.result(timeout=FORK_SECONDS).seconds:.2f} s"
+                future.result(timeout=FORK_SECONDS)
+                return f"works, {time.monotonic() - began:.2f} s"
             except Exception as error:
                 return f"FAILED: {type(error).__name__}: {error}"
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server_tasks import PREPARED
-from autotune.execution.trial_options import TrialOptions
+from autotune.execution.server.limits import time_limits
+from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.search_space import SearchSpace
@@ -81,16 +82,11 @@ def main() -> None:
             sampler="random",
         )
         folder = Path(temporary) / "traces"
-        executor.prepare(definition.workload, folder / PREPARED)
+        executor.run(Prepare(workload=definition.workload, folder=folder / PREPARED))
 
         def trace(config: TrainingConfig) -> ParityTrace | NoTrace:
-            return executor.trace(
-                definition,
-                config,
-                dropout=True,
-                study_folder=folder,
-                trial_options=TrialOptions(trial_time_limit_seconds=SECONDS),
-            )
+            training = executor.training(definition, config, study_folder=folder, enforce_cap=False)
+            return executor.run(Trace(training=training, dropout=True), limits=time_limits(SECONDS))
 
         plain = trace(plain_form(TrainingConfig(precision=precision), micro_batch_size=1))
         exact = trace(plain_form(TrainingConfig(), micro_batch_size=1))

@@ -3,21 +3,20 @@
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
-from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
+from autotune.spec.early_stopping import SETTLED_STEPS, dominated_by
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement
-from autotune.spec.study import StudyDefinition
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from studies.search_efficiency.gpu.device_table import MODEL_FLOPS, TOKENS, DeviceTable
+from studies.search_efficiency.stand_in import StandInExecutor
 
 STARTUP_SECONDS, PARITY_SECONDS, PROCESS_SECONDS, FIRST_STEP_SECONDS = 0.45, 0.33, 0.15, 0.3
 PLAIN_TRAINING_SECONDS = 1.5
@@ -57,7 +56,7 @@ class Clock:
         self.spend(part, max(0.0, moment - self.seconds))
 
 
-class VirtualExecutor:
+class VirtualExecutor(StandInExecutor):
     """Answers for one search with what the table has."""
 
     def __init__(self, table: DeviceTable, *, seed: int = 0) -> None:
@@ -96,7 +95,7 @@ class VirtualExecutor:
         self.predictions += 1
         return Forecast(config=config, prediction=self._table.prediction(config))
 
-    def trace(self, _definition: StudyDefinition, config: TrainingConfig, **_: Any) -> ParityTrace:
+    def trace(self, config: TrainingConfig) -> ParityTrace:
         """Returns the first steps of the plain training that a trial is compared with."""
         table = self._table
         row = table.row.get(config, table.row[table.baseline])
@@ -110,24 +109,9 @@ class VirtualExecutor:
             draws_random_numbers=False,
         )
 
-    @contextmanager
-    def slot(self, _slots: Any, **_: Any) -> Iterator[None]:
-        yield
-
-    def cancel(self, _future: Future[Any]) -> NoReturn:
-        raise AssertionError("nothing runs in a replay")
-
-    def submit(
-        self,
-        definition: StudyDefinition,
-        config: TrainingConfig,
-        *,
-        enforce_cap: bool,
-        shares_perplexity: bool = False,
-        pruning_bounds: Sequence[PruningBound] = (),
-        **_: Any,
-    ) -> Future[FinishedTrial]:
+    def train(self, training: TrainingRequest) -> Future[FinishedTrial]:
         """Run as far as the real trial would: to its memory, its first timed steps, or its end."""
+        config, shares_perplexity = training.config, training.shares_perplexity
         table, clock = self._table, self.clock
         assumed, row = table.assumptions, table.row[config]
         began, before = clock.seconds, dict(clock.seconds_by_part)
@@ -139,7 +123,7 @@ class VirtualExecutor:
         clock.spend("parity", PARITY_SECONDS)
         clock.spend("process", PROCESS_SECONDS)
         clock.spend("compilation", compile_seconds - of_evaluation)
-        steps_before = definition.workload.warmup_steps + MEMORY_STEPS
+        steps_before = training.workload.warmup_steps + MEMORY_STEPS
         clock.spend("training", FIRST_STEP_SECONDS + steps_before * step_seconds)
 
         peak, device_bytes = int(table.peak_bytes[row]), int(table.device_bytes[row])
@@ -147,16 +131,16 @@ class VirtualExecutor:
             "tokens_per_second": speed,
             "tokens_per_second_spread": SPREAD_WITHIN_A_RUN * speed,
         }
-        if enforce_cap and device_bytes > definition.cap_bytes:
+        if training.enforce_cap and device_bytes > training.cap_bytes:
             self.over_cap += 1
             outcome, measured = "over_cap", {}
-        elif dominated_by(pruning_bounds, peak_memory_bytes=peak, tokens_per_second=speed):
+        elif dominated_by(training.pruning_bounds, peak_memory_bytes=peak, tokens_per_second=speed):
             self.ended_early += 1
             outcome = "dominated"
             clock.spend("training", SETTLED_STEPS * step_seconds)
         else:
             outcome = "ok"
-            steps = definition.workload.steps - steps_before
+            steps = training.workload.steps - steps_before
             steps = SHORT_TIMED_STEPS if shares_perplexity else steps
             clock.spend("training", steps * step_seconds)
             clock.spend("compilation", of_evaluation)

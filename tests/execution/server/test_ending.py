@@ -16,9 +16,10 @@ from autotune.errors import TrialLost
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.process_tree import descendants
+from autotune.execution.tasks import Trace, Train
 from autotune.spec.config import TrainingConfig
-from autotune.spec.reading import parse
-from autotune.spec.result import Measurement
+from autotune.spec.parity import NoTrace
+from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 
 WAIT_SECONDS = 60
@@ -53,32 +54,38 @@ SCRIPT = """
 """
 
 
+def train_of(training):
+    return Train(training=training)
+
+
+def trace_of(training):
+    return Trace(training=training, dropout=True)
+
+
 def measurement_of(future):
-    """Returns what a training of the script measured, without the files that it read."""
-    reply = future.result(WAIT_SECONDS).result
-    return parse(Measurement, {name: reply[name] for name in reply if name != "script_files"})
+    """Returns what a training of the script measured."""
+    return future.result(WAIT_SECONDS).measurement
 
 
 @pytest.fixture
 def run(server, tmp_path):
     """run("time.sleep(1)") is the future of a trial that does so in every step but the first."""
 
-    def submit(what, *, limits=LONG, task="train", by=server, **payload):
+    def submit(what, *, limits=LONG, task_of=train_of, by=server):
         file = tmp_path / "train.py"
         what = textwrap.indent(textwrap.dedent(what), " " * 8).strip()
         file.write_text(
             textwrap.dedent(SCRIPT).replace("WHAT", what).replace("LEFT", str(tmp_path / "left"))
         )
         workload = make_workload("cpu", {"script": str(file), "global_batch": 4, "steps": 12})
-        payload |= {
-            "workload": workload.to_dict(),
-            "config": TrainingConfig(micro_batch_size=4).to_dict(),
-            "folder": str(tmp_path),
-            "device": "cpu",
-            "cap_bytes": 2**40,
-            "requested_at": time.monotonic(),
-        }
-        return by.submit(task, payload, log_file=tmp_path / "trial.log", limits=limits)
+        training = TrainingRequest(
+            workload=workload,
+            config=TrainingConfig(micro_batch_size=4),
+            folder=tmp_path,
+            device="cpu",
+            cap_bytes=2**40,
+        )
+        return by.submit(task_of(training), log_file=tmp_path / "trial.log", limits=limits)
 
     return submit
 
@@ -136,10 +143,11 @@ def test_a_step_that_compiles_may_take_as_long_as_compilation_may(run):
 
 def test_a_comparison_that_hangs_ends_with_the_message_of_its_limit(run):
     limits = dataclasses.replace(LONG, step_seconds=0.5)
-    future = run("time.sleep(3600)", limits=limits, task="trace", dropout=True)
-    ended = future.result(WAIT_SECONDS).result
-    assert (ended["trace"], ended["outcome"]) == (None, "timeout")
-    assert re.search(r"no step ended within 0.5 s; see .*trial.log", ended["failure"])
+    future = run("time.sleep(3600)", limits=limits, task_of=trace_of)
+    ended = future.result(WAIT_SECONDS)
+    assert isinstance(ended, NoTrace)
+    assert ended.outcome == "timeout"
+    assert re.search(r"no step ended within 0.5 s; see .*trial.log", ended.message)
 
 
 def test_a_trial_that_writes_more_to_its_log_than_a_disk_has_room_for_is_a_crash(run):

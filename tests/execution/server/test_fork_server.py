@@ -15,9 +15,11 @@ from autotune.errors import AutotuneError, InvalidInput, StudyMismatch, TrialLos
 from autotune.execution.server.child_process import SECONDS_BETWEEN_ATTEMPTS
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import time_limits
+from autotune.execution.tasks import Identify, ListDevices, Prepare, Probe, Rehearse, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
-from tests.building.hostile_server import hostile_command
+from autotune.spec.training_request import TrainingRequest
+from tests.building.hostile_server import Attack, hostile_command
 
 WAIT_SECONDS = 60
 
@@ -73,20 +75,16 @@ def train(server, workload, prepared, tmp_path):
         **choices,
     ):
         config = TrainingConfig(**{"micro_batch_size": workload.global_batch, **choices})
-        payload = {
-            "workload": workload.to_dict(),
-            "config": config.to_dict(),
-            "folder": str(folder),
-            "device": "cpu",
-            "cap_bytes": cap_bytes,
-            "requested_at": time.monotonic(),
-        }
+        training = TrainingRequest(
+            workload=workload, config=config, folder=folder, device="cpu", cap_bytes=cap_bytes
+        )
         limits = (
             None
             if time_limit_seconds is None
             else time_limits(time_limit_seconds, step_seconds=time_limit_seconds)
         )
-        return by.submit("train", payload, log_file=tmp_path / "trial.log", limits=limits)
+        task = Train(training=training)
+        return by.submit(task, log_file=tmp_path / "trial.log", limits=limits)
 
     return submit
 
@@ -120,7 +118,11 @@ def is_gone(pid: int) -> bool:
 
 def sleep(light_server, tmp_path):
     """Begins a training that sleeps; returns its future."""
-    return light_server.submit("train", {"doing": "sleep"}, log_file=tmp_path / "trial.log")
+    return light_server.submit(Attack(doing="sleep"), log_file=tmp_path / "trial.log")
+
+
+def measurement_of(future) -> Measurement:
+    return future.result(WAIT_SECONDS).measurement
 
 
 def start_endless_trial(server, train, workload) -> int:
@@ -140,34 +142,32 @@ def test_what_ends_all_processes_of_a_terminal_leaves_the_server_to_the_search(s
     train().result(WAIT_SECONDS)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(server.pid, number)
-    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+    assert measurement_of(train()).outcome == "ok"
 
 
 def test_a_training_returns_its_measurement(train):
-    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    measurement = measurement_of(train())
     assert measurement.outcome == "ok"
 
 
 def test_a_forked_training_measures_the_same_peak_as_one_in_this_process(train, make_trainer):
-    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    measurement = measurement_of(train())
     assert measurement.peak_memory_bytes == make_trainer().run().peak_memory_bytes
 
 
 def test_a_forked_training_ends_at_the_same_loss_as_one_in_this_process(train, make_trainer):
-    measurement = Measurement(**train().result(WAIT_SECONDS).result)
+    measurement = measurement_of(train())
     assert measurement.final_loss == make_trainer().run().final_loss
 
 
 def test_over_the_cap_is_an_outcome_with_the_peak(train):
-    measurement = Measurement(**train(cap_bytes=100_000).result(WAIT_SECONDS).result)
+    measurement = measurement_of(train(cap_bytes=100_000))
     assert measurement.outcome == "over_cap"
     assert measurement.peak_memory_bytes > 100_000
 
 
 def test_a_trial_past_its_time_limit_is_ended(train, workload):
-    measurement = Measurement(
-        **train(workload=endless(workload), time_limit_seconds=2).result(WAIT_SECONDS).result
-    )
+    measurement = measurement_of(train(workload=endless(workload), time_limit_seconds=2))
     assert measurement.outcome == "timeout"
 
 
@@ -179,13 +179,13 @@ def test_a_trial_killed_from_outside_says_nothing_of_its_configuration_and_the_n
         os.kill(pid_of_trial(server), number)
         with pytest.raises(TrialLost, match=number.name):
             future.result(WAIT_SECONDS)
-    assert Measurement(**train().result(WAIT_SECONDS).result).outcome == "ok"
+    assert measurement_of(train()).outcome == "ok"
 
 
 def test_an_error_in_the_trials_code_is_a_crash(server, train, workload):
     future = train(workload=endless(workload))
     os.kill(pid_of_trial(server), signal.SIGSEGV)
-    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    measurement = measurement_of(future)
     assert (measurement.outcome, "SIGSEGV" in measurement.message) == ("crashed", True)
 
 
@@ -193,23 +193,21 @@ def test_a_stopped_trial_is_still_ended_at_its_time_limit(server, train, workloa
     future = train(workload=endless(workload), time_limit_seconds=2)
     assert wait_until(lambda: children_of(server.pid))
     os.kill(children_of(server.pid)[0], signal.SIGSTOP)
-    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "timeout"
+    assert measurement_of(future).outcome == "timeout"
 
 
 def test_a_cancelled_trial_is_interrupted(server, train, workload):
     future = train(workload=endless(workload))
     assert wait_until(lambda: children_of(server.pid))
     server.cancel(future)
-    assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "interrupted"
+    assert measurement_of(future).outcome == "interrupted"
 
 
 def test_a_loss_that_is_no_number_is_diverged(train, workload):
     import dataclasses
 
     hopeless = dataclasses.replace(workload, learning_rates={**workload.learning_rates, "sgd": 1e6})
-    measurement = Measurement(
-        **train(workload=hopeless, optimizer="sgd").result(WAIT_SECONDS).result
-    )
+    measurement = measurement_of(train(workload=hopeless, optimizer="sgd"))
     assert measurement.outcome == "diverged"
 
 
@@ -223,36 +221,32 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
         workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512
     )
     folder = tmp_path / "huge"
-    prepare(
-        workload=dataclasses.replace(huge, evaluation_sequences=1).to_dict(), folder=str(folder)
+    of_one = dataclasses.replace(huge, evaluation_sequences=1)
+    prepare(Prepare(workload=of_one, folder=folder))
+    training = TrainingRequest(
+        workload=huge,
+        config=TrainingConfig(micro_batch_size=512),
+        folder=folder,
+        device="cpu",
+        cap_bytes=2**50,
     )
-    payload = {
-        "workload": huge.to_dict(),
-        "config": TrainingConfig(micro_batch_size=512).to_dict(),
-        "folder": str(folder),
-        "device": "cpu",
-        "cap_bytes": 2**50,
-        "requested_at": time.monotonic(),
-    }
-    future = server.submit(
-        "train", payload, log_file=tmp_path / "trial.log", limit_host_memory=True
-    )
-    measurement = Measurement(**future.result(WAIT_SECONDS).result)
+    future = server.submit(Train(training=training), log_file=tmp_path / "trial.log")
+    measurement = measurement_of(future)
     assert measurement.outcome == "out_of_memory"
     assert measurement.requested_bytes == 512 * 32 * 2**22 * 4
 
 
 def test_an_error_of_a_task_about_its_input_is_raised_here(server, tmp_path):
-    future = server.submit(
-        "probe", {"device": "cuda:99", "choices": {}}, log_file=tmp_path / "probe.log"
-    )
+    task = Probe(device="cuda:99", choices={}, with_context=True)
+    future = server.submit(task, log_file=tmp_path / "probe.log")
     with pytest.raises(InvalidInput, match="cuda:99"):
         future.result(WAIT_SECONDS)
 
 
 def test_a_defect_in_a_task_is_an_error_of_ours_too(server, tmp_path):
-    future = server.submit("probe", {"no_such_argument": 1}, log_file=tmp_path / "probe.log")
-    with pytest.raises(AutotuneError, match="no_such_argument"):
+    task = Rehearse(workload="none", micro_batch_size=1, device="cpu")
+    future = server.submit(task, log_file=tmp_path / "rehearse.log")
+    with pytest.raises(AutotuneError, match="ValueError: str is given for a Workload"):
         future.result(WAIT_SECONDS)
 
 
@@ -262,8 +256,8 @@ def test_the_server_imports_a_module_once_for_all_its_processes(
     (libraries / "library.py").write_text("print('imported', flush=True)")
     for _ in range(2):
         modules = ["library", "none_of_this_name"]
-        reply = server.submit("devices", {}, log_file=tmp_path / "log", modules=modules)
-        assert reply.result(timeout=WAIT_SECONDS).result
+        reply = server.submit(ListDevices(), log_file=tmp_path / "log", modules=modules)
+        assert reply.result(timeout=WAIT_SECONDS)
     assert server_log.read_text().splitlines().count("imported") == 1
 
 
@@ -276,8 +270,8 @@ def test_tasks_run_where_an_imported_module_resets_the_wakeup_descriptor_after_a
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     with TrialServer(log_file=tmp_path / "log", environment={"PYTHONPATH": path}) as server:
-        reply = server.submit("devices", {}, log_file=tmp_path / "task.log", modules=["resets"])
-        assert reply.result(timeout=WAIT_SECONDS).result
+        reply = server.submit(ListDevices(), log_file=tmp_path / "task.log", modules=["resets"])
+        assert reply.result(timeout=WAIT_SECONDS)
 
 
 def test_closing_the_server_ends_its_trials(light_server, tmp_path):
@@ -315,16 +309,19 @@ DISTURBED = """
     from autotune.errors import DeviceDisturbed
     from tests.building.light_server import serve_without_torch
 
-    def measure(*, folder, disturbed, requested_at):
-        attempts = Path(folder, "attempts")
+    def train(request):
+        arguments = request["payload"]["arguments"]
+        attempts = Path(arguments["folder"], "attempts")
         attempts.write_text(attempts.read_text() + "x" if attempts.exists() else "x")
-        if len(attempts.read_text()) <= disturbed:
+        if len(attempts.read_text()) <= arguments["disturbed"]:
             raise DeviceDisturbed("process 7 began on cuda:0", hint="end it")
-        return requested_at
+        measurement = {"outcome": "ok", "startup_seconds": request["requested_at"]}
+        return {"measurement": measurement, "seconds": 1.0}
 
-    serve_without_torch({"measure": measure})
+    serve_without_torch({"train": train})
 """
-"""A server whose task is disturbed as often as it is told, and returns when it was asked."""
+"""A server whose trainings are disturbed as often as they are told; measured is when it was
+asked."""
 
 
 @pytest.fixture(scope="module")
@@ -338,22 +335,20 @@ def disturbed_server(tmp_path_factory):
 
 @pytest.fixture
 def measure(disturbed_server, tmp_path):
-    """measure(disturbed=2) is the task's future; the file `attempts` gets a letter an attempt."""
+    """measure(disturbed=2) is the training's future; `attempts` gets a letter an attempt."""
 
     def submit(*, disturbed):
-        payload = {
-            "folder": str(tmp_path),
-            "disturbed": disturbed,
-            "requested_at": time.monotonic(),
-        }
-        return disturbed_server.submit("measure", payload, log_file=tmp_path / "trial.log")
+        arguments = {"folder": str(tmp_path), "disturbed": disturbed}
+        task = Attack(doing="measure", arguments=arguments)
+        return disturbed_server.submit(task, log_file=tmp_path / "trial.log")
 
     return submit
 
 
 def test_a_disturbed_trial_is_begun_again_and_counts_from_there(measure, tmp_path):
     asked = time.monotonic()
-    assert measure(disturbed=2).result(WAIT_SECONDS).result > asked + SECONDS_BETWEEN_ATTEMPTS
+    began_from = measurement_of(measure(disturbed=2)).startup_seconds
+    assert began_from > asked + SECONDS_BETWEEN_ATTEMPTS
     assert (tmp_path / "attempts").read_text() == "xxx"
 
 
@@ -385,7 +380,7 @@ def test_a_server_that_cannot_fork_for_cuda_says_so(tmp_path):
     """
     command = (sys.executable, "-c", textwrap.dedent(program))
     with TrialServer(log_file=tmp_path / "server.log", command=command) as server:
-        future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
+        future = server.submit(ListDevices(), log_file=tmp_path / "devices.log")
         with pytest.raises(
             TrialServerLost, match="CUDA was initialized while modules were imported"
         ):
@@ -396,10 +391,9 @@ def test_what_an_interpreter_says_before_the_server_begins_is_no_reply(tmp_path)
     """As a line in sitecustomize or a .pth file does."""
     command = hostile_command(before="print('hello', flush=True); print('[1]', flush=True)")
     with TrialServer(log_file=tmp_path / "server.log", command=command) as chatty:
-        future = chatty.submit(
-            "train", {"doing": "print_much", "size": 0}, log_file=tmp_path / "trial.log"
-        )
-        assert Measurement(**future.result(WAIT_SECONDS).result).outcome == "ok"
+        task = Attack(doing="print_much", arguments={"size": 0})
+        future = chatty.submit(task, log_file=tmp_path / "trial.log")
+        assert measurement_of(future).outcome == "ok"
 
 
 def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path):
@@ -407,7 +401,7 @@ def test_half_a_reply_of_a_server_that_was_killed_leaves_nobody_waiting(tmp_path
     with TrialServer(
         log_file=tmp_path / "server.log", command=(sys.executable, "-c", half)
     ) as killed:
-        future = killed.submit("devices", {}, log_file=tmp_path / "devices.log")
+        future = killed.submit(ListDevices(), log_file=tmp_path / "devices.log")
         with pytest.raises(TrialServerLost):
             future.result(WAIT_SECONDS)
 
@@ -417,21 +411,23 @@ def test_requests_and_replies_larger_than_the_pipes_pass_each_other(tmp_path):
         import json, sys
         for line in sys.stdin:
             request = json.loads(line)
-            reply = {"id": request["id"], "result": "x" * 100_000, "error": None, "seconds": 0.0}
+            device = {"device": "cpu", "name": "x" * 100_000}
+            device |= {"total_memory_bytes": 1, "versions": {}}
+            reply = {"id": request["id"], "result": device, "error": None, "seconds": 0.0}
             print(json.dumps(reply), flush=True)
     """
     with TrialServer(
         log_file=tmp_path / "server.log", command=(sys.executable, "-c", textwrap.dedent(echo))
     ) as server:
         futures = [
-            server.submit("any", {"x": "y" * 100_000}, log_file=tmp_path / "any.log")
+            server.submit(Identify(device="y" * 100_000), log_file=tmp_path / "identify.log")
             for _ in range(30)
         ]
-        assert {len(future.result(WAIT_SECONDS).result) for future in futures} == {100_000}
+        assert {len(future.result(WAIT_SECONDS).name) for future in futures} == {100_000}
 
 
 def test_a_study_whose_prepared_files_are_gone_ends_and_no_configuration_is_charged(train):
-    future = train(folder="gone")
+    future = train(folder=Path("gone"))
     with pytest.raises(StudyMismatch, match="gone"):
         future.result(WAIT_SECONDS)
 
@@ -442,9 +438,10 @@ def test_nothing_outlives_a_caller_that_was_killed(tmp_path):
         import time
         from pathlib import Path
         from autotune.execution.server.client import TrialServer
+        from tests.building.hostile_server import Attack
         log_file = Path({str(tmp_path / "server.log")!r})
         server = TrialServer(log_file=log_file, command={hostile_command()!r})
-        server.submit("train", {{"doing": "sleep"}}, log_file=log_file.with_name("trial.log"))
+        server.submit(Attack(doing="sleep"), log_file=log_file.with_name("trial.log"))
         print(server.pid, flush=True)
         time.sleep(600)
         """
@@ -466,16 +463,9 @@ def test_the_server_has_no_thread_and_no_device(server, train):
 @pytest.mark.gpu
 def test_the_server_stays_free_of_cuda(server, tmp_path):
     """A child could not use CUDA if its parent had; and the server must not have a GPU context."""
-    result = (
-        server.submit(
-            "probe",
-            {"device": "cuda:0", "choices": {"precision": ["fp32"]}},
-            log_file=tmp_path / "probe.log",
-        )
-        .result(300)
-        .result
-    )
-    assert result["device"]["device"] == "cuda:0"
+    task = Probe(device="cuda:0", choices={"precision": ["fp32"]}, with_context=True)
+    found = server.submit(task, log_file=tmp_path / "probe.log").result(300)
+    assert found.device.device == "cuda:0"
     assert "nvidia" not in "".join(
         os.readlink(link) for link in Path(f"/proc/{server.pid}/fd").iterdir()
     )
@@ -505,15 +495,13 @@ def test_importing_touches_nothing_where_nvml_does_not_say_how_many_devices_ther
 
 
 def test_a_file_in_the_current_folder_does_not_stand_in_for_a_module(server, tmp_path):
-    future = server.submit("devices", {}, log_file=tmp_path / "devices.log")
+    future = server.submit(ListDevices(), log_file=tmp_path / "devices.log")
     assert (Path(f"/proc/{server.pid}/cwd") / "torch.py").exists()
-    assert future.result(WAIT_SECONDS).result[-1]["device"] == "cpu"
+    assert future.result(WAIT_SECONDS)[-1].device == "cpu"
 
 
 def test_a_task_runs_on_its_cpus_with_a_thread_on_each(server, tmp_path):
     """The name of a CPU says with how many threads torch computes."""
     [cpu, *_] = os.sched_getaffinity(0)
-    future = server.submit(
-        "identify", {"device": "cpu"}, log_file=tmp_path / "identify.log", cpus=[cpu]
-    )
-    assert future.result(timeout=WAIT_SECONDS).result["name"].endswith(", 1 threads")
+    future = server.submit(Identify(device="cpu"), log_file=tmp_path / "identify.log", cpus=[cpu])
+    assert future.result(timeout=WAIT_SECONDS).name.endswith(", 1 threads")

@@ -14,8 +14,12 @@ from autotune.execution.server import fork_server, trial_log
 from autotune.execution.server.client import TrialServer
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.silence import Silence
-from tests.building.hostile_server import hostile_command
+from autotune.execution.tasks import ListDevices, Rehearse, Trace, Train
+from autotune.spec.parity import NoTrace
+from tests.building.hostile_server import TRAINING, Attack, hostile_command
 
+TRAIN = Train(training=TRAINING)
+REHEARSE = Rehearse(workload=TRAINING.workload, micro_batch_size=1, device="cpu")
 WAIT_SECONDS = 60
 SILENCE_SECONDS = 4.0
 """Above the interval of the heartbeat in these tests."""
@@ -48,11 +52,10 @@ def doomed_server(command, tmp_path):
 def attack(server, tmp_path):
     """attack("stop_the_server") is the future of a trial that does so."""
 
-    def submit(doing, *, by=server, task="train", seconds=600.0, **arguments):
+    def submit(doing, *, by=server, instead_of=TRAIN, seconds=600.0, **arguments):
         return by.submit(
-            task,
-            {"doing": doing, **arguments},
-            log_file=tmp_path / f"{task}.log",
+            Attack(doing=doing, arguments=arguments, instead_of=instead_of),
+            log_file=tmp_path / f"{instead_of.name}.log",
             limits=TimeLimits(trial_seconds=seconds, compile_seconds=seconds, step_seconds=seconds),
         )
 
@@ -60,7 +63,11 @@ def attack(server, tmp_path):
 
 
 def outcome_of(future):
-    return future.result(WAIT_SECONDS).result["outcome"]
+    return measurement_of(future).outcome
+
+
+def measurement_of(future):
+    return future.result(WAIT_SECONDS).measurement
 
 
 # -- a server that no longer serves ----------------------------------------------------------------
@@ -129,7 +136,10 @@ MALFORMED = [
     '{"result": null, "error": {"kind": "Iterable", "message": "", "hint": ""}}\n',
     '{"result": null, "error": {"kind": "KeyboardInterrupt", "message": "", "hint": ""}}\n',
     '{"result": null, "error": {"kind": "Stopped", "message": "", "hint": ""}}\n',
-    '{"result": {"outcome": "ok", "peak_memory_bytes": -1}, "error": null}\n',
+    '{"result": {"measurement": {"outcome": "ok", "peak_memory_bytes": -1}, "seconds": 1.0}, '
+    '"error": null}\n',
+    '{"result": null, "error": {"kind": "InvalidInput", "message": "", "hint": ""}}\n',
+    '{"result": null, "error": null, "ended": {"outcome": "splendid"}}\n',
     '{"phase": {"a": 1}}\n',
     "[" * 5000 + "\n",
     "\0\n",
@@ -138,26 +148,28 @@ MALFORMED = [
 
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:60]))
 def test_a_training_that_writes_no_valid_reply_is_a_crash_that_says_so(attack, data):
-    measurement = attack("write", data=data).result(WAIT_SECONDS).result
-    assert measurement["outcome"] == "crashed"
-    assert "wrote no valid reply" in measurement["message"]
+    measurement = measurement_of(attack("write", data=data))
+    assert measurement.outcome == "crashed"
+    assert "wrote no valid reply" in measurement.message
 
 
 def test_an_error_outside_of_a_training_is_a_crash_and_does_not_end_the_search(attack):
-    measurement = attack("raise_an_error_of_ours").result(WAIT_SECONDS).result
-    assert measurement["outcome"] == "crashed"
-    assert "TypeError: as where a script" in measurement["message"]
+    measurement = measurement_of(attack("raise_an_error_of_ours"))
+    assert measurement.outcome == "crashed"
+    assert "TypeError: as where a script" in measurement.message
 
 
 def test_another_task_that_writes_no_valid_reply_fails(attack):
     with pytest.raises(PreparationFailed, match="wrote no valid reply"):
-        attack("write", task="rehearse", data=MALFORMED[0]).result(WAIT_SECONDS)
+        attack("write", instead_of=REHEARSE, data=MALFORMED[0]).result(WAIT_SECONDS)
 
 
 def test_first_steps_without_a_valid_reply_are_a_crash_that_says_so(attack):
-    reply = attack("write", task="trace", data=MALFORMED[0]).result(WAIT_SECONDS).result
-    assert (reply["trace"], reply["outcome"]) == (None, "crashed")
-    assert "wrote no valid reply" in reply["failure"]
+    future = attack("write", instead_of=Trace(training=TRAINING, dropout=False), data=MALFORMED[0])
+    found = future.result(WAIT_SECONDS)
+    assert isinstance(found, NoTrace)
+    assert found.outcome == "crashed"
+    assert "wrote no valid reply" in found.message
 
 
 def test_half_a_line_without_end_is_a_crash(attack):
@@ -191,10 +203,10 @@ def test_a_forged_reply_of_the_server_itself_answers_its_request(tmp_path):
     """
     command = (sys.executable, "-c", textwrap.dedent(forged))
     with TrialServer(log_file=tmp_path / "server.log", command=command) as server:
-        future = server.submit("train", {}, log_file=tmp_path / "trial.log")
+        future = server.submit(TRAIN, log_file=tmp_path / "trial.log")
         assert outcome_of(future) == "crashed"
         with pytest.raises(PreparationFailed):
-            server.submit("devices", {}, log_file=tmp_path / "d.log").result(WAIT_SECONDS)
+            server.submit(ListDevices(), log_file=tmp_path / "d.log").result(WAIT_SECONDS)
 
 
 # -- logs ------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import os
 
 from autotune.execution.server.prepared import prepare, prepare_seed
 from autotune.execution.server.prepared_folder import is_made_of
+from autotune.execution.tasks import Prepare, PrepareSeed
 from autotune.spec.workload import make_workload
 
 
@@ -13,9 +14,9 @@ def prepared_of(folder, **settings):
     workload = make_workload(
         "cpu", {"layers": 1, "width": 16, "heads": 1, "sequence_length": 16, **settings}
     )
-    made = prepare(workload=workload.to_dict(), folder=str(folder))
+    made = prepare(Prepare(workload=workload, folder=folder))
     return dataclasses.replace(
-        workload, text_sha256=made["text_sha256"], model_sha256=made["model_sha256"]
+        workload, text_sha256=made.text_sha256, model_sha256=made.model_sha256
     )
 
 
@@ -33,8 +34,7 @@ def test_two_workers_may_draw_the_weights_of_a_seed_at_once(tmp_path):
     workload = dataclasses.replace(prepared_of(tmp_path / "prepared"), seed=1)
     seeds = tmp_path / "prepared-seed-1"
     for _ in range(2):  # the second as one that looked before the first was there
-        prepare_seed(
-            workload=workload.to_dict(), prepared=str(tmp_path / "prepared"), folder=str(seeds)
-        )
+        task = PrepareSeed(workload=workload, prepared=tmp_path / "prepared", folder=seeds)
+        prepare_seed(task)
     assert (seeds / "weights.pt").is_file()
     assert sorted(os.listdir(tmp_path)) == ["prepared", "prepared-seed-1"]

@@ -49,7 +49,6 @@ def pipe():
 def child(tmp_path):
     return ChildProcess(
         id=1,
-        task="train_in_turn",  # which may also wait
         pid=0,
         pipe=-1,
         log_file=tmp_path / "trial.log",
@@ -151,7 +150,7 @@ def test_the_search_is_told_of_another_phase_at_once_and_of_a_step_twice_a_secon
 def test_a_trial_that_writes_steps_that_are_none_is_a_crash(child, steps):
     child.receive(b'{"phase": "step", "steps": %s}\n' % steps)
     assert child.exceeded_limit(time.monotonic())[0] == "crashed"
-    assert child.outcome().result["outcome"] == "crashed"
+    assert child.outcome().ended.outcome == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -224,13 +223,13 @@ def test_a_result_may_come_in_pieces_among_the_phases(child):
 @pytest.mark.parametrize("garbage", [b"not json", b"[1]", b'{"phase": 3}', b"\xff", b"["])
 def test_nothing_is_believed_of_a_trial_that_has_written_something_else(child, garbage):
     child.receive(garbage + b'\n{"result": {"outcome": "ok"}, "error": null}\n')
-    assert child.outcome().result["outcome"] == "crashed"
+    assert child.outcome().ended.outcome == "crashed"
 
 
 def test_a_result_that_arrives_while_the_process_is_being_ended_is_ignored(child):
     child.ended_because, child.message = "timeout", "no result within 100 s"
     child.receive(b'{"result": {"outcome": "crashed"}, "error": null}\n')
-    assert child.outcome().result["outcome"] == "timeout"
+    assert child.outcome().ended.outcome == "timeout"
 
 
 def test_a_trial_that_writes_a_line_without_end_is_a_crash_before_its_end(child):

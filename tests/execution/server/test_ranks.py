@@ -1,6 +1,7 @@
 """The processes of a training on several devices: their results, and what one of them may do."""
 
 import os
+import re
 import resource
 import signal
 import time
@@ -11,13 +12,14 @@ import pytest
 from autotune.errors import TrialLost
 from autotune.execution.server import ranks as ranks_module
 from autotune.execution.server.forked import run_in_fork
-from autotune.execution.server.ranks import RankFailed, run_on_ranks, together
+from autotune.execution.server.ranks import run_on_ranks, together
+from autotune.execution.server.replies import TrainingFailed
 from autotune.memory.host import available_bytes
 from autotune.spec.result import Measurement
 
 
-def why_failed(result):
-    return result.get("failure", "")
+def out_of_memory():
+    return TrainingFailed(Measurement(outcome="out_of_memory", message="no memory"))
 
 
 def outcome_of(run, *, size=2):
@@ -25,9 +27,9 @@ def outcome_of(run, *, size=2):
 
     def ranks():
         try:
-            return {"results": run_on_ranks(run, size=size, why_failed=why_failed)}
-        except RankFailed as failed:
-            return {"rank": failed.rank, "result": failed.result, "exit": failed.exit_status}
+            return {"results": run_on_ranks(run, size=size)}
+        except TrainingFailed as failed:
+            return {"outcome": failed.ending.outcome, "message": failed.ending.message}
 
     return run_in_fork(ranks)
 
@@ -60,7 +62,7 @@ def test_the_ranks_share_what_the_host_has_left():
 
     def ranks():
         resource.setrlimit(resource.RLIMIT_DATA, (2**45, 2**45))
-        return {"results": run_on_ranks(run, size=4, why_failed=why_failed)}
+        return {"results": run_on_ranks(run, size=4)}
 
     left = available_bytes()
     for found in run_in_fork(ranks)["results"]:
@@ -71,43 +73,52 @@ def test_the_ranks_share_what_the_host_has_left():
 def test_a_rank_that_fails_ends_the_others_and_says_why():
     def run(rank):
         if rank.index:
-            return {"failure": "no memory"}
+            raise out_of_memory()
         time.sleep(600)
-        return {}
 
-    assert outcome_of(run) == {"rank": 1, "result": {"failure": "no memory"}, "exit": 0}
+    assert outcome_of(run) == {"outcome": "out_of_memory", "message": "rank 1: no memory"}
 
 
 def test_a_rank_that_lost_another_one_is_not_to_blame():
     def run(rank):
         if rank.index:
             time.sleep(0.3)
-            return {"failure": "no memory"}
-        return {"failure": "RuntimeError: Connection closed by peer [127.0.0.1]:1234"}
+            raise out_of_memory()
+        message = "RuntimeError: Connection closed by peer [127.0.0.1]:1234"
+        raise TrainingFailed(Measurement(outcome="crashed", message=message))
 
-    assert outcome_of(run)["rank"] == 1
+    assert outcome_of(run)["message"] == "rank 1: no memory"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_killed_rank_ends_the_others(number):
+def kills_itself(number):
     def run(rank):
         if rank.index:
             os.kill(os.getpid(), number)
         time.sleep(600)
-        return {}
 
-    assert outcome_of(run) == {"rank": 1, "result": None, "exit": -number}
+    return run
+
+
+def test_a_killed_rank_ends_the_others_and_says_nothing_of_the_configuration():
+    with pytest.raises(TrialLost, match=r"rank 1: .* SIGKILL"):
+        outcome_of(kills_itself(signal.SIGKILL))
+
+
+def test_a_rank_that_crashes_ends_the_others_with_that_outcome():
+    ended = outcome_of(kills_itself(signal.SIGSEGV))
+    assert ended["outcome"] == "crashed"
+    assert re.search("rank 1: .* SIGSEGV", ended["message"])
 
 
 def test_a_rank_that_does_not_end_when_asked_is_killed():
     def run(rank):
         if rank.index:
-            return {"failure": "crashed"}
+            raise out_of_memory()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             time.sleep(1)
 
-    assert outcome_of(run)["rank"] == 1
+    assert outcome_of(run)["message"] == "rank 1: no memory"
 
 
 def test_a_failure_of_the_machine_is_raised():
@@ -142,7 +153,7 @@ def trial_of_sleeping_ranks(folder, **options):
 
     trial = os.fork()
     if trial == 0:
-        run_on_ranks(run, size=2, why_failed=why_failed, **options)
+        run_on_ranks(run, size=2, **options)
     files = [folder / "0", folder / "1"]
     while not all(file.exists() for file in files):
         time.sleep(0.01)
@@ -171,7 +182,7 @@ def test_the_end_of_a_rank_is_noticed_while_what_it_has_forked_holds_its_pipe(tm
     trial = os.fork()
     if trial == 0:
         try:
-            run_on_ranks(run, size=2, why_failed=why_failed)
+            run_on_ranks(run, size=2)
         finally:
             os._exit(0)
     os.waitpid(trial, 0)

@@ -17,12 +17,12 @@ from tests.quick_study.worker import SPACE
 class Machine(QuickExecutor):
     """Loses every repetition of the baseline, and every training in turn."""
 
-    def submit(self, *arguments, **options):
-        if "repeat" in options["log_name"]:
+    def call(self, task, *, log_name=None, **options):
+        if log_name is not None and "repeat" in log_name:
             lost = Future()
             lost.set_exception(TrialLost("the process was killed"))
             return lost
-        return super().submit(*arguments, **options)
+        return super().call(task, log_name=log_name, **options)
 
     def check_device(self, device):
         """It works again."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.errors import InvalidInput
+from autotune.execution.cpu_shares import RANKS_PER_CORE
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.client import Reply
-from autotune.execution.server_tasks import RANKS_PER_CORE
+from autotune.execution.tasks import ListDevices, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.workload import make_workload
@@ -27,23 +27,21 @@ class MachineWithGpus(LocalExecutor):
 
     trained_on: tuple[str, ...] = ()
 
-    def devices(self):
-        return GPUS
-
     def probe(self, device, choices, *, anew=False):
         return next(gpu for gpu in GPUS if gpu.device == device), {}
 
-    def prepare(self, workload, folder):
-        return {}
-
-    def _submit_training(self, task, payload, definition, study_folder, **_):
-        self.trained_on = (
-            payload["device"],
-            *(other["device"] for other in payload["other_devices"]),
-        )
-        reply = Future()
-        reply.set_result(Reply(result={"outcome": "ok"}, seconds=1.0))
-        return reply
+    def call(self, task, **_):
+        found = Future()
+        match task:
+            case ListDevices():
+                found.set_result(GPUS)
+            case Train():
+                others = (device for device, _ in task.training.other_devices)
+                self.trained_on = (task.training.device, *others)
+                found.set_result(task.value_of_end(Measurement(outcome="ok"), seconds=1.0))
+            case _:
+                found.set_result(None)
+        return found
 
 
 def test_each_process_of_the_trial_has_a_gpu_of_its_own(tmp_path):
