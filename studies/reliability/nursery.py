@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -103,12 +104,14 @@ class _ForkedServer:
         os.close(replies[1])
         self.stdin, self.stdout = os.fdopen(requests[1], "wb"), os.fdopen(replies[0], "rb")
         self._exit_code: int | None = None
+        self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
-        if self._exit_code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._exit_code
+        with self._reaping:  # the thread that reads replies asks, too
+            if self._exit_code is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                self._exit_code = os.waitstatus_to_exitcode(status) if pid else None
+            return self._exit_code
 
     def wait(self, timeout: float | None = None) -> int:
         end = time.monotonic() + (1e9 if timeout is None else timeout)
@@ -119,4 +122,5 @@ class _ForkedServer:
         return exit_code
 
     def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
