@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
@@ -26,7 +25,6 @@ from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
@@ -34,14 +32,12 @@ from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import TrialRecord
 from autotune.spec.search_space import LegalSpace
-from autotune.spec.study import StudyDefinition
 from autotune.study.events import (
     EVENTS_OF_A_PLACE,
     BudgetSpent,
     Confirming,
     Converged,
     Event,
-    Listener,
     Notice,
     PlaceLeft,
     Predicting,
@@ -53,13 +49,12 @@ from autotune.study.events import (
 )
 from autotune.study.named_order import Named, NamedOrder, is_unlikely
 from autotune.study.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
 from autotune.study.trial_runner import Once, TrialRunner
-from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.heartbeat import HeldLease
 
 REPEATS_BEFORE_DRAWING = 6
@@ -99,34 +94,23 @@ class StudySession:
 
     def __init__(
         self,
-        definition: StudyDefinition,
+        study: RunningStudy,
         *,
-        shared: Coordinator,
         executor: LocalExecutor,
-        prediction_cache: PredictionCache,
-        study_folder: Path,
-        listener: Listener,
         should_stop: Callable[[], bool],
-        trial_options: TrialOptions,
         until_converged: bool = False,
         repeats_baseline: bool = False,
-        clock: Callable[[], float] = time.monotonic,
         places: TrialPlaces | None = None,
     ) -> None:
-        self._definition = definition
+        definition = study.definition
+        self._study = study
         self._legal: LegalSpace = definition.legal_space()
-        self._shared = shared
-        self._prediction_cache = prediction_cache
-        self._folder = study_folder
-        self._listener = listener
         self._should_stop = should_stop
-        self._trial_options = trial_options
         self._until_converged = until_converged
         self._repeats_baseline = repeats_baseline
         self._wants_initial_perplexity = definition.workload.pretrained
         """Whether the perplexity before training was not looked for yet."""
         self._speed_noise = PRIOR_NOISE_ALONE
-        self._clock = clock
         self._optuna = OptunaStudy(
             legal=self._legal, sampler=definition.sampler, seed=definition.seed
         )
@@ -144,10 +128,10 @@ class StudySession:
         self._trials_wanted = 0
         self._deadline: float | None = None
         self._ending: Event | None = None
-        self._tell_sampler(shared.records.values(), notify=False)
+        self._tell_sampler(study.shared.records.values(), notify=False)
         if places is None:
-            place = TrialPlace(executor=executor, device=definition.device, clock=clock)
-            places = OnePlace(place, listener=listener)
+            place = TrialPlace(executor=executor, device=definition.device, clock=study.clock)
+            places = OnePlace(place, listener=study.listener)
         self._places = places
         self._runners: dict[TrialPlace, TrialRunner] = {}
         self._may_note_evaluation = Once()
@@ -172,17 +156,15 @@ class StudySession:
     def _runner(self, place: TrialPlace) -> TrialRunner:
         if place not in self._runners:
             self._runners[place] = TrialRunner(
-                replace(self._definition, device=place.device),
-                baseline=self._baseline,
+                replace(
+                    self._study,
+                    definition=replace(self._study.definition, device=place.device),
+                    listener=lambda event: self._study.listener(_named(event, place)),
+                    clock=place.clock,
+                ),
                 executor=place.executor,
-                prediction_cache=self._prediction_cache,
-                study_folder=self._folder,
-                trial_options=self._trial_options,
-                listener=lambda event: self._listener(_named(event, place)),
-                add_script_files=self._shared.add_script_files,
                 check_stop=lambda: self._check_stop(place),
                 may_note_evaluation=self._may_note_evaluation,
-                clock=place.clock,
                 poll_seconds=place.poll_seconds,
             )
         return self._runners[place]
@@ -202,12 +184,12 @@ class StudySession:
             self._end_trials(stores=not isinstance(error, StorageUnreachable))
             raise
         self._places.end_all()  # a place may still wait for its device
-        if self._is_over() and len(self._shared.records) < trials_wanted:
+        if self._is_over() and len(self._study.shared.records) < trials_wanted:
             self._ending = BudgetSpent(
-                trials=len(self._shared.records), trials_wanted=trials_wanted
+                trials=len(self._study.shared.records), trials_wanted=trials_wanted
             )
         if self._ending is not None:
-            self._listener(self._ending)
+            self._study.listener(self._ending)
         self._say_what_was_not_tried()
 
     def _say_what_was_not_tried(self) -> None:
@@ -218,13 +200,13 @@ class StudySession:
         names = [name for name, _ in left if name not in unlikely]
         if unlikely:
             message = f"not tried, as they probably need more than the cap: {', '.join(unlikely)}"
-            self._listener(Notice(message=message))
+            self._study.listener(Notice(message=message))
         if names and isinstance(self._ending, BudgetSpent):
-            self._listener(Notice(message=f"not tried for lack of time: {', '.join(names)}"))
+            self._study.listener(Notice(message=f"not tried for lack of time: {', '.join(names)}"))
 
     def _run_trials(self) -> None:
         while not self._is_over():
-            revision = self._shared.revision
+            revision = self._study.shared.revision
             while (place := self._places.take()) is not None:
                 self._ready.append(place)
             had_places = bool(self._ready)
@@ -233,13 +215,13 @@ class StudySession:
                 if self._begin_round():
                     self._settle_ended(self._places.wait(0.0))
                     continue
-                if self._shared.revision != revision:
+                if self._study.shared.revision != revision:
                     continue
             if self._after_work:
                 self._wait_for_an_end(or_a_place=not had_places)
             elif not had_places:
                 self._settle_ended(self._places.wait(POLL_SECONDS))
-            elif self._shared.running:
+            elif self._study.shared.running:
                 self._wait_for_others()
             else:
                 break
@@ -255,7 +237,7 @@ class StudySession:
         into fitting models; the places that are left are ready for the next one. Where one has
         nothing to do, the others have nothing either: they are left.
         """
-        began_at = self._clock()
+        began_at = self._study.clock()
         ends_at = began_at + SECONDS_OF_A_ROUND
         self._suggestions = None
         has_begun = False
@@ -269,7 +251,7 @@ class StudySession:
                 self._leave_ready()
                 break
             self._ready.remove(place)
-            now = self._clock()
+            now = self._study.clock()
             if not has_begun:
                 ends_at = max(ends_at, began_at + 2 * (now - began_at))
             has_begun = True
@@ -301,12 +283,12 @@ class StudySession:
         `or_a_place`: or for a place to get its slot. Where there was nothing to begin at one place,
         another would have nothing either.
         """
-        end = self._clock() + _SECONDS_BETWEEN_POLLS
+        end = self._study.clock() + _SECONDS_BETWEEN_POLLS
         while True:
             self._check_stop()
             ended = self._places.wait(POLL_SECONDS)
             has_place = or_a_place and self._places.can_take
-            if ended or has_place or self._clock() >= end:
+            if ended or has_place or self._study.clock() >= end:
                 return self._settle_ended(ended)
 
     def _settle_ended(self, ended: Iterable[EndedWork]) -> None:
@@ -331,7 +313,7 @@ class StudySession:
                     self._keep(trial, ended.future, stores=stores)
         for trial in self._trials.values():  # such as one whose prediction could not be stored
             with trial.held:
-                self._shared.release_attempt(trial.attempt)
+                self._study.shared.release_attempt(trial.attempt)
         self._trials = {}
         self._ended = []
         self._ready = []
@@ -343,19 +325,19 @@ class StudySession:
         if future.done() and future.exception() is None:
             finished = future.result()
         if not isinstance(finished, FinishedTrial):
-            self._shared.release_attempt(trial.attempt)
+            self._study.shared.release_attempt(trial.attempt)
         elif not stores:
-            self._shared.keep_result(trial.attempt, finished)
+            self._study.shared.keep_result(trial.attempt, finished)
         else:
             try:
-                self._shared.store_result(trial.attempt, finished)
+                self._study.shared.store_result(trial.attempt, finished)
             except (StorageUnavailable, Stopped):
                 pass  # it waits on disk
 
     # -- other workers -----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        self._tell_sampler(self._shared.refresh(), notify=True)
+        self._tell_sampler(self._study.shared.refresh(), notify=True)
 
     def _tell_sampler(self, records: Iterable[TrialRecord], *, notify: bool) -> None:
         """Tell the sampler the finished trials, and the listener too with `notify`.
@@ -370,20 +352,20 @@ class StudySession:
                 with self._timed_as_sampler():
                     self._optuna.tell(record.config, values)
                 if notify:
-                    self._listener(TrialEnded(record=record))
+                    self._study.listener(TrialEnded(record=record))
                     self._say_if_cap_is_loose(record)
 
     def _say_if_cap_is_loose(self, record: TrialRecord) -> None:
         """Say it as soon as the baseline has ended: a smaller cap is another study."""
         if record.config != self._baseline:
             return
-        if sentence := loose_cap_sentence(record, cap_bytes=self._definition.cap_bytes):
-            self._listener(Notice(message=sentence))
+        if sentence := loose_cap_sentence(record, cap_bytes=self._study.definition.cap_bytes):
+            self._study.listener(Notice(message=sentence))
 
     def _wait_for_others(self) -> None:
-        self._listener(WaitingForOthers(numbers=tuple(sorted(self._shared.running))))
-        end = self._clock() + _SECONDS_BETWEEN_POLLS
-        while self._clock() < end and not self._is_over():
+        self._study.listener(WaitingForOthers(numbers=tuple(sorted(self._study.shared.running))))
+        end = self._study.clock() + _SECONDS_BETWEEN_POLLS
+        while self._study.clock() < end and not self._is_over():
             time.sleep(_SECONDS_BETWEEN_POLLS / 5)
 
     # -- the next configuration --------------------------------------------------------------------
@@ -410,11 +392,11 @@ class StudySession:
     def _begin_unfinished(self, place: TrialPlace, *, poison: bool) -> bool:
         """Begin a trial that has no result, is not running, and has attempts left."""
         here = {trial.attempt.number for trial in self._trials.values()}
-        excluded = self._shared.running | self._shared.failed_too_often | here
-        for number in sorted(self._shared.unfinished.keys() - excluded):
-            if (number in self._shared.poison_trials) != poison:
+        excluded = self._study.shared.running | self._study.shared.failed_too_often | here
+        for number in sorted(self._study.shared.unfinished.keys() - excluded):
+            if (number in self._study.shared.poison_trials) != poison:
                 continue
-            record = self._shared.unfinished[number]
+            record = self._study.shared.unfinished[number]
             if self._begin_trial(place, record.config, name=record.name):
                 return True
         return False
@@ -439,7 +421,7 @@ class StudySession:
 
     def _begin_named(self, place: TrialPlace, name: str, config: TrainingConfig) -> bool:
         """Begin a named configuration, or its prediction, after which it may have to wait."""
-        if config == self._baseline or self._prediction_cache.is_known(config):
+        if config == self._baseline or self._study.prediction_cache.is_known(config):
             return self._begin_trial(place, config, name=name)
         self._predicting[place] = config
         self._begin_prediction(place, config, then=self._after_suggestion_is_predicted)
@@ -447,7 +429,7 @@ class StudySession:
 
     def _named_left(self) -> list[Named]:
         """Returns the baseline and the named configurations that have no trial yet."""
-        records = self._shared.records.values()
+        records = self._study.shared.records.values()
         trials = self._trials.values()
         return self._named.left(
             {*(record.config for record in records), *(trial.config for trial in trials)},
@@ -464,20 +446,20 @@ class StudySession:
         )
 
     def _finished_records(self) -> list[TrialRecord]:
-        return [record for record in self._shared.records.values() if record.is_finished]
+        return [record for record in self._study.shared.records.values() if record.is_finished]
 
     def _memory_model(self) -> MemoryModel:
         return MemoryModel(
             self._finished_records(),
-            list(self._prediction_cache.known.values()),
-            cap_bytes=self._definition.cap_bytes,
+            list(self._study.prediction_cache.known.values()),
+            cap_bytes=self._study.definition.cap_bytes,
             expected=self._expected_step(),
         )
 
     def _begin_prediction_of_baseline(self, place: TrialPlace) -> bool:
         """Predict the baseline of a CUDA device, by which the order of all others is decided."""
-        is_known = self._prediction_cache.is_known(self._baseline)
-        if is_known or self._definition.device.type == "cpu":
+        is_known = self._study.prediction_cache.is_known(self._baseline)
+        if is_known or self._study.definition.device.type == "cpu":
             return False
         self._predicting[place] = self._baseline
         self._begin_prediction(place, self._baseline, then=self._after_suggestion_is_predicted)
@@ -486,31 +468,32 @@ class StudySession:
     def _expected_step(self) -> ExpectedStep | None:
         """Returns what steps are expected to take, once the baseline is predicted."""
         if self._expected is None:
-            forecast = self._prediction_cache.known.get(self._baseline.fingerprint)
+            forecast = self._study.prediction_cache.known.get(self._baseline.fingerprint)
             prediction = None if forecast is None else forecast.prediction
-            self._expected = ExpectedStep.of(self._definition, prediction)
+            self._expected = ExpectedStep.of(self._study.definition, prediction)
             if self._expected is not None:
                 self._ranking.expect(self._expected)
         return self._expected
 
     def _has_trial(self, config: TrainingConfig) -> bool:
-        if config.fingerprint in self._shared.records:
+        if config.fingerprint in self._study.shared.records:
             return True
         return any(trial.config == config for trial in self._trials.values())
 
     def _has_room(self) -> bool:
         """Returns whether another trial may begin; those of this round are not in the records."""
         not_read = sum(
-            trial.config.fingerprint not in self._shared.records for trial in self._trials.values()
+            trial.config.fingerprint not in self._study.shared.records
+            for trial in self._trials.values()
         )
-        begun = len(self._shared.records) + not_read
+        begun = len(self._study.shared.records) + not_read
         return begun + len(self._predicting) < self._trials_wanted
 
     def _begin_suggestion(self, place: TrialPlace) -> bool:
         """Begin a configuration without a trial; return False when none is left, or worth it."""
-        if self._legal.values and self._definition.sampler == "ehvi":
+        if self._legal.values and self._study.definition.sampler == "ehvi":
             return self._begin_most_promising(place)
-        if self._legal.values and self._definition.sampler != "grid":
+        if self._legal.values and self._study.definition.sampler != "grid":
             in_flight = self._in_flight()
             for repeat in range(len(in_flight), len(in_flight) + REPEATS_BEFORE_DRAWING):
                 self._check_stop()
@@ -520,13 +503,13 @@ class StudySession:
                     return True
                 if not self._has_room():
                     return False  # other workers have begun the last trials
-        for config in self._optuna.unseen(set(self._shared.records)):
+        for config in self._optuna.unseen(set(self._study.shared.records)):
             self._check_stop()
             if not self._is_known(config, place) and self._begin_trial(place, config):
                 return True
             if not self._has_room():
                 return False
-        self._ending = SpaceExhausted(trials=len(self._shared.records))
+        self._ending = SpaceExhausted(trials=len(self._study.shared.records))
         return False
 
     def _begin_most_promising(self, place: TrialPlace) -> bool:
@@ -536,17 +519,17 @@ class StudySession:
         """
         choice = self._choose()
         if choice is None:
-            self._ending = SpaceExhausted(trials=len(self._shared.records))
+            self._ending = SpaceExhausted(trials=len(self._study.shared.records))
             return False
         if self._until_converged and choice.relative_improvement < CONVERGED_IMPROVEMENT:
             self._ending = Converged(
-                trials=len(self._shared.records),
+                trials=len(self._study.shared.records),
                 relative_improvement=choice.relative_improvement,
             )
             return False
         if choice.surely_fits:
-            self._prediction_cache.mark_not_needed(choice.config)
-        if self._prediction_cache.is_known(choice.config):
+            self._study.prediction_cache.mark_not_needed(choice.config)
+        if self._study.prediction_cache.is_known(choice.config):
             return self._begin_trial(place, choice.config)
         self._predicting[place] = choice.config
         self._begin_prediction(place, choice.config, then=self._after_suggestion_is_predicted)
@@ -561,7 +544,7 @@ class StudySession:
                 raise
             self._lose(place, error)
             return
-        self._prediction_cache.add(forecast)
+        self._study.prediction_cache.add(forecast)
         self._ready.append(place)
 
     def _choose(self) -> Choice | None:
@@ -577,7 +560,7 @@ class StudySession:
 
     def _runs_its_program(self, config: TrainingConfig) -> bool:
         """Returns whether a trial in flight compiles to the program of the configuration."""
-        known = self._prediction_cache.known
+        known = self._study.prediction_cache.known
         forecast = known.get(config.fingerprint)
         if forecast is None or forecast.plan is None:
             return False
@@ -586,28 +569,30 @@ class StudySession:
 
     def _new_suggestions(self) -> Iterator[Choice]:
         self._expected_step()
-        records = list(self._shared.records.values())
+        records = list(self._study.shared.records.values())
         finished = [record for record in records if record.is_finished]
         in_flight = self._in_flight()
-        not_to_train = self._prediction_cache.not_to_train(
+        not_to_train = self._study.prediction_cache.not_to_train(
             [*(record.config for record in finished), *in_flight],
-            limit_bytes=self._definition.cap_bytes,
+            limit_bytes=self._study.definition.cap_bytes,
         )
         return self._ranking.suggestions(
             with_neutral_perplexities(finished),
-            self._prediction_cache.known.values(),
+            self._study.prediction_cache.known.values(),
             excluded=[*(record.config for record in records), *in_flight, *not_to_train],
-            seed=derived_seed(self._definition.seed, told=len(finished), repeat=len(in_flight)),
+            seed=derived_seed(
+                self._study.definition.seed, told=len(finished), repeat=len(in_flight)
+            ),
             in_flight=in_flight,
-            predicts=self._prediction_cache.predicts,
+            predicts=self._study.prediction_cache.predicts,
         )
 
     def _in_flight(self) -> list[TrainingConfig]:
         """Returns the configurations that run or are predicted now, of all processes, in order."""
         running = [
             record.config
-            for number, record in sorted(self._shared.unfinished.items())
-            if number in self._shared.running
+            for number, record in sorted(self._study.shared.unfinished.items())
+            if number in self._study.shared.running
         ]
         running += [trial.config for trial in self._trials.values()]
         return list(dict.fromkeys([*running, *self._predicting.values()]))
@@ -625,20 +610,22 @@ class StudySession:
 
         It is predicted at the place that would run it, which has nothing else to do.
         """
-        if config.fingerprint in self._shared.records:
+        if config.fingerprint in self._study.shared.records:
             return True
-        was_predicted = self._prediction_cache.is_known(config)
+        was_predicted = self._study.prediction_cache.is_known(config)
         self._predict(config, place)
-        same = self._prediction_cache.same_program(config, self._shared.records.values())
+        same = self._study.prediction_cache.same_program(
+            config, self._study.shared.records.values()
+        )
         if same is not None and not was_predicted:
-            self._listener(SameProgram(config=config, number=same.number))
+            self._study.listener(SameProgram(config=config, number=same.number))
         return same is not None
 
     def _predict(self, config: TrainingConfig, place: TrialPlace) -> None:
-        if self._prediction_cache.is_known(config):
+        if self._study.prediction_cache.is_known(config):
             return
-        self._listener(_named(Predicting(config=config), place))
-        self._prediction_cache.add(self._forecast(place, config))
+        self._study.listener(_named(Predicting(config=config), place))
+        self._study.prediction_cache.add(self._forecast(place, config))
 
     def _begin_prediction(
         self,
@@ -647,12 +634,12 @@ class StudySession:
         *,
         then: Callable[[TrialPlace, Future[Forecast]], None],
     ) -> None:
-        self._listener(_named(Predicting(config=config), place))
+        self._study.listener(_named(Predicting(config=config), place))
         self._begin(place, lambda: self._forecast(place, config), then=then)
 
     def _forecast(self, place: TrialPlace, config: TrainingConfig) -> Forecast:
         """Predict a configuration; one whose process is lost each time is trained unpredicted."""
-        predict = place.predict or self._prediction_cache.predict
+        predict = place.predict or self._study.prediction_cache.predict
         for _ in range(MAX_RETRIES):
             try:
                 return predict(config)
@@ -667,9 +654,9 @@ class StudySession:
 
     def _is_over(self) -> bool:
         self._check_stop()
-        if self._deadline is None or not self._shared.records:
+        if self._deadline is None or not self._study.shared.records:
             return False  # a study has one trial at least
-        return self._clock() >= self._deadline
+        return self._study.clock() >= self._deadline
 
     def _check_stop(self, place: TrialPlace | None = None) -> None:
         if self._should_stop():
@@ -688,10 +675,10 @@ class StudySession:
         if not self._wants_initial_perplexity:
             return False
         self._wants_initial_perplexity = False
-        known = initial_perplexity_of(self._shared.confirmations())
+        known = initial_perplexity_of(self._study.shared.confirmations())
         if known is not None and known.perplexity is not None:
             return False
-        self._listener(_named(Confirming(doing="the perplexity before training"), place))
+        self._study.listener(_named(Confirming(doing="the perplexity before training"), place))
         self._begin(
             place, lambda: self._evaluate_untrained(place), then=self._store_initial_perplexity
         )
@@ -720,9 +707,11 @@ class StudySession:
             self._wants_initial_perplexity = True  # at another place
             self._lose(place, error)
             return
-        self._shared.store_confirmation(measured)
+        self._study.shared.store_confirmation(measured)
         if measured.failure:
-            self._listener(Notice(message=f"the perplexity before training: {measured.failure}"))
+            self._study.listener(
+                Notice(message=f"the perplexity before training: {measured.failure}")
+            )
         self._ready.append(place)
 
     # -- how noisy the device is -------------------------------------------------------------------
@@ -735,19 +724,19 @@ class StudySession:
         """
         if not self._repeats_baseline or place is not self._places.first:
             return False
-        records = list(self._shared.records.values())
-        baseline = self._shared.records.get(self._baseline.fingerprint)
+        records = list(self._study.shared.records.values())
+        baseline = self._study.shared.records.get(self._baseline.fingerprint)
         was_timed = baseline is not None and baseline.tokens_per_second is not None
         if baseline is None or not was_timed or baseline.reused_from is not None:
             return False
-        confirmations = self._shared.confirmations()
+        confirmations = self._study.shared.confirmations()
         self._speed_noise = speed_noise(records, confirmations).alone
         done = sum(isinstance(one, RepeatedSpeed) for one in confirmations)
         trained = sum(record.was_trained for record in records)
         if done >= trained // TRIALS_PER_REPEAT:
             return False
         doing = "the baseline again, to see how noisy the device is"
-        self._listener(_named(Confirming(doing=doing), place))
+        self._study.listener(_named(Confirming(doing=doing), place))
         log_name = f"trial-{baseline.number}-repeat-{done + 1}"
         self._begin(
             place, lambda: self._repeat_baseline(place, log_name), then=self._store_repetition
@@ -774,9 +763,9 @@ class StudySession:
         except TrialLost as error:
             self._lose(place, error)
             return
-        self._shared.store_confirmation(repeated)
-        records = list(self._shared.records.values())
-        self._speed_noise = speed_noise(records, self._shared.confirmations()).alone
+        self._study.shared.store_confirmation(repeated)
+        records = list(self._study.shared.records.values())
+        self._speed_noise = speed_noise(records, self._study.shared.confirmations()).alone
         self._ready.append(place)
 
     # -- run and store -----------------------------------------------------------------------------
@@ -785,19 +774,19 @@ class StudySession:
         self, place: TrialPlace, config: TrainingConfig, *, name: str | None = None
     ) -> bool:
         """Begin an attempt at the configuration; return False if another worker has claimed it."""
-        attempt = self._shared.claim(config, most_trials=self._trials_wanted, name=name)
+        attempt = self._study.shared.claim(config, most_trials=self._trials_wanted, name=name)
         if attempt is None:
             self._refresh()
             return False
-        self._listener(
+        self._study.listener(
             TrialBegan(number=attempt.number, config=config, name=attempt.name, device=place.name)
         )
         with ExitStack() as stack:
-            lease = stack.enter_context(self._shared.working_on(attempt))
+            lease = stack.enter_context(self._study.shared.working_on(attempt))
             self._trials[place] = _Trial(
                 attempt=attempt, config=config, lease=lease, held=stack.pop_all()
             )
-        if self._prediction_cache.is_known(config):
+        if self._study.prediction_cache.is_known(config):
             self._begin_training(place)
         else:
             self._begin_prediction(place, config, then=self._after_trial_is_predicted)
@@ -807,7 +796,7 @@ class StudySession:
         if future.exception() is not None:
             self._settle_trial(place, future)
             return
-        self._prediction_cache.add(future.result())
+        self._study.prediction_cache.add(future.result())
         self._begin_training(place)
 
     def _begin_training(self, place: TrialPlace) -> None:
@@ -836,17 +825,17 @@ class StudySession:
             try:
                 finished: FinishedTrial = future.result()
             except TrialLost as error:
-                self._shared.record_failure(trial.attempt, cause=error.message)
+                self._study.shared.record_failure(trial.attempt, cause=error.message)
                 self._begin_check_of_device(place)
                 return
             except _LeaseLost:
                 self._places.leave(place)
                 return
             except BaseException:
-                self._shared.release_attempt(trial.attempt)
+                self._study.shared.release_attempt(trial.attempt)
                 raise
             failpoint("trial measured")
-            self._shared.store_result(trial.attempt, finished)
+            self._study.shared.store_result(trial.attempt, finished)
         self._places.leave(place)
 
     def _begin_check_of_device(self, place: TrialPlace) -> None:
@@ -868,7 +857,7 @@ class StudySession:
         if not self._places.can_lose_one:
             raise error
         self._places.drop(place)
-        self._listener(PlaceLeft(device=place.name, reason=error.message))
+        self._study.listener(PlaceLeft(device=place.name, reason=error.message))
 
 
 def _named(event: Event, place: TrialPlace) -> Event:

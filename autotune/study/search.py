@@ -46,6 +46,7 @@ from autotune.study.records import result_of
 from autotune.study.request import SearchRequest, check_sampler
 from autotune.study.requested_space import devices_per_trial, space_of
 from autotune.study.resume import check_same_study
+from autotune.study.running_study import RunningStudy
 from autotune.study.time_budget import TimeBudget
 from autotune.study.work_folder import work_folder
 from autotune.study.workers.coordinator import Coordinator
@@ -232,15 +233,18 @@ def _run(
         prediction_cache = PredictionCache(
             definition, store=store, predict=predict_at_first if predicts else None
         )
-        session = StudySession(
-            definition,
+        study = RunningStudy(
+            definition=definition,
             shared=shared,
-            executor=executor,
             prediction_cache=prediction_cache,
-            study_folder=folder,
+            folder=folder,
             listener=listener,
-            should_stop=devices.should_stop,
             trial_options=request.trial_options,
+        )
+        session = StudySession(
+            study,
+            executor=executor,
+            should_stop=devices.should_stop,
             until_converged=request.until_converged,
             repeats_baseline=request.confirm,
             places=places,
@@ -251,16 +255,13 @@ def _run(
             place = places.first
             places.keep_only(place)
             ConfirmationSession(
-                dataclasses.replace(definition, device=place.device),
-                shared=shared,
+                dataclasses.replace(
+                    study, definition=dataclasses.replace(definition, device=place.device)
+                ),
                 executor=place.executor,
                 trials_on_device=place.trials_on_device,
                 trial_runner=session.trial_runner,
-                prediction_cache=prediction_cache,
-                study_folder=folder,
-                listener=listener,
                 check_stop=check_stop,
-                trial_options=request.trial_options,
                 preferences=request.preferences,
             ).run(
                 confirmation or ConfirmationRequest(share=request.confirm_share), ends=budget.ends

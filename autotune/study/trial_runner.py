@@ -13,19 +13,16 @@ it is another one, it is trained to the end, and no technique is blamed for it.
 
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
-from pathlib import Path
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
 from autotune.errors import PreparationFailed, Stopped, TrialLost
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
 from autotune.execution.server.prepared_folder import PREPARED, prepared_folder
 from autotune.execution.tasks import PrepareSeed, Trace, Train
-from autotune.execution.trial_options import TrialOptions
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import QUANTIZED_WEIGHTS, TrainingConfig
@@ -34,13 +31,12 @@ from autotune.spec.early_stopping import PruningBound, speed_margin
 from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
-from autotune.spec.study import StudyDefinition
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
-from autotune.study.events import Comparing, Listener, Notice, TrialPhase
+from autotune.study.events import Comparing, Notice, TrialPhase
 from autotune.study.parity_gate import ParityGate
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 """How long to wait for a cancelled trial to end."""
@@ -73,38 +69,25 @@ class TrialRunner:
 
     def __init__(
         self,
-        definition: StudyDefinition,
+        study: RunningStudy,
         *,
-        baseline: TrainingConfig,
         executor: LocalExecutor,
-        prediction_cache: PredictionCache,
-        study_folder: Path,
-        trial_options: TrialOptions,
-        listener: Listener,
-        add_script_files: Callable[[Mapping[str, str]], Mapping[str, str]],
         check_stop: Callable[[], None],
         may_note_evaluation: Once | None = None,
-        clock: Callable[[], float] = time.monotonic,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        self._definition = definition
-        self._baseline = baseline
+        definition, workload = study.definition, study.definition.workload
+        self._study = study
+        self._baseline = definition.baseline_config()
         self._executor = executor
-        self._prediction_cache = prediction_cache
-        self._folder = study_folder
-        self._options = trial_options
-        self._add_script_files = add_script_files
         self._check_stop = check_stop
-        self._clock = clock
         self._poll_seconds = poll_seconds
-        workload = definition.workload
-        self._listener = listener
         self._may_note_evaluation = may_note_evaluation or Once()
         self._any_micro_batch = workload.has_loss_of_tokens
         self._gate = ParityGate(
             self._trace,
-            folder=study_folder / "parity",
-            on_trace=lambda config: listener(Comparing(config=config)),
+            folder=study.folder / "parity",
+            on_trace=lambda config: study.listener(Comparing(config=config)),
             any_micro_batch=self._any_micro_batch,
             has_layers=workload.script is None and takes_size(workload.model, "layers"),
             devices=workload.devices_per_trial,
@@ -156,7 +139,7 @@ class TrialRunner:
         is killed, the result of the training is stored without them.
         """
         try:
-            model_flops, recomputed_flops = self._prediction_cache.flops_of(config)
+            model_flops, recomputed_flops = self._study.prediction_cache.flops_of(config)
         except (Stopped, TrialLost):
             return measurement
         return replace(
@@ -170,14 +153,16 @@ class TrialRunner:
 
         The baseline is trained even over the cap if the device can hold it.
         """
-        began = self._clock()
-        limit_bytes = self._definition.cap_bytes
+        began = self._study.clock()
+        limit_bytes = self._study.definition.cap_bytes
         if config == self._baseline:
-            limit_bytes = self._definition.device.total_memory_bytes
-        measurement = self._prediction_cache.measurement_if_over(config, limit_bytes=limit_bytes)
+            limit_bytes = self._study.definition.device.total_memory_bytes
+        measurement = self._study.prediction_cache.measurement_if_over(
+            config, limit_bytes=limit_bytes
+        )
         if measurement is None:
             return None
-        return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
+        return FinishedTrial(measurement=measurement, seconds=self._study.clock() - began)
 
     def _run_with_parity_check(
         self,
@@ -188,12 +173,14 @@ class TrialRunner:
         speed_noise: float,
         may_end_early: bool,
     ) -> FinishedTrial:
-        began = self._clock()
+        began = self._study.clock()
         verdict = self._gate.check(config)
         if verdict.ends_trial is not None:
-            return FinishedTrial(measurement=verdict.ends_trial, seconds=self._clock() - began)
+            return FinishedTrial(
+                measurement=verdict.ends_trial, seconds=self._study.clock() - began
+            )
         shared_with = None
-        if verdict.kind != "not compared" and not self._options.full_trainings:
+        if verdict.kind != "not compared" and not self._study.trial_options.full_trainings:
             shared_with = self._representative(config, records)
         bounds: tuple[PruningBound, ...] | None = None
         if shared_with is not None:
@@ -212,14 +199,17 @@ class TrialRunner:
         self._note_evaluation(measurement)
         if shared_with is not None:
             measurement = _with_perplexity_of(shared_with, measurement)
-        elif self._options.full_trainings or self._representative(config, records) is None:
+        elif (
+            self._study.trial_options.full_trainings
+            or self._representative(config, records) is None
+        ):
             measurement = self._with_repeats(config, measurement, log_name=log_name)
-        return FinishedTrial(measurement=measurement, seconds=self._clock() - began)
+        return FinishedTrial(measurement=measurement, seconds=self._study.clock() - began)
 
     def _representative(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
-        steps = self._definition.workload.steps
+        steps = self._study.definition.workload.steps
         return representative(config, records, steps=steps, is_same=self._is_same_training)
 
     def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
@@ -228,7 +218,7 @@ class TrialRunner:
             return True
         if self._any_micro_batch:
             return self._gate.any_micro_batch_serves(config)
-        return self._definition.workload.script is not None and self._gate.updates_alike(
+        return self._study.definition.workload.script is not None and self._gate.updates_alike(
             config, other
         )
 
@@ -237,8 +227,8 @@ class TrialRunner:
         source = measurement.perplexity_source
         if source is None or source.unused_evaluation is None or not self._may_note_evaluation():
             return
-        steps = self._definition.workload.steps
-        self._listener(
+        steps = self._study.definition.workload.steps
+        self._study.listener(
             Notice(
                 message=f"from here on perplexity is that of the {source}: evaluate after the "
                 f"update of step {steps} and give the loss to "
@@ -250,12 +240,12 @@ class TrialRunner:
         self, config: TrainingConfig, first: Measurement, *, log_name: str
     ) -> Measurement:
         """Train with the remaining seeds; return `first` with the perplexities' mean and spread."""
-        workload = self._definition.workload
-        if self._options.perplexity_seeds == 1 or first.perplexity is None:
+        workload = self._study.definition.workload
+        if self._study.trial_options.perplexity_seeds == 1 or first.perplexity is None:
             return first
         perplexities = [first.perplexity]
         failed_seeds = []
-        for extra in range(1, self._options.perplexity_seeds):
+        for extra in range(1, self._study.trial_options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
             repeat = self.train_with_seed(config, seed, log_name=f"{log_name}-seed-{seed}")
             if repeat.measurement.perplexity is None:
@@ -282,14 +272,16 @@ class TrialRunner:
 
         The cap is not enforced: only the perplexity counts. Raises as `measure` does.
         """
-        seeded = replace(self._definition.workload, seed=seed)
+        seeded = replace(self._study.definition.workload, seed=seed)
         if seeded.script is None:  # a script draws its weights itself
             self._prepare_seed(seeded)
         return self._train(config, log_name=log_name, enforce_cap=False, workload=seeded)
 
     def _prepare_seed(self, workload: Workload) -> None:
         """Prepare the study's text with the weights of another seed, unless they exist."""
-        folder = (self._folder / prepared_folder(self._definition.workload, workload)).absolute()
+        folder = (
+            self._study.folder / prepared_folder(self._study.definition.workload, workload)
+        ).absolute()
         if not folder.exists():
             prepared = folder.with_name(PREPARED)
             self._executor.run(PrepareSeed(workload=workload, prepared=prepared, folder=folder))
@@ -299,7 +291,7 @@ class TrialRunner:
 
         The cap is not enforced: the baseline may be over it. Raises as `measure` does.
         """
-        began = self._clock()
+        began = self._study.clock()
         repeat = self._train(config, log_name=log_name, enforce_cap=False, pruning_bounds=())
         measurement = repeat.measurement
         failure = ""
@@ -309,7 +301,7 @@ class TrialRunner:
             config=config,
             tokens_per_second=measurement.tokens_per_second,
             failure=failure,
-            seconds=self._clock() - began,
+            seconds=self._study.clock() - began,
         )
 
     def evaluate_untrained(self) -> InitialPerplexity:
@@ -318,7 +310,7 @@ class TrialRunner:
         It is measured in the precision of the baseline or, where the cap has no room for that, with
         smaller weights, and in micro batches of one sequence. Raises as `measure` does.
         """
-        began = self._clock()
+        began = self._study.clock()
         for config in self._untrained_configs():
             finished = self._train(
                 config,
@@ -338,7 +330,7 @@ class TrialRunner:
             config=config,
             perplexity=measurement.perplexity,
             failure=failure,
-            seconds=self._clock() - began,
+            seconds=self._study.clock() - began,
         )
 
     def _untrained_configs(self) -> list[TrainingConfig]:
@@ -347,14 +339,14 @@ class TrialRunner:
         Those that are quantized are so in the way of some trial of the study. A new adapter adds
         nothing to what they compute.
         """
-        unavailable = self._definition.unavailable
+        unavailable = self._study.definition.unavailable
         configs = [TrainingConfig(precision=self._baseline.precision, micro_batch_size=1)]
         if "bf16-true" in unavailable.get("precision", {}):
             return configs
         smaller = TrainingConfig(precision="bf16-true", micro_batch_size=1)
         configs.append(smaller)
-        used = [config.base_weights for _, config in self._definition.first_configurations()]
-        searched = self._definition.space.techniques.get("base_weights", ())
+        used = [config.base_weights for _, config in self._study.definition.first_configurations()]
+        searched = self._study.definition.space.techniques.get("base_weights", ())
         for weights in QUANTIZED_WEIGHTS:
             if weights in unavailable.get("base_weights", {}):
                 continue
@@ -387,8 +379,8 @@ class TrialRunner:
             )
 
         is_baseline = config == self._baseline
-        if is_baseline and self._prediction_cache.measurement_if_over(
-            config, limit_bytes=self._definition.cap_bytes
+        if is_baseline and self._study.prediction_cache.measurement_if_over(
+            config, limit_bytes=self._study.definition.cap_bytes
         ):
             return train(enforce_cap=False)
         finished = train(enforce_cap=True)
@@ -409,8 +401,8 @@ class TrialRunner:
     ) -> FinishedTrial:
         shares_perplexity = pruning_bounds is not None
         snapshot_file = None
-        if self._options.memory_snapshot:
-            snapshot_file = (self._folder / "snapshots" / f"{log_name}.pickle").absolute()
+        if self._study.trial_options.memory_snapshot:
+            snapshot_file = (self._study.folder / "snapshots" / f"{log_name}.pickle").absolute()
         training = replace(
             self._training(config, enforce_cap=enforce_cap, workload=workload),
             is_baseline=config == self._baseline and not shares_perplexity,
@@ -420,7 +412,7 @@ class TrialRunner:
             pruning_bounds=pruning_bounds or (),
             snapshot_file=snapshot_file,
         )
-        limits = self._options.time_limits()
+        limits = self._study.trial_options.time_limits()
         future = self._executor.call(Train(training=training), log_name=log_name, limits=limits)
         finished = self._wait_for(future)
         self._store_script_files(finished.script_files)
@@ -428,16 +420,17 @@ class TrialRunner:
 
     def _store_script_files(self, found: Mapping[str, str]) -> None:
         """Add files to the study that its script reads late; raises StudyMismatch."""
-        workload = self._definition.workload
+        workload = self._study.definition.workload
         if workload.script_files is not None:
-            later = self._add_script_files(found)
+            later = self._study.shared.add_script_files(found)
             workload = replace(workload, script_files_after_apply=later)
-            self._definition = replace(self._definition, workload=workload)
+            definition = replace(self._study.definition, workload=workload)
+            self._study = replace(self._study, definition=definition)
 
     def _wait_for(self, future: Future[FinishedTrial]) -> FinishedTrial:
         """Returns the trial's result; an exception during the wait cancels the trial."""
         phase = TrialPhase(doing="starting")
-        self._listener(phase)
+        self._study.listener(phase)
         try:
             while True:
                 try:
@@ -449,7 +442,7 @@ class TrialRunner:
                     now = TrialPhase(doing=doing, steps=known.steps, used_bytes=known.used_bytes)
                     if now != phase:
                         phase = now
-                        self._listener(phase)
+                        self._study.listener(phase)
         except BaseException:
             self._executor.cancel(future)
             wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
@@ -458,14 +451,16 @@ class TrialRunner:
     def _trace(
         self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
     ) -> ParityTrace | NoTrace:
-        workload = self._definition.workload
+        workload = self._study.definition.workload
         if layers is not None:
             workload = at_depth(workload, layers)
         training = self._training(config, enforce_cap=False, workload=workload)
         task = Trace(training=replace(training, dequantized=dequantized), dropout=dropout)
         log_name = f"trace-{config.fingerprint}"
         try:
-            return self._executor.run(task, log_name=log_name, limits=self._options.time_limits())
+            return self._executor.run(
+                task, log_name=log_name, limits=self._study.trial_options.time_limits()
+            )
         except PreparationFailed as error:
             return NoTrace(outcome="crashed", message=error.message)
 
@@ -473,9 +468,9 @@ class TrialRunner:
         self, config: TrainingConfig, *, enforce_cap: bool, workload: Workload | None
     ) -> TrainingRequest:
         return self._executor.training(
-            self._definition,
+            self._study.definition,
             config,
-            study_folder=self._folder,
+            study_folder=self._study.folder,
             enforce_cap=enforce_cap,
             workload=workload,
         )

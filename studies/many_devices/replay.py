@@ -30,6 +30,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialBegan, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.compressed import read_json
 from studies.many_devices.virtual_places import recorded_places
@@ -89,15 +90,17 @@ def run(
         )
         first: Any = places.executors[0]
         session = StudySession(
-            definition,
-            shared=shared,
+            RunningStudy(
+                definition=definition,
+                shared=shared,
+                prediction_cache=PredictionCache(definition, store=store, predict=first.forecast),
+                folder=Path(folder),
+                listener=listen,
+                trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+                clock=places.clock,
+            ),
             executor=first,
-            prediction_cache=PredictionCache(definition, store=store, predict=first.forecast),
-            study_folder=Path(folder),
-            listener=listen,
             should_stop=lambda: progress.reached >= ENOUGH,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-            clock=places.clock,
             places=places,
         )
         with suppress(Stopped):

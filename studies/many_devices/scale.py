@@ -62,6 +62,7 @@ from autotune.study.events import Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.stand_in import StandInExecutor
 from tests.building import made_study
@@ -404,16 +405,18 @@ def run(
         first: Any = places.first.executor
         cache = PredictionCache(definition, store=store, predict=first.forecast)
         session = StudySession(
-            definition,
-            shared=shared,
+            RunningStudy(
+                definition=definition,
+                shared=shared,
+                prediction_cache=cache,
+                folder=folder,
+                listener=listener,
+                trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+                clock=clock,
+            ),
             executor=first,
-            prediction_cache=cache,
-            study_folder=folder,
-            listener=listener,
             should_stop=lambda: watch.ended >= trials,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
             repeats_baseline=True,
-            clock=clock,
             places=places,
         )
         watch.time_parts(session, shared, cache, places)

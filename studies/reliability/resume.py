@@ -25,6 +25,7 @@ from autotune.spec.study import SAMPLERS
 from autotune.storage.store import StudyStore
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.replay import cap_of, the_table
 from studies.search_efficiency.table import ReplayExecutor
@@ -81,15 +82,19 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
     executor = ReplayExecutor(table, seed=seed)
     with Coordinator(definition, store=store, folder=folder, listener=lambda event: None) as shared:
         session = StudySession(
-            definition,
-            shared=shared,
+            RunningStudy(
+                definition=definition,
+                shared=shared,
+                prediction_cache=PredictionCache(
+                    definition, store=store, predict=executor.forecast
+                ),
+                folder=folder,
+                listener=lambda event: None,
+                trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+                clock=executor.clock,
+            ),
             executor=executor,
-            prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
-            study_folder=folder,
-            listener=lambda event: None,
             should_stop=lambda: False,
-            trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-            clock=executor.clock,
         )
         session.run(trials_wanted=TRIALS, deadline=None)
     store.close()

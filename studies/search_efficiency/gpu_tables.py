@@ -36,6 +36,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.sampler.distributions import decide
 from autotune.study.workers.coordinator import Coordinator
 from studies.many_devices.virtual_places import VirtualPlaces
@@ -180,18 +181,22 @@ def search(run: Run) -> None:
                 folder=folder,
             )
         session = StudySession(
-            definition,
-            shared=stack.enter_context(
-                Coordinator(definition, store=store, folder=folder, listener=listen)
+            RunningStudy(
+                definition=definition,
+                shared=stack.enter_context(
+                    Coordinator(definition, store=store, folder=folder, listener=listen)
+                ),
+                prediction_cache=PredictionCache(
+                    definition, store=store, predict=executor.forecast
+                ),
+                folder=folder,
+                listener=listen,
+                trial_options=TrialOptions(trial_time_limit_seconds=TRIAL_TIME_LIMIT_SECONDS),
+                clock=lambda: run.seconds,
             ),
             executor=executor,
-            prediction_cache=PredictionCache(definition, store=store, predict=executor.forecast),
-            study_folder=folder,
-            listener=listen,
             should_stop=lambda: False,
-            clock=lambda: run.seconds,
             places=places,
-            trial_options=TrialOptions(trial_time_limit_seconds=TRIAL_TIME_LIMIT_SECONDS),
         )
         with suppress(Stopped):
             session.run(trials_wanted=MOST_TRIALS, deadline=run.until)

@@ -37,6 +37,7 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Converged, Event, TrialEnded
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.sampler.distributions import as_parameters, decide, decide_static
 from autotune.study.sampler.ehvi import Point, not_dominated
 from autotune.study.workers.coordinator import Coordinator
@@ -149,23 +150,25 @@ def run_ours(
         store = StudyStore(f"sqlite:///{folder}/replay.db", create=True)
         store.create_study(definition, trials_wanted=most)
         session = StudySession(
-            definition,
-            shared=stack.enter_context(
-                Coordinator(definition, store=store, folder=Path(folder), listener=listen)
+            RunningStudy(
+                definition=definition,
+                shared=stack.enter_context(
+                    Coordinator(definition, store=store, folder=Path(folder), listener=listen)
+                ),
+                prediction_cache=PredictionCache(
+                    definition,
+                    store=store,
+                    predict=None if without == "predictions" else executor.forecast,
+                ),
+                folder=Path(folder),
+                listener=listen,
+                trial_options=TrialOptions(
+                    trial_time_limit_seconds=600.0, full_trainings=without == "sharing"
+                ),
+                clock=executor.clock,
             ),
             executor=executor,
-            prediction_cache=PredictionCache(
-                definition,
-                store=store,
-                predict=None if without == "predictions" else executor.forecast,
-            ),
-            study_folder=Path(folder),
-            listener=listen,
             should_stop=lambda: progress.reached >= enough,
-            trial_options=TrialOptions(
-                trial_time_limit_seconds=600.0, full_trainings=without == "sharing"
-            ),
-            clock=executor.clock,
             **options,
         )
         with suppress(Stopped):

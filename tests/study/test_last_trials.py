@@ -8,6 +8,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from tests.building.studies import config, definition, keep, measured, open_store
 
@@ -35,14 +36,16 @@ def session(tmp_path):
         shared = Coordinator(settled, store=store, folder=tmp_path, listener=lambda event: None)
         yield (
             StudySession(
-                settled,
-                shared=stack.enter_context(shared),
+                RunningStudy(
+                    definition=settled,
+                    shared=stack.enter_context(shared),
+                    prediction_cache=PredictionCache(settled, store=store, predict=None),
+                    folder=tmp_path,
+                    listener=lambda event: None,
+                    trial_options=TrialOptions(trial_time_limit_seconds=60.0),
+                ),
                 executor=stack.enter_context(LocalExecutor(tmp_path)),
-                prediction_cache=PredictionCache(settled, store=store, predict=None),
-                study_folder=tmp_path,
-                listener=lambda event: None,
                 should_stop=others_take_the_last,
-                trial_options=TrialOptions(trial_time_limit_seconds=60.0),
             ),
             shared,
             looks,

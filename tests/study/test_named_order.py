@@ -13,6 +13,7 @@ from autotune.spec.space_file import load_space
 from autotune.study.loop import StudySession
 from autotune.study.named_order import NamedOrder, is_unlikely
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.workers.coordinator import Coordinator
 from tests.analysis.test_expected_step import H200, PREDICTED, STUDY
@@ -139,14 +140,16 @@ def test_while_one_place_predicts_the_baseline_no_other_begins_a_trial(tmp_path)
         store.create_study(DEFAULT, trials_wanted=30)
         shared = Coordinator(DEFAULT, store=store, folder=tmp_path, listener=lambda event: None)
         session = StudySession(
-            DEFAULT,
-            shared=stack.enter_context(shared),
+            RunningStudy(
+                definition=DEFAULT,
+                shared=stack.enter_context(shared),
+                prediction_cache=PredictionCache(DEFAULT, store=store, predict=predict),
+                folder=tmp_path,
+                listener=lambda event: None,
+                trial_options=TrialOptions(trial_time_limit_seconds=60.0),
+            ),
             executor=stack.enter_context(LocalExecutor(tmp_path)),
-            prediction_cache=PredictionCache(DEFAULT, store=store, predict=predict),
-            study_folder=tmp_path,
-            listener=lambda event: None,
             should_stop=lambda: False,
-            trial_options=TrialOptions(trial_time_limit_seconds=60.0),
         )
         session._trials_wanted = 30
         place = session._places.first

@@ -22,6 +22,7 @@ from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
 from autotune.study.loop import StudySession
 from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
 from tests.building.studies import definition
@@ -72,14 +73,16 @@ class Search:
         ):
             self.server_pids.append(executor.server_pid)
             session = StudySession(
-                study,
-                shared=shared,
+                RunningStudy(
+                    definition=study,
+                    shared=shared,
+                    prediction_cache=PredictionCache(study, store=self.store, predict=None),
+                    folder=self.folder,
+                    listener=self.listener,
+                    trial_options=TrialOptions(trial_time_limit_seconds=600.0),
+                ),
                 executor=executor,
-                prediction_cache=PredictionCache(study, store=self.store, predict=None),
-                study_folder=self.folder,
-                listener=self.listener,
                 should_stop=self.should_stop,
-                trial_options=TrialOptions(trial_time_limit_seconds=600.0),
             )
             self.before_its_trials()
             session.run(trials_wanted=1, deadline=None)

@@ -6,10 +6,8 @@ goes on where it was, and every process sees the same.
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import assert_never
 
 from autotune.analysis.confirmed import confirmed_records, variant_records
@@ -17,7 +15,6 @@ from autotune.analysis.pick import Preferences
 from autotune.errors import TrialLost
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
-from autotune.execution.trial_options import TrialOptions
 from autotune.failpoints import failpoint
 from autotune.spec.config import FIELD_ORDER, TrainingConfig, reverted, rule_violations
 from autotune.spec.confirmation import (
@@ -30,7 +27,6 @@ from autotune.spec.confirmation import (
 )
 from autotune.spec.device_group import joint_name
 from autotune.spec.result import TrialRecord
-from autotune.spec.study import StudyDefinition
 from autotune.study.confirmation.plan import (
     PICK_CONFIRMATIONS,
     RepeatAlone,
@@ -50,13 +46,11 @@ from autotune.study.confirmation.request import (
 from autotune.study.events import (
     ConfirmationTime,
     Confirming,
-    Listener,
     Notice,
     WaitingForDevice,
 )
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.running_study import RunningStudy
 from autotune.study.trial_runner import TrialRunner
-from autotune.study.workers.coordinator import Coordinator
 
 ROUNDS = 40
 """Blocks of each training of a run in turn, or as many as a script has steps for. Between runs
@@ -71,33 +65,21 @@ class ConfirmationSession:
 
     def __init__(
         self,
-        definition: StudyDefinition,
+        study: RunningStudy,
         *,
-        shared: Coordinator,
         executor: LocalExecutor,
         trials_on_device: int,
         trial_runner: TrialRunner,
-        prediction_cache: PredictionCache,
-        study_folder: Path,
-        listener: Listener,
         check_stop: Callable[[], None],
-        trial_options: TrialOptions,
         preferences: Preferences,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._definition = definition
-        self._shared = shared
+        self._study = study
         self._executor = executor
         self._trials_on_device = trials_on_device
         self._trial_runner = trial_runner
-        self._prediction_cache = prediction_cache
-        self._folder = study_folder
-        self._listener = listener
         self._check_stop = check_stop
-        self._options = trial_options
         self._preferences = preferences
-        self._clock = clock
-        self._baseline = definition.baseline_config()
+        self._baseline = study.definition.baseline_config()
 
     def run(self, request: ConfirmationRequest, *, ends: float = math.inf) -> None:
         """Confirm the finalists, then measure the pick without each of its techniques.
@@ -105,10 +87,10 @@ class ConfirmationSession:
         Nothing but the first measurement of a study begins that would not end before `ends`.
         Raises Stopped, TrialLost and StorageUnreachable; what was measured until then is stored.
         """
-        began = self._clock()
+        began = self._study.clock()
         for_finalists, for_variants = allowed_seconds(
-            seconds_of_trials(self._shared.trial_times()),
-            self._shared.confirmations(),
+            seconds_of_trials(self._study.shared.trial_times()),
+            self._study.shared.confirmations(),
             share=request.share,
         )
         if request.trial is not None:
@@ -118,15 +100,15 @@ class ConfirmationSession:
         allowed = for_finalists + for_variants
         if request.seconds is not None:
             allowed = for_finalists = request.seconds
-        self._listener(ConfirmationTime(seconds=allowed))
+        self._study.listener(ConfirmationTime(seconds=allowed))
         self.confirm(
             seconds=for_finalists, trial=request.trial, at_least_once=request.at_least_once
         )
         if request.seconds is not None:
-            for_variants = max(0.0, request.seconds - (self._clock() - began))
-        for_variants = min(for_variants, max(0.0, ends - self._clock()))
+            for_variants = max(0.0, request.seconds - (self._study.clock() - began))
+        for_variants = min(for_variants, max(0.0, ends - self._study.clock()))
         if request.trial is None:
-            self._listener(ConfirmationTime(seconds=for_variants))
+            self._study.listener(ConfirmationTime(seconds=for_variants))
             self.measure_variants(seconds=for_variants)
 
     # -- the finalists -----------------------------------------------------------------------------
@@ -138,16 +120,16 @@ class ConfirmationSession:
         short the time is; no other begins that would probably not end within it. Raises Stopped,
         TrialLost and StorageUnreachable; what was measured until then is stored.
         """
-        deadline = self._clock() + seconds
+        deadline = self._study.clock() + seconds
         is_first = at_least_once or not self._was_measured_again()
         wanted = PICK_CONFIRMATIONS
         if trial is not None:
-            confirmed = confirmed_records(self._records(), self._shared.confirmations())
+            confirmed = confirmed_records(self._records(), self._study.shared.confirmations())
             record = next(record for record in confirmed if record.number == trial)
             wanted = max(wanted, record.confirmations + 1)
         while step := self._next_step(trial, wanted=wanted):
             self._check_stop()
-            if not is_first and self._clock() + self._expected_seconds(step) > deadline:
+            if not is_first and self._study.clock() + self._expected_seconds(step) > deadline:
                 self._note_time_is_up(f"not certain yet: {_described(step)}")
                 return
             is_first = False
@@ -155,13 +137,13 @@ class ConfirmationSession:
                 self._do(step)
 
     def _was_measured_again(self) -> bool:
-        return any(isinstance(one, PairedSpeed) for one in self._shared.confirmations())
+        return any(isinstance(one, PairedSpeed) for one in self._study.shared.confirmations())
 
     def _next_step(self, trial: int | None, *, wanted: int) -> Step | None:
         """Returns what to measure next; of a `trial`, until it has `wanted` confirmations."""
-        self._shared.refresh()
+        self._study.shared.refresh()
         records = self._records()
-        confirmations = self._shared.confirmations()
+        confirmations = self._study.shared.confirmations()
         if trial is not None:
             return next_step_of(
                 trial,
@@ -180,17 +162,17 @@ class ConfirmationSession:
         )
 
     def _records(self) -> list[TrialRecord]:
-        return sorted(self._shared.records.values(), key=lambda record: record.number)
+        return sorted(self._study.shared.records.values(), key=lambda record: record.number)
 
     def _further_seeds(self) -> list[int]:
         """Returns the seeds of the repetitions; none where every class was trained with several."""
-        workload = self._definition.workload
-        if self._options.perplexity_seeds > 1:
+        workload = self._study.definition.workload
+        if self._study.trial_options.perplexity_seeds > 1:
             return []
         return [(workload.seed + extra) % 2**32 for extra in range(1, FURTHER_SEEDS + 1)]
 
     def _do(self, step: Step) -> None:
-        self._listener(Confirming(doing=_described(step)))
+        self._study.listener(Confirming(doing=_described(step)))
         measured: Sequence[Confirmation]
         match step:
             case TimeInTurn():
@@ -203,7 +185,7 @@ class ConfirmationSession:
                 assert_never(step)
         failpoint("confirmation measured")
         for one in measured:
-            self._shared.store_confirmation(one)
+            self._study.shared.store_confirmation(one)
             failpoint("confirmation stored")
 
     def _time_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
@@ -211,11 +193,11 @@ class ConfirmationSession:
 
         Raises TrialLost where the device no longer works.
         """
-        began = self._clock()
+        began = self._study.clock()
         try:
             return self._timed_in_turn(step)
         except TrialLost as error:
-            self._executor.check_device(self._definition.device.device)
+            self._executor.check_device(self._study.definition.device.device)
             return [
                 PairedSpeed(
                     config=subject.config,
@@ -225,14 +207,14 @@ class ConfirmationSession:
                     speed_ratio=None,
                     partner_tokens_per_second=None,
                     failure=error.message,
-                    seconds=(self._clock() - began) / len(step.subjects),
+                    seconds=(self._study.clock() - began) / len(step.subjects),
                 )
                 for subject in step.subjects
             ]
 
     def _timed_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
-        began = self._clock()
-        taken = len(self._shared.confirmations())
+        began = self._study.clock()
+        taken = len(self._study.shared.confirmations())
         trainings = [
             TrainingInTurn(
                 config=record.config,
@@ -242,18 +224,20 @@ class ConfirmationSession:
             for record in (step.partner, *step.subjects)
         ]
         timed = self._executor.time_in_turn(
-            self._definition,
+            self._study.definition,
             trainings,
-            study_folder=self._folder,
+            study_folder=self._study.folder,
             log_name=f"confirmation-{taken}",
-            trial_options=self._options,
+            trial_options=self._study.trial_options,
             rounds=ROUNDS,
-            seed=(self._definition.seed + taken) % 2**32,
+            seed=(self._study.definition.seed + taken) % 2**32,
         )
-        return paired_speeds(timed.results, schedule=timed.schedule, seconds=self._clock() - began)
+        return paired_speeds(
+            timed.results, schedule=timed.schedule, seconds=self._study.clock() - began
+        )
 
     def _train_seed(self, step: TrainSeed) -> SeedPerplexity:
-        began = self._clock()
+        began = self._study.clock()
         config = step.record.config
         log_name = f"trial-{step.record.number}-seed-{step.seed}"
         finished = self._trial_runner.train_with_seed(config, step.seed, log_name=log_name)
@@ -266,11 +250,11 @@ class ConfirmationSession:
             seed=step.seed,
             perplexity=measurement.perplexity,
             failure=failure,
-            seconds=self._clock() - began,
+            seconds=self._study.clock() - began,
         )
 
     def _repeat_alone(self, step: RepeatAlone) -> RepeatedSpeed:
-        taken = len(self._shared.confirmations())
+        taken = len(self._study.shared.confirmations())
         log_name = f"trial-{step.record.number}-repeat-{taken + 1}"
         return self._trial_runner.repeat_speed(step.record.config, log_name=log_name)
 
@@ -279,7 +263,7 @@ class ConfirmationSession:
 
         Compiled code comes from the study's cache.
         """
-        confirmations = self._shared.confirmations()
+        confirmations = self._study.shared.confirmations()
         if isinstance(step, TrainSeed):
             trained = [one for one in confirmations if isinstance(one, SeedPerplexity)]
             return trained[-1].seconds if trained else step.record.seconds or 0.0
@@ -301,24 +285,26 @@ class ConfirmationSession:
 
         What was left out for lack of time is named in a notice. Raises as `confirm` does.
         """
-        deadline = self._clock() + seconds
+        deadline = self._study.clock() + seconds
         left_out = []
         are_compared = True
         for technique, config in self._variants_to_train():
             self._check_stop()
-            if self._clock() + self._expected_variant_seconds() > deadline:
+            if self._study.clock() + self._expected_variant_seconds() > deadline:
                 left_out.append(technique)
                 continue
-            self._listener(Confirming(doing=f"the pick without {technique}"))
+            self._study.listener(Confirming(doing=f"the pick without {technique}"))
             try:
                 with self._slot():
                     self._train_variant(config)
             except TrialLost as error:
-                self._executor.check_device(self._definition.device.device)
-                self._listener(Notice(message=f"the pick without {technique}: {error.message}"))
+                self._executor.check_device(self._study.definition.device.device)
+                self._study.listener(
+                    Notice(message=f"the pick without {technique}: {error.message}")
+                )
         while step := self._next_variants_in_turn():
             self._check_stop()
-            if self._clock() + self._expected_seconds(step) > deadline:
+            if self._study.clock() + self._expected_seconds(step) > deadline:
                 are_compared = False
                 break
             with self._slot():
@@ -330,13 +316,13 @@ class ConfirmationSession:
         """Returns the pick without each of its techniques, by technique, where that is legal."""
         pick = pick_of(
             self._records(),
-            self._shared.confirmations(),
+            self._study.shared.confirmations(),
             baseline=self._baseline,
             preferences=self._preferences,
         )
         if pick is None:
             return {}
-        at = self._definition.legal_space().at
+        at = self._study.definition.legal_space().at
         variants = {}
         for technique in FIELD_ORDER:
             if getattr(pick.config, technique) == getattr(self._baseline, technique):
@@ -350,7 +336,7 @@ class ConfirmationSession:
         known = {record.config for record in self._records() if record.is_finished}
         known |= {
             one.config
-            for one in self._shared.confirmations()
+            for one in self._study.shared.confirmations()
             if isinstance(one, VariantMeasurement)
         }
         return [
@@ -360,25 +346,25 @@ class ConfirmationSession:
         ]
 
     def _train_variant(self, config: TrainingConfig) -> None:
-        began = self._clock()
-        self._prediction_cache.of(config)
+        began = self._study.clock()
+        self._study.prediction_cache.of(config)
         finished = self._trial_runner.measure(
             config,
             log_name=f"variant-{config.fingerprint}",
             records=self._records(),
             may_end_early=False,  # without a technique of the pick it is often dominated
         )
-        self._shared.store_confirmation(
+        self._study.shared.store_confirmation(
             VariantMeasurement(
                 config=config,
                 measurement=finished.measurement,
-                seconds=self._clock() - began,
+                seconds=self._study.clock() - began,
             )
         )
 
     def _next_variants_in_turn(self) -> TimeInTurn | None:
         """Returns a run of variants whose speed was measured only once; None if there is none."""
-        confirmations = self._shared.confirmations()
+        confirmations = self._study.shared.confirmations()
         records = [*self._records(), *variant_records(confirmations)]
         return next_variants(
             records,
@@ -400,19 +386,19 @@ class ConfirmationSession:
     @contextmanager
     def _slot(self) -> Iterator[None]:
         def report_wait(holder: str) -> None:
-            devices = (self._definition.device, *self._executor.other_devices)
-            self._listener(WaitingForDevice(device=joint_name(devices), holder=holder))
+            devices = (self._study.definition.device, *self._executor.other_devices)
+            self._study.listener(WaitingForDevice(device=joint_name(devices), holder=holder))
 
         # A trial beside it would disturb one training more than the other.
-        device, places = self._definition.device, self._trials_on_device
+        device, places = self._study.definition.device, self._trials_on_device
         with self._executor.slot(device, places=places, on_wait=report_wait, alone=True):
             yield
 
     def _note_time_is_up(self, what: str) -> None:
-        self._listener(
+        self._study.listener(
             Notice(
                 message=f"the time for confirmation is used up; {what}; "
-                f"autotune confirm {self._definition.name} --time-budget none goes on"
+                f"autotune confirm {self._study.definition.name} --time-budget none goes on"
             )
         )
 
