@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences, chosen_trial
 from autotune.errors import InvalidInput
-from autotune.interrupt import stoppable
-from autotune.notebook import is_notebook, live_progress, status_line
 from autotune.result import Result, report_file
 from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.prediction import Extrapolation, Prediction
 from autotune.spec.study import DEFAULT_STORAGE, Sampler
+from autotune.study.notebook import is_notebook, live_progress, status_line
+from autotune.system.interrupt import stoppable
 
 if TYPE_CHECKING:
     import optuna
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from autotune.study.fit.request import FitRequest
     from autotune.study.fit.result import FitResult
     from autotune.study.optuna_export import OptunaExport
-    from autotune.study.predicted_training import PredictedTraining
+    from autotune.study.prediction.predicted_training import PredictedTraining
     from autotune.study.profiling import StoredProfile
     from autotune.study.request import SearchRequest
 
@@ -283,9 +283,9 @@ def predict(
     UnknownStudy, and PredictionImpossible for a model that cannot run on fake tensors.
     """
     from autotune.execution.local import LocalExecutor
-    from autotune.study.predicted_device import predicted_device_of
-    from autotune.study.predicted_training import PredictedTraining
-    from autotune.study.predictions import Forecaster, forecaster_of, workload_of
+    from autotune.study.prediction.predicted_device import predicted_device_of
+    from autotune.study.prediction.predicted_training import PredictedTraining
+    from autotune.study.prediction.predictions import Forecaster, forecaster_of, workload_of
 
     _check_configuration(configuration)
     given = {
@@ -383,7 +383,7 @@ def fit(
 
 def resolved(request: "FitRequest") -> "FitRequest":
     """Returns a request of `fit` with what its study says. Raises InvalidInput and UnknownStudy."""
-    from autotune.study.trusted_code import check_trusted
+    from autotune.study.opening.trusted_code import check_trusted
 
     if request.study is None:
         return request

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, chosen_trial
 from autotune.errors import InvalidInput
-from autotune.notebook import status_line
 from autotune.printable import printable
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import StudyResult
 from autotune.spec.study import DEFAULT_STORAGE, RESULTS_FOLDER
+from autotune.study.notebook import status_line
 
 if TYPE_CHECKING:
     import pandas
@@ -231,8 +231,8 @@ def _predictions_of_roofline(view: "StudyView") -> dict[str, Prediction]:
     """Predict those of the trials that matter which the search needed no prediction of."""
     from autotune.execution.local import LocalExecutor
     from autotune.reporting.figures.roofline import trials_shown
-    from autotune.study.predictions import Forecaster
-    from autotune.study.trusted_code import check_trusted
+    from autotune.study.opening.trusted_code import check_trusted
+    from autotune.study.prediction.predictions import Forecaster
 
     result = view.result
     unpredicted = [
@@ -260,8 +260,8 @@ def _timeline_of(view: "StudyView", number: int | None) -> Prediction:
     """Predict one trial again: stored predictions have no timeline."""
     from autotune.execution.local import LocalExecutor
     from autotune.reporting.figures.memory_timeline import trial_shown
-    from autotune.study.predictions import Forecaster
-    from autotune.study.trusted_code import check_trusted
+    from autotune.study.opening.trusted_code import check_trusted
+    from autotune.study.prediction.predictions import Forecaster
 
     record = trial_shown(view, number)
     workload = view.definition.workload

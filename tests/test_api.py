@@ -11,11 +11,11 @@ import pytest
 
 import autotune
 from autotune.errors import IllegalConfiguration, InvalidInput, StorageUnavailable, UnknownStudy
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.reporting.figures import FIGURES
 from autotune.reporting.plain_tables import CSV_COLUMNS
 from autotune.spec.config import TrainingConfig
-from autotune.spec.prediction import Forecast
+from autotune.spec.prediction import Forecast, PredictionRequest
 from autotune.spec.workload import make_workload
 from tests.building.commands import run_here
 from tests.building.results import study_result

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune import build_tools
+from autotune.system import build_tools
 from autotune.techniques import compilation, optimizer_fusion
 
 

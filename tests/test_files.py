@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from autotune.files import (
+from autotune.study.opening.open_study import opening_lock
+from autotune.system.files import (
     create_locked,
     durable_file,
     hold_lock,
@@ -16,7 +17,6 @@ from autotune.files import (
     read_plain_file,
     try_acquire,
 )
-from autotune.study.open_study import opening_lock
 
 # -- writing ---------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def test_a_partly_written_file_has_the_name_that_others_look_for(tmp_path):
 HOLDER = """
 import sys
 from pathlib import Path
-from autotune.files import acquire, open_lock_file
+from autotune.system.files import acquire, open_lock_file
 acquire(open_lock_file(Path(sys.argv[1]), mode=0o600), shared=sys.argv[2] == "shared")
 print("locked", flush=True)
 sys.stdin.read()

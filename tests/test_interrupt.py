@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.interrupt import noted_interrupt
+from autotune.system.interrupt import noted_interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH = """

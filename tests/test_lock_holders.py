@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import StorageUnreachable
-from autotune.lock_holders import holder_of
 from autotune.storage.store import StudyStore
+from autotune.system.lock_holders import holder_of
 from tests.building.studies import definition, open_store
 
 HOLDER = """

@@ -13,10 +13,9 @@ from typing import ClassVar
 
 import pytest
 
-from autotune import notebook
 from autotune.analysis.pick import Preferences
 from autotune.errors import InvalidInput
-from autotune.notebook import LiveOutput, cell_output, is_notebook, status_line
+from autotune.study import notebook
 from autotune.study.events import (
     Confirming,
     Notice,
@@ -25,6 +24,7 @@ from autotune.study.events import (
     TrialBegan,
     TrialEnded,
 )
+from autotune.study.notebook import LiveOutput, cell_output, is_notebook, status_line
 from autotune.study.progress import Progress
 from tests.building.results import record
 from tests.building.studies import config

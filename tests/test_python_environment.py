@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autotune.python_environment import python_environment
+from autotune.system.python_environment import python_environment
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,7 +12,9 @@ from contextlib import closing
 import pytest
 
 TIMEOUT_SECONDS = 60.0
-BEGIN = "import sys; from autotune.standard_streams import protect_streams; protect_streams()\n"
+BEGIN = (
+    "import sys\nfrom autotune.system.standard_streams import protect_streams\nprotect_streams()\n"
+)
 ALL_CLOSED = 'exec "$@" <&- >&- 2>&-'
 
 

@@ -30,7 +30,7 @@ from autotune.errors import (
     missing_parallelism,
 )
 from autotune.printable import printable
-from autotune.standard_streams import protect_streams
+from autotune.system.standard_streams import protect_streams
 
 _PROGRAM = "autotune"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from autotune import __version__
-from autotune.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL, check_address
@@ -19,6 +18,7 @@ from autotune.execution.tasks import ListDevices
 from autotune.spec.config import SEARCHED
 from autotune.spec.setting import Settings, setting
 from autotune.spec.study import check_device
+from autotune.system.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.units import format_size
 
 

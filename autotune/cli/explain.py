@@ -15,7 +15,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.data_sheets import requested_device
 from autotune.spec.setting import EVERYDAY, TrialNumber, setting
 from autotune.spec.workload import Workload
-from autotune.study.predicted_training import PredictedSpace
+from autotune.study.prediction.predicted_training import PredictedSpace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,11 @@ def explain(request: ExplainCommand) -> None:
         Question,
         question_of_trial,
     )
-    from autotune.study.predicted_device import (  # noqa: PLC0415
+    from autotune.study.opening.requested_space import on_some_device  # noqa: PLC0415
+    from autotune.study.prediction.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
     )
-    from autotune.study.predictions import Forecaster  # noqa: PLC0415
-    from autotune.study.requested_space import on_some_device  # noqa: PLC0415
+    from autotune.study.prediction.predictions import Forecaster  # noqa: PLC0415
 
     def requested(device_type: str) -> tuple[Workload, TrainingConfig]:
         return explanations.requested(

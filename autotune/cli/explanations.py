@@ -17,7 +17,7 @@ from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.question import Question
-from autotune.study.predictions import workload_of
+from autotune.study.prediction.predictions import workload_of
 from autotune.units import format_duration
 
 

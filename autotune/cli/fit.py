@@ -19,9 +19,9 @@ from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import extrapolation_note
 from autotune.spec.setting import RESULTS, setting
-from autotune.standard_streams import answer
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import FitResult, FitRow, RealTrial
+from autotune.system.standard_streams import answer
 from autotune.units import format_estimate, format_percent, format_size
 
 if TYPE_CHECKING:

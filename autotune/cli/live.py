@@ -25,7 +25,7 @@ from autotune.study.progress import AtPlace, Progress
 from autotune.units import format_duration, format_size
 
 _ROWS_SHOWN = 14
-_REMARK_WIDTH = 34
+_REMARK_WIDTH, _NARROW_REMARK_WIDTH = 48, 34
 
 
 class PlainDisplay:
@@ -85,6 +85,8 @@ class LiveDisplay(PlainDisplay):
             return Group(Spinner("dots", text=as_text("; ".join(progress.doing()))))
         found = trial_table(progress.so_far(), progress.records[-_ROWS_SHOWN:])
         columns = [column for column in found.columns if column.on_phones]
+        is_short = is_narrow(self._console)
+        remark_width = _NARROW_REMARK_WIDTH if is_short else _REMARK_WIDTH
         table = Table(box=None, pad_edge=False, expand=True)
         for column in columns:
             if column.is_number:
@@ -92,11 +94,11 @@ class LiveDisplay(PlainDisplay):
             elif column.key == "name":
                 table.add_column(heading(column), ratio=1, no_wrap=True, overflow="ellipsis")
             else:
-                table.add_column(max_width=_REMARK_WIDTH, no_wrap=True, overflow="ellipsis")
+                table.add_column(max_width=remark_width, no_wrap=True, overflow="ellipsis")
         baseline = progress.opened.baseline
         for row, record in zip(found.rows, progress.records[-_ROWS_SHOWN:], strict=True):
             texts = {**row_texts(row)}
-            if is_narrow(self._live.console):
+            if is_short:
                 texts["name"] = record.name or short_description(record.config, baseline)
             cells = [as_text(texts[column.key]) for column in columns]
             table.add_row(*cells, style="" if record.feasible else "dim")

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from autotune import api, standard_streams
+from autotune import api
 from autotune.analysis.pick import chosen_trial
 from autotune.cli.options import ShownQuietly
 from autotune.errors import InvalidInput
@@ -19,7 +19,8 @@ from autotune.spec.data_sheets import requested_device
 from autotune.spec.prediction import Extrapolation
 from autotune.spec.setting import EVERYDAY, RESULTS, FilePath, Size, TrialNumber, setting
 from autotune.spec.workload import Workload
-from autotune.study.predicted_training import PredictedSpace
+from autotune.study.prediction.predicted_training import PredictedSpace
+from autotune.system import standard_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +91,12 @@ def predict(request: PredictCommand) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import predictions  # noqa: PLC0415
-    from autotune.study.predicted_device import (  # noqa: PLC0415
+    from autotune.study.opening.requested_space import on_some_device  # noqa: PLC0415
+    from autotune.study.prediction.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         probed,
     )
-    from autotune.study.predictions import Forecaster, forecaster_of  # noqa: PLC0415
-    from autotune.study.requested_space import on_some_device  # noqa: PLC0415
+    from autotune.study.prediction.predictions import Forecaster, forecaster_of  # noqa: PLC0415
 
     loaded = request.search_space
     extrapolates: Extrapolation = "compiled"

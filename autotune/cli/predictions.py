@@ -35,8 +35,8 @@ from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.alternatives import unavailable_on
-from autotune.study.predicted_front import PredictedFront, predicted_front
-from autotune.study.predictions import Forecaster, workload_of
+from autotune.study.prediction.predicted_front import PredictedFront, predicted_front
+from autotune.study.prediction.predictions import Forecaster, workload_of
 from autotune.units import format_amount, format_estimate, format_percent, format_size
 
 

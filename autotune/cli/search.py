@@ -67,7 +67,7 @@ def search(given: Given[SearchCommand]) -> None:
         return
     request = request_of(SearchCommand, given)
     # These import numpy, which the help of this command does without.
-    from autotune.study.requested_space import beginning_line, space_of  # noqa: PLC0415
+    from autotune.study.opening.requested_space import beginning_line, space_of  # noqa: PLC0415
 
     space = None
     if request.name is None and request.storage == DEFAULT_STORAGE:

@@ -26,13 +26,13 @@ from autotune.spec.result import StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import options_of
 from autotune.spec.study import DEFAULT_STORAGE, MOST_TRIALS_IN_TIME
-from autotune.standard_streams import answer
 from autotune.storage.error_translation import redacted_url
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Notice
 from autotune.study.profiling import profile_at_end
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
+from autotune.system.standard_streams import answer
 from autotune.units import format_duration
 
 

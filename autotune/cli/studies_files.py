@@ -15,10 +15,10 @@ from autotune.cli.database import open_store
 from autotune.cli.lines import print_line
 from autotune.cli.options import InStorage, storage_of
 from autotune.errors import InvalidInput, StorageUnavailable
-from autotune.files import durable_file
 from autotune.spec.setting import FilePath, Texts, setting
 from autotune.spec.study import StudyName
 from autotune.spec.user_files import open_file
+from autotune.system.files import durable_file
 
 if TYPE_CHECKING:
     from autotune.storage.store import StudyStore

@@ -15,7 +15,7 @@ def trust(context: typer.Context, request: OfStudy) -> None:
     """
     # Both import SQLAlchemy, which takes 0.3 s; the help of this command does without.
     from autotune.storage.identity import work_folder_path  # noqa: PLC0415
-    from autotune.study import trusted_code  # noqa: PLC0415
+    from autotune.study.opening import trusted_code  # noqa: PLC0415
 
     study = request.study
     with open_store(storage_of(context, request.storage)) as store:

@@ -12,8 +12,8 @@ from autotune.cli.options import OnServer, ShownInFull, ShownQuietly
 from autotune.cli.requests import Given, taken_from
 from autotune.cli.server import command_on_server, open_client
 from autotune.errors import AutotuneError
-from autotune.standard_streams import answer
 from autotune.study.submission import Submission
+from autotune.system.standard_streams import answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from autotune.data.sources import check_splits, files_below, read_documents
 from autotune.data.tokenizer import load_tokenizer
 from autotune.data.tokens import write_tokens
 from autotune.errors import AutotuneError, InvalidDataset, error_class
-from autotune.python_environment import python_environment
 from autotune.shipped.dataset_files import READERS
 from autotune.spec.user_paths import expanded, is_plain_file, path_exists
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.system.python_environment import python_environment
 
 READ_WHOLE_BYTES = 2**20
 """Datasets up to this size are tokenized completely."""

@@ -34,12 +34,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from autotune import files
 from autotune.errors import StorageUnavailable
 from autotune.execution.private_folder import safe_cache_folder
 from autotune.execution.server import socket_lock
-from autotune.lock_holders import holder_of
 from autotune.spec.result import DeviceInfo
+from autotune.system import files
+from autotune.system.lock_holders import holder_of
 
 LOCK_FOLDER_VARIABLE = "AUTOTUNE_LOCK_FOLDER"
 

@@ -99,7 +99,7 @@ class LocalExecutor:
         self.cores: int | None = None
         """How many cores of a CPU the ranks of a trial share; None: those of this machine."""
         self.sharing = ""
-        """How trials share these CPUs, as `study/devices.py` says it; empty where they do not."""
+        """How trials share these CPUs, in words; empty where they do not."""
         self.seconds_waited = 0.0
         """For how long `slot_on` has waited for other users of the devices."""
         self._is_shut_down = False

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.build_tools import c_compiler, cpp_compiler, python_headers
 from autotune.execution.private_folder import safe_cache_folder
-from autotune.files import durable_file
 from autotune.spec.result import DeviceInfo
+from autotune.system.build_tools import c_compiler, cpp_compiler, python_headers
+from autotune.system.files import durable_file
 
 FOLDER = "probes"
 """Name of the folder of these files in the user's cache folder."""

@@ -29,7 +29,6 @@ from autotune.errors import (
     class_and_first_line_of,
 )
 from autotune.execution.local import LocalExecutor
-from autotune.failpoints import failpoint
 from autotune.printable import printable
 from autotune.service.processes import this_process
 from autotune.service.settings import SubmissionRules
@@ -39,7 +38,6 @@ from autotune.spec.queued_search import (
     QueuedSearch,
     SearchEnd,
 )
-from autotune.standard_streams import protect_streams
 from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.storage.leases import LeaseLost
@@ -56,6 +54,8 @@ from autotune.study.profiling import profile_at_end
 from autotune.study.progress import Progress
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
+from autotune.system.failpoints import failpoint
+from autotune.system.standard_streams import protect_streams
 
 _STEP_SECONDS = 1.0
 """Steps of one place are reported at most this often."""

@@ -29,8 +29,8 @@ from autotune.spec.setting import (
     texts,
     whole_number,
 )
-from autotune.study.devices import parse_devices
 from autotune.study.request import DeviceList, SearchRequest
+from autotune.study.running.devices import parse_devices
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8321

@@ -52,8 +52,8 @@ from autotune.spec.workload import (
     STANDARD_LIBRARY_TEXT,
     Workload,
 )
-from autotune.study.devices import parse_devices
-from autotune.study.requested_space import DEFAULT_SPACE, space_of
+from autotune.study.opening.requested_space import DEFAULT_SPACE, space_of
+from autotune.study.running.devices import parse_devices
 from autotune.study.submission import Submission
 from autotune.units import format_duration, format_size
 

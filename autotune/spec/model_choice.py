@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.python_environment import python_environment
 from autotune.spec.model_file import (
     FILE_NAME,
     fetch_model_config,
@@ -23,6 +22,7 @@ from autotune.spec.model_file import (
 from autotune.spec.user_code import SCRIPT, check_function, check_script, is_function_reference
 from autotune.spec.user_paths import path_exists
 from autotune.spec.weight_files import check_weight_files
+from autotune.system.python_environment import python_environment
 
 MODEL_NAMES = ("gpt", "deep-one")
 """Names in the model registry, which only the process of a trial may import, as it loads torch."""

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, func, insert, not_, select, update
 
-from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES, Attempt, AttemptState, RunningAttempt
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Measurement
@@ -30,6 +29,7 @@ from autotune.storage.rows import (
 )
 from autotune.storage.schema import check_revision
 from autotune.storage.tables import ATTEMPTS, STUDIES, TRIALS
+from autotune.system.failpoints import failpoint
 
 Delivery = Literal["stored", "known", "late", "unknown"]
 """What happened to a delivered result.

@@ -16,8 +16,6 @@ import sqlalchemy
 from sqlalchemy import Connection, Table, bindparam, select, text, update
 
 from autotune.errors import StorageUnavailable
-from autotune.failpoints import failpoint
-from autotune.files import durable_file
 from autotune.printable import printable
 from autotune.spec.provenance_sentences import with_facts
 from autotune.spec.study import RESULTS_FOLDER
@@ -32,6 +30,8 @@ from autotune.storage.tables import (
     STUDIES,
     TRIALS,
 )
+from autotune.system.failpoints import failpoint
+from autotune.system.files import durable_file
 
 _LOG = logging.getLogger(__name__)
 

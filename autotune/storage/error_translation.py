@@ -24,10 +24,10 @@ from sqlalchemy.exc import (
 )
 
 from autotune.errors import StorageUnavailable, StorageUnreachable, first_line_of
-from autotune.lock_holders import holder_of
 from autotune.spec.full_disk import says_full_disk
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.storage.tables import SCHEMA_VERSION
+from autotune.system.lock_holders import holder_of
 
 COPY = "bring back a copy that is whole"
 COPY_OF_FILE = f"{COPY}, without the -wal and -shm files of this one"

@@ -10,11 +10,11 @@ import sqlalchemy
 from sqlalchemy import Connection, delete, insert, select
 
 from autotune.errors import StorageUnavailable, UnknownStudy
-from autotune.failpoints import failpoint
 from autotune.storage.conversion import convert
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint, redacted_url
 from autotune.storage.tables import IDENTITY, METADATA, REVISION, SERVER, STUDIES, VERSION
+from autotune.system.failpoints import failpoint
 
 _OPTUNA = "version_info"
 """A table of Optuna, which may store its studies in the same database."""

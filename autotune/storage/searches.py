@@ -33,7 +33,6 @@ from sqlalchemy import (
 )
 
 from autotune.errors import SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
-from autotune.failpoints import failpoint
 from autotune.spec.queued_search import (
     ENDED,
     MOST_LOSSES,
@@ -51,6 +50,7 @@ from autotune.storage.rows import storable_text
 from autotune.storage.schema import check_revision
 from autotune.storage.stored_columns import check_decoded
 from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
+from autotune.system.failpoints import failpoint
 
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""

@@ -25,16 +25,16 @@ from autotune.spec.search_space import LegalSpace, SearchSpace
 from autotune.spec.study import MOST_TRIALS_IN_TIME, StudyDefinition
 from autotune.spec.workload import MEMORY_STEPS, MINIMUM_TIMED_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.storage.store import StudyStore
-from autotune.study.devices_of_search import devices_of
 from autotune.study.events import Event, Listener, Preparing
-from autotune.study.new_study import new_definition
-from autotune.study.places import ThreadedListener
-from autotune.study.predictions import Forecaster
+from autotune.study.opening.new_study import new_definition
+from autotune.study.opening.requested_space import devices_per_trial, space_of
+from autotune.study.opening.reuse import ReusedResults, reuse
+from autotune.study.opening.work_folder import work_folder
+from autotune.study.prediction.predictions import Forecaster
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
-from autotune.study.requested_space import devices_per_trial, space_of
-from autotune.study.reuse import ReusedResults, reuse
-from autotune.study.trial_runner import representative
-from autotune.study.work_folder import work_folder
+from autotune.study.running.devices_of_search import devices_of
+from autotune.study.running.places import ThreadedListener
+from autotune.study.running.trial_runner import representative
 
 _WARMUP_STEPS = 1
 

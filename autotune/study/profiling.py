@@ -40,12 +40,12 @@ from autotune.spec.setting import FilePath, Settings, TrialNumber, whole_number
 from autotune.spec.study import DEFAULT_STORAGE, StudyDefinition
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
-from autotune.study.devices import parse_devices, sharing_of, threads_of
+from autotune.study.opening.resume import check_same_device, check_same_model, prepare_again
+from autotune.study.opening.trusted_code import check_trusted
 from autotune.study.profilable import check_can_be_profiled
 from autotune.study.records import result_of
 from autotune.study.request import SearchRequest
-from autotune.study.resume import check_same_device, check_same_model, prepare_again
-from autotune.study.trusted_code import check_trusted
+from autotune.study.running.devices import parse_devices, sharing_of, threads_of
 from autotune.units import different_sizes, format_size
 
 NEEDED_BYTES = 256 * 1024**2

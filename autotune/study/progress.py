@@ -12,7 +12,6 @@ from autotune.reporting.trial_text import format_speed
 from autotune.spec.result import Pick, TrialRecord
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.study.confirmation.request import seconds_of_search
-from autotune.study.eta import eta_seconds
 from autotune.study.events import (
     AttemptLost,
     Comparing,
@@ -34,6 +33,7 @@ from autotune.study.events import (
     WaitingForOthers,
     WaitingForStorage,
 )
+from autotune.study.running.eta import eta_seconds
 from autotune.units import format_decimal, format_duration, format_size
 
 

@@ -38,7 +38,7 @@ from autotune.spec.study import (
     check_device,
 )
 from autotune.spec.workload import Workload
-from autotune.study.devices import MOST_DEVICES, parse_devices
+from autotune.study.running.devices import MOST_DEVICES, parse_devices
 from autotune.units import LARGEST_SIZE_BYTES, format_size, parse_size
 
 DEFAULT_TRIALS = 30

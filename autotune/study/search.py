@@ -16,41 +16,41 @@ from autotune.analysis.pick import chosen_trial
 from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.device_slots import container_isolation_note
 from autotune.execution.local import LocalExecutor
-from autotune.failpoints import failpoint
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
-from autotune.standard_streams import reopen_closed_streams
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest, seconds_of_trials
 from autotune.study.confirmation.session import ConfirmationSession
-from autotune.study.devices_of_search import Devices, devices_of, forecast_by
 from autotune.study.event_text import opening_lines
 from autotune.study.events import Listener, Notice, StudyOpened
-from autotune.study.loop import StudySession
-from autotune.study.new_study import new_definition, with_peaks
-from autotune.study.open_study import (
+from autotune.study.opening.new_study import new_definition, with_peaks
+from autotune.study.opening.open_study import (
     OpenedStudy,
     open_study,
     opened_store,
     opening_lock,
     stored_study,
 )
-from autotune.study.places import ThreadedListener
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.opening.requested_space import devices_per_trial, space_of
+from autotune.study.opening.resume import check_same_study
+from autotune.study.opening.work_folder import work_folder
+from autotune.study.prediction.prediction_cache import PredictionCache
 from autotune.study.records import result_of
 from autotune.study.request import SearchRequest, check_sampler
-from autotune.study.requested_space import devices_per_trial, space_of
-from autotune.study.resume import check_same_study
-from autotune.study.running_study import RunningStudy
-from autotune.study.time_budget import TimeBudget
-from autotune.study.work_folder import work_folder
+from autotune.study.running.devices_of_search import Devices, devices_of, forecast_by
+from autotune.study.running.loop import StudySession
+from autotune.study.running.places import ThreadedListener
+from autotune.study.running.running_study import RunningStudy
+from autotune.study.running.time_budget import TimeBudget
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
+from autotune.system.failpoints import failpoint
+from autotune.system.standard_streams import reopen_closed_streams
 from autotune.units import format_size
 
 T = TypeVar("T")

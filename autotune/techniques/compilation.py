@@ -10,11 +10,11 @@ from functools import cache
 
 import torch
 
-from autotune.build_tools import first_compile_error, why_no_compilation
 from autotune.errors import first_line_of
 from autotune.models.parts import ModelParts
 from autotune.shipped.compiling import compile_in_place
 from autotune.spec.config import CompileScope
+from autotune.system.build_tools import first_compile_error, why_no_compilation
 
 
 def compile_blocks(parts: ModelParts, scope: CompileScope) -> None:

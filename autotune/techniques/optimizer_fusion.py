@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from autotune.build_tools import why_no_compilation
 from autotune.errors import first_line_of
 from autotune.shipped.learning_rate import set_learning_rate
 from autotune.shipped.quantized import tensors_behind
@@ -26,6 +25,7 @@ from autotune.shipped.step_in_backward import step_in_backward
 from autotune.shipped.stochastic_rounding import StochasticallyRounded
 from autotune.spec.config import OptimizerFusion
 from autotune.spec.optimizers import OPTIMIZERS, Optimizer
+from autotune.system.build_tools import why_no_compilation
 from autotune.techniques.optimizer import make_optimizer
 from autotune.techniques.tensor_parallel import TensorParallel
 

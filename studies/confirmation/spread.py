@@ -26,9 +26,9 @@ from typing import Any
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
-from autotune.study.new_study import new_definition
+from autotune.study.opening.new_study import new_definition
+from autotune.study.opening.requested_space import space_of
 from autotune.study.request import SearchRequest
-from autotune.study.requested_space import space_of
 from studies.compressed import append_row, read_rows
 
 BLOCKS = Path(__file__).parent / "blocks.jsonl.xz"

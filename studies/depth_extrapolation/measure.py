@@ -185,9 +185,10 @@ def measure(number: int) -> dict[str, Any]:
     import torch
 
     from autotune.models import transformers_network  # noqa: F401
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
     from autotune.spec.config import TrainingConfig
     from autotune.spec.model_file import model_name, sizes_of
+    from autotune.spec.prediction import PredictionRequest
     from autotune.spec.workload import make_workload
 
     name, device, choices = CASES[number]

@@ -37,9 +37,9 @@ from autotune.execution.tasks import Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.study import StudyDefinition
-from autotune.study.new_study import new_definition
+from autotune.study.opening.new_study import new_definition
+from autotune.study.opening.requested_space import space_of
 from autotune.study.request import SearchRequest
-from autotune.study.requested_space import space_of
 from studies.compressed import read_json, write_json
 
 RESULTS = Path(__file__).with_name("neighbours.json.xz")

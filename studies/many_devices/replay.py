@@ -28,9 +28,9 @@ from autotune.errors import Stopped
 from autotune.execution.trial_options import TrialOptions
 from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialBegan, TrialEnded
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.compressed import read_json
 from studies.many_devices.virtual_places import recorded_places

@@ -59,10 +59,10 @@ from autotune.spec.prediction import Forecast
 from autotune.spec.training_request import TrainingRequest
 from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialEnded
-from autotune.study.loop import StudySession
-from autotune.study.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.stand_in import StandInExecutor
 from tests.building import made_study

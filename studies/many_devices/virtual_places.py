@@ -17,7 +17,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
-from autotune.study.places import EndedWork, TrialPlace
+from autotune.study.running.places import EndedWork, TrialPlace
 from studies.search_efficiency.table import ReplayExecutor, Table
 
 

@@ -29,7 +29,7 @@ from autotune.spec.model_file import known_sizes, model_name
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload, make_workload
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 from studies.causal_models.small_config import candidates
 from studies.compressed import read_json, write_json
 from studies.predictor_accuracy.measure import (

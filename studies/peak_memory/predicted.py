@@ -14,7 +14,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 
 GIB = 1024**3
 LATER_TORCH = "2.13"

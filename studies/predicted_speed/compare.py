@@ -25,7 +25,7 @@ from autotune.spec.data_sheets import sheet_of
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import Workload
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 from studies.compressed import read_json
 
 GPUS = Path(__file__).parents[1] / "gpu"

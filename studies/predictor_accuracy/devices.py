@@ -26,7 +26,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import Workload, make_workload
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).parent

@@ -37,7 +37,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import DIVISORS, LegalSpace, SearchSpace, bind_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import make_workload
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 from studies.compressed import read_json, write_json
 
 HERE = Path(__file__).parent

@@ -1,4 +1,4 @@
-"""Kills a search at every durable step and continues it; `autotune/failpoints.py` names the steps.
+"""Kills a search at every durable step, which failpoints name, and continues it.
 
     python studies/reliability/crash_points.py > studies/reliability/crash_points.json
 
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import Stopped
-from autotune.failpoints import FAILPOINTS
 from autotune.spec.confirmation import Confirmation
 from autotune.storage.store import StudyStore
 from autotune.study.confirmation.request import ConfirmationRequest
 from autotune.study.events import Event, TrialBegan
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
+from autotune.system.failpoints import FAILPOINTS
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
 from tests.building.old_databases import copy_to_postgres
 from tests.quick_study.quick_executor import QuickExecutor

@@ -23,9 +23,9 @@ from typing import Any
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.study import SAMPLERS
 from autotune.storage.store import StudyStore
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.replay import cap_of, the_table
 from studies.search_efficiency.table import ReplayExecutor

@@ -34,9 +34,9 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Pick, TrialRecord
 from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialEnded
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.sampler.distributions import decide
 from autotune.study.workers.coordinator import Coordinator
 from studies.many_devices.virtual_places import VirtualPlaces

@@ -33,11 +33,11 @@ from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.study import StudyDefinition
 from autotune.spec.training_request import TrainingRequest
-from autotune.study.new_study import new_definition
-from autotune.study.parity_gate import ParityGate
+from autotune.study.opening.new_study import new_definition
+from autotune.study.opening.requested_space import space_of
+from autotune.study.opening.work_folder import work_folder
 from autotune.study.request import SearchRequest
-from autotune.study.requested_space import space_of
-from autotune.study.work_folder import work_folder
+from autotune.study.running.parity_gate import ParityGate
 from studies.compressed import append_row, read_rows, write_rows
 from studies.search_efficiency.table import TABLES, TableFiles
 

@@ -35,9 +35,9 @@ from autotune.spec.search_space import LegalSpace
 from autotune.spec.space_file import load_space
 from autotune.storage.store import StudyStore
 from autotune.study.events import Converged, Event, TrialEnded
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.sampler.distributions import as_parameters, decide, decide_static
 from autotune.study.sampler.ehvi import Point, not_dominated
 from autotune.study.workers.coordinator import Coordinator

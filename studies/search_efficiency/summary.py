@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from typing import Any
 
-from autotune.study.eta import eta_seconds
+from autotune.study.running.eta import eta_seconds
 
 SHARES = (0.9, 0.95, 0.99)
 Run = dict[str, Any]

@@ -12,7 +12,7 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.workload import make_workload
 from autotune.study.explain.question import question_of_trial
 from autotune.study.fit.fit import FitRequest, fit
-from autotune.study.predictions import forecaster_of
+from autotune.study.prediction.predictions import forecaster_of
 from tests.building.studies import MIB, definition, keep, measured, open_store
 
 SIZES = {"layers": 1, "width": 16, "heads": 2, "sequence_length": 16, "global_batch": 1}

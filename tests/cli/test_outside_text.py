@@ -34,7 +34,6 @@ from autotune.cli.search_run import StudyLocation, print_summary
 from autotune.cli.serve import PrintableFormatter
 from autotune.cli.tables import make_console, print_result, print_trials
 from autotune.errors import InvalidInput
-from autotune.notebook import LiveOutput
 from autotune.reporting.figures import FIGURES, FigureOptions
 from autotune.reporting.html_page import whole_page
 from autotune.reporting.html_text import html_text
@@ -65,6 +64,7 @@ from autotune.study.events import (
     WaitingForDevice,
     WaitingForStorage,
 )
+from autotune.study.notebook import LiveOutput
 from autotune.study.progress import Progress
 from tests.building.commands import run_here
 from tests.building.reports import TRIALS, report_of, view_of

@@ -21,7 +21,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.setting import all_options_of
 from autotune.spec.workload import Workload
 from autotune.study.fit.request import FitRequest
-from autotune.study.predicted_training import PredictedTraining
+from autotune.study.prediction.predicted_training import PredictedTraining
 from autotune.study.request import SearchRequest
 from autotune.study.submission import Submission
 

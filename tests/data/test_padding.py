@@ -8,11 +8,12 @@ from autotune.data.batches import TokenSequences
 from autotune.data.sources import Parts
 from autotune.data.tokens import write_tokens
 from autotune.errors import InvalidDataset
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.shipped.bpe import train_bpe
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.token_encoding import NO_TOKEN
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 from autotune.training.trainer import Trainer

@@ -9,9 +9,10 @@ import torch._dynamo
 
 from autotune.execution.server.prepared import prepare
 from autotune.execution.tasks import Prepare
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload
 from autotune.training.trainer import Trainer, train

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from autotune.memory.recording import Block, Recording
 from autotune.predictor.caching_allocator import CachingAllocator, count_pieces, round_up
-from autotune.predictor.predict import PredictionRequest, _FakeTraining, predict
+from autotune.predictor.predict import _FakeTraining, predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 
 MIB = 1024**2

@@ -18,10 +18,10 @@ from autotune.predictor.depths import (
     spread_depths,
     structure_of,
 )
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name, sizes_of
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Prediction, PredictionRequest
 from autotune.spec.reading import parse
 from autotune.spec.workload import make_workload
 

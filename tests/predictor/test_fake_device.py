@@ -12,8 +12,9 @@ import torch._dynamo
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
 
@@ -74,7 +75,8 @@ def test_the_process_of_a_prediction_sees_no_gpu(tmp_path, monkeypatch, one_tria
 PREDICT = """
 import dataclasses, json, sys
 from autotune.spec.config import TrainingConfig
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import Workload
 workload, choices = map(json.loads, sys.argv[1:])
 request = PredictionRequest(

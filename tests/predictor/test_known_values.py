@@ -6,8 +6,9 @@ import torch
 from autotune.models import MODELS, gpt
 from autotune.predictor.fake_mode import StorageWatch
 from autotune.predictor.known_values import taken_for_real
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 
 
 @pytest.fixture

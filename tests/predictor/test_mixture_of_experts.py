@@ -12,8 +12,9 @@ from torch import nn
 from autotune.execution.server.prepared import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload
 from autotune.training.trainer import Trainer

@@ -13,11 +13,11 @@ from autotune.errors import PredictionImpossible
 from autotune.models import MODELS, gpt
 from autotune.predictor import ranks
 from autotune.predictor.fake_mode import StorageWatch
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.shipped.gpt import Attention
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name, sizes_of
-from autotune.spec.prediction import Prediction
+from autotune.spec.prediction import Prediction, PredictionRequest
 from autotune.spec.reading import parse
 from autotune.spec.workload import make_workload
 from tests.building.small_blocks import with_small_blocks

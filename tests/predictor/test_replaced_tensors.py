@@ -8,8 +8,9 @@ import torch
 
 from autotune.execution.server.prepared import prepare
 from autotune.execution.tasks import Prepare
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload

@@ -7,9 +7,10 @@ import torch
 import torch._dynamo
 
 from autotune.models import build_model
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.predictor.work import WorkMeter, attention_flops, bytes_of, flops_of, is_unknown
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prediction import PredictionRequest
 
 
 def predicted(workload, *, device="cpu", **choices):

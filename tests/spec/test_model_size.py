@@ -7,8 +7,8 @@ import pytest
 from autotune.errors import InvalidInput, NotAllowed
 from autotune.spec.model_size import check_weights_fit, estimated_weights, free_disk_bytes
 from autotune.spec.workload import make_workload
+from autotune.study.opening.requested_space import space_of
 from autotune.study.request import SearchRequest
-from autotune.study.requested_space import space_of
 
 GPT2 = {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 EXPERTS = {

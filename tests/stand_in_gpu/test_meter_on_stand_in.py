@@ -279,7 +279,7 @@ def test_devices_are_identified_without_a_context(machine):
 def test_the_device_to_predict_for_is_found_without_a_context(machine, device, found):
     program = f"""
 from autotune.execution.local import LocalExecutor
-from autotune.study.predicted_device import predicted_device_of
+from autotune.study.prediction.predicted_device import predicted_device_of
 with LocalExecutor(Path("work")) as executor:
     found = predicted_device_of({device!r}, executor=executor)
     print((found.type, found.compute_capability))

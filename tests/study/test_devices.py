@@ -10,8 +10,8 @@ from autotune.errors import InvalidInput
 from autotune.execution.cpu_shares import sharing_of_cpus
 from autotune.spec.device_group import joint_name
 from autotune.spec.result import DeviceInfo
-from autotune.study.devices import choose_devices, parse_devices, sharing_of, threads_of
 from autotune.study.request import SearchRequest
+from autotune.study.running.devices import choose_devices, parse_devices, sharing_of, threads_of
 
 CPU = DeviceInfo(device="cpu", name="a CPU, 8 threads", total_memory_bytes=2**36, versions={})
 

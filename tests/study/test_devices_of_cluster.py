@@ -20,11 +20,11 @@ from autotune.execution.cluster.nodes import ClusterNode, Nodes
 from autotune.execution.cluster.worker import WorkerState
 from autotune.execution.tasks import Identify, Probe, Probed
 from autotune.spec.attempt import MAX_RETRIES
-from autotune.study import devices_of_cluster
-from autotune.study.devices_of_cluster import DevicesOfCluster
 from autotune.study.events import PlaceJoined
-from autotune.study.places import ThreadedListener
 from autotune.study.request import SearchRequest
+from autotune.study.running import devices_of_cluster
+from autotune.study.running.devices_of_cluster import DevicesOfCluster
+from autotune.study.running.places import ThreadedListener
 from tests.quick_study.quick_executor import CPU, QuickExecutor
 
 

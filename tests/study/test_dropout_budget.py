@@ -11,7 +11,7 @@ from autotune.execution.server.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
-from autotune.study.parity_gate import ParityGate
+from autotune.study.running.parity_gate import ParityGate
 from tests.building.studies import definition
 
 GPT2 = {

@@ -2,7 +2,7 @@
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import TrialReference
-from autotune.study.trial_runner import pruning_bounds
+from autotune.study.running.trial_runner import pruning_bounds
 from tests.building.ranking import record
 
 CONFIG = TrainingConfig(micro_batch_size=8, checkpointing="block")

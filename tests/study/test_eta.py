@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.study.eta import eta_seconds
+from autotune.study.running.eta import eta_seconds
 
 
 def test_there_is_no_estimate_before_a_trial_has_ended():

@@ -5,7 +5,7 @@
 
 import pytest
 
-from autotune.failpoints import FAILPOINTS
+from autotune.system.failpoints import FAILPOINTS
 from studies.reliability import crash_points
 
 

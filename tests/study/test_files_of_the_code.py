@@ -17,7 +17,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.spec.script_files import check_files_unchanged, files_of
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
-from autotune.study.reuse import are_comparable
+from autotune.study.opening.reuse import are_comparable
 from tests.building.studies import definition
 
 NETWORK = """

@@ -5,7 +5,7 @@ from dataclasses import replace
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.workload import make_workload
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.prediction.prediction_cache import PredictionCache
 from tests.building.studies import definition, open_store
 from tests.building.views import predicted
 

@@ -11,10 +11,10 @@ from autotune.execution.cpu_shares import RANKS_PER_CORE
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import ListDevices
 from autotune.spec.result import DeviceInfo
-from autotune.study.devices_of_search import DevicesOfMachine
 from autotune.study.events import Notice
-from autotune.study.places import ThreadedListener
 from autotune.study.request import SearchRequest
+from autotune.study.running.devices_of_search import DevicesOfMachine
+from autotune.study.running.places import ThreadedListener
 
 GPUS = [
     DeviceInfo(

@@ -6,9 +6,9 @@ import pytest
 
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from tests.building.studies import config, definition, keep, measured, open_store
 

@@ -175,7 +175,9 @@ def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
 
 def test_who_joins_a_study_removes_what_a_killed_search_had_prepared(always, folder):
     work = folder / "studies" / "work" / "autotune"
-    dies = "import os, sys, pathlib; from autotune.study.staging import StagingFolder as One\n"
+    dies = (
+        "import os, sys, pathlib\nfrom autotune.study.opening.staging import StagingFolder as One\n"
+    )
     dies += "one = One(pathlib.Path(sys.argv[1])); one.folder.mkdir(); "
     dies += "print(one.folder, flush=True); os._exit(1)"
     died = subprocess.run(

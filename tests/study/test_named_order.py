@@ -10,10 +10,10 @@ from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.prediction import Forecast
 from autotune.spec.space_file import load_space
-from autotune.study.loop import StudySession
-from autotune.study.named_order import NamedOrder, is_unlikely
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.named_order import NamedOrder, is_unlikely
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.workers.coordinator import Coordinator
 from tests.analysis.test_expected_step import H200, PREDICTED, STUDY

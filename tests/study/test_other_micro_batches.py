@@ -15,7 +15,7 @@ from autotune.execution.tasks import Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import script_sha256
 from autotune.spec.workload import make_workload
-from autotune.study.parity_gate import ParityGate
+from autotune.study.running.parity_gate import ParityGate
 from tests.building.studies import definition
 
 LOOP = """

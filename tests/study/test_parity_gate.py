@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import StudyMismatch
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
-from autotune.study.parity_gate import ParityGate, plain_form
+from autotune.study.running.parity_gate import ParityGate, plain_form
 
 SAME = ParityTrace(
     losses=(5.5, 5.4, 5.3),

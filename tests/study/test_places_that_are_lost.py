@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import InvalidInput
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import PlaceLeft
-from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace
+from autotune.study.running.places import SeveralPlaces, ThreadedListener, TrialPlace
 from tests.quick_study.quick_executor import CPU, QuickExecutor
 
 

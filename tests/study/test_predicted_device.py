@@ -8,8 +8,8 @@ from autotune.errors import InvalidInput
 from autotune.spec.data_sheets import DATA_SHEETS, requested_device, sheet_of
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
-from autotune.study.predicted_device import device_there, predicted_device_of
-from autotune.study.predictions import extrapolates_in
+from autotune.study.prediction.predicted_device import device_there, predicted_device_of
+from autotune.study.prediction.predictions import extrapolates_in
 from tests.building.studies import write_study
 
 CPU = DeviceInfo(device="cpu", name="a CPU", total_memory_bytes=2**30, versions={})

@@ -9,8 +9,8 @@ from autotune.spec.data_sheets import DATA_SHEETS
 from autotune.spec.prediction import Forecast
 from autotune.spec.search_space import bind_space
 from autotune.spec.space_file import load_space
-from autotune.study import predicted_front as module
-from autotune.study.predicted_front import predicted_front
+from autotune.study.prediction import predicted_front as module
+from autotune.study.prediction.predicted_front import predicted_front
 from tests.analysis.test_expected_step import H200, PREDICTED, STUDY
 from tests.analysis.test_expected_step import expected as expected_of
 

@@ -37,7 +37,7 @@ def folder(tmp_path_factory, one_trial_server):
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         # Whatever else this machine does meanwhile.
-        patched.setattr("autotune.study.reuse.NOISY_SPREAD", float("inf"))
+        patched.setattr("autotune.study.opening.reuse.NOISY_SPREAD", float("inf"))
         Path("space.toml").write_text(SPACE)
         Path("wider.toml").write_text(WIDER)
         yield folder

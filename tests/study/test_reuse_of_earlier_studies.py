@@ -17,8 +17,8 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import make_workload
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
+from autotune.study.opening.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
 from autotune.study.request import SearchRequest
-from autotune.study.reuse import EarlierStudy, are_comparable, rate_under_cap, reuse, select
 from tests.building.results import mean_of, out_of_memory, record, shared_with, trial
 from tests.building.studies import SPACE, config, definition, measured, open_store, write_study
 from tests.building.views import predicted

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from autotune.spec.attempt import FinishedTrial
-from autotune.study.loop import SECONDS_OF_A_ROUND
+from autotune.study.running.loop import SECONDS_OF_A_ROUND
 from autotune.study.sampler.ehvi_sampler import Choice, EhviSampler
 from autotune.study.workers.coordinator import Coordinator
 from studies.many_devices import scale

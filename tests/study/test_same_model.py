@@ -14,8 +14,8 @@ from autotune.spec.script_files import LARGEST_WHOLE_BYTES, check_files_unchange
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
+from autotune.study.opening.resume import check_same_device, check_same_model, check_same_seeds
 from autotune.study.request import SearchRequest
-from autotune.study.resume import check_same_device, check_same_model, check_same_seeds
 from tests.building.results import mean_of, record, shared_with
 from tests.building.studies import config, definition
 

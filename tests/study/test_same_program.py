@@ -5,7 +5,7 @@ from dataclasses import replace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import CATEGORIES, Forecast, Prediction
 from autotune.spec.result import TrialRecord
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.prediction.prediction_cache import PredictionCache
 from tests.building.studies import definition, measured, open_store
 
 MIB = 1024**2

@@ -20,8 +20,8 @@ from autotune.errors import InvalidDataset, InvalidInput, Stopped, StudyMismatch
 from autotune.spec.config import TrainingConfig
 from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan, TrialEnded
+from autotune.study.opening.requested_space import beginning_line, space_of
 from autotune.study.request import SearchRequest
-from autotune.study.requested_space import beginning_line, space_of
 from tests.building.commands import run_here
 
 TRIALS = 9

@@ -9,7 +9,7 @@ import pytest
 
 import autotune
 from autotune.spec.provenance import PerplexitySource
-from autotune.study.trial_runner import representative
+from autotune.study.running.trial_runner import representative
 from tests.building.results import record, shared_with
 
 SCRIPT = """

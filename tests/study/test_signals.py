@@ -20,9 +20,9 @@ from autotune.execution.trial_options import TrialOptions
 from autotune.storage.store import StudyStore
 from autotune.storage.tables import ATTEMPTS
 from autotune.study.events import TrialBegan, WaitingForDevice, WaitingForStorage
-from autotune.study.loop import StudySession
-from autotune.study.prediction_cache import PredictionCache
-from autotune.study.running_study import RunningStudy
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.running.loop import StudySession
+from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from autotune.study.workers.retry import search_retry
 from tests.building.studies import definition

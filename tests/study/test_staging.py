@@ -1,8 +1,8 @@
 """Staging directories are removed once their process has ended, and not before."""
 
 from autotune.execution.server.prepared_folder import PREPARED
-from autotune.study.new_study import NewStudy
-from autotune.study.staging import StagingFolder, sweep
+from autotune.study.opening.new_study import NewStudy
+from autotune.study.opening.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 from tests.building.studies import definition
 

@@ -20,7 +20,7 @@ NEW = definition("new")
 
 @pytest.mark.parametrize(
     ("display", "expected"),
-    [(LiveDisplay, "ok, trial 3 of study 'x'"), (PlainDisplay, "1 of study x")],
+    [(LiveDisplay, "from trial 3 of study 'x'"), (PlainDisplay, "1 of study x")],
 )
 def test_a_running_search_says_where_a_trial_was_measured(display, expected):
     written = io.StringIO()

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from autotune.study.request import SearchRequest
-from autotune.study.time_budget import TimeBudget
+from autotune.study.running.time_budget import TimeBudget
 
 
 def budget(seconds, *, set_up_for=0.0, seconds_waited=0.0, **options):

@@ -10,7 +10,7 @@ from autotune.errors import InvalidInput, StorageUnavailable
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
-from autotune.study.trusted_code import TRUSTED, check_trusted, names_code, trust
+from autotune.study.opening.trusted_code import TRUSTED, check_trusted, names_code, trust
 from tests.building.commands import run_here
 from tests.building.studies import definition, measured, write_study
 

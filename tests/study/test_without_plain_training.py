@@ -13,8 +13,8 @@ from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_
 from autotune.spec.parity import NoTrace
 from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
-from autotune.study.parity_gate import ParityGate, plain_form
-from autotune.study.trial_runner import at_depth
+from autotune.study.running.parity_gate import ParityGate, plain_form
+from autotune.study.running.trial_runner import at_depth
 from tests.building.studies import definition
 
 MODEL = """

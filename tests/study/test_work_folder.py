@@ -11,7 +11,7 @@ from autotune.spec.attempt import FinishedTrial
 from autotune.storage.database import Database, with_driver
 from autotune.storage.identity import find_work_folder
 from autotune.study.check import check_studies
-from autotune.study.work_folder import work_folder
+from autotune.study.opening.work_folder import work_folder
 from autotune.study.workers.outbox import OUTBOX_FOLDER, Outbox, OutboxResult
 from tests.building.studies import definition, measured, open_store
 

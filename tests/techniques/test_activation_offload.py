@@ -95,7 +95,8 @@ def test_offloading_is_unavailable_on_a_cpu():
 
 
 def test_a_prediction_for_a_gpu_does_not_count_offloaded_tensors():
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
+    from autotune.spec.prediction import PredictionRequest
     from autotune.spec.workload import make_workload
 
     sizes = {"layers": 4, "width": 128, "heads": 2, "sequence_length": 512, "global_batch": 4}

@@ -10,10 +10,11 @@ from autotune.memory.device_meter import make_meter
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
 from autotune.models.weights import draw_weights
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import TOLERANCES
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques import apply_techniques, extras
 from autotune.techniques.adapter import target_layers

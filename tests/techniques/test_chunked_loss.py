@@ -82,8 +82,9 @@ def test_no_random_state_is_stored_for_a_recomputation():
 
 @pytest.mark.parametrize("model", ["gpt", "deep-one"])
 def test_the_prediction_of_a_large_vocabulary_shrinks_by_its_logits(model):
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
     from autotune.spec.config import TrainingConfig
+    from autotune.spec.prediction import PredictionRequest
     from autotune.spec.workload import make_workload
 
     sizes = {

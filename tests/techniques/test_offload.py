@@ -9,8 +9,9 @@ from torch import nn
 
 from autotune.errors import IllegalConfiguration
 from autotune.memory.host import HostMemoryExceeded
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.spec.config import LegalityContext, TrainingConfig, check_legal
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
 from autotune.techniques import find_unavailable, offload, pinned_memory
 from autotune.techniques.offload import SMALLEST_ELEMENTS

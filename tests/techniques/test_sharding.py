@@ -96,7 +96,8 @@ def measure(rank, folder, cases):
     """Returns {case: (losses, peak, prediction, communication)} of one rank."""
     import torch
 
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
+    from autotune.spec.prediction import PredictionRequest
 
     measured = {}
     for case in cases:

@@ -104,7 +104,8 @@ def measure(rank, cases, folder, ranks):
     """Returns [(losses, gradients, peak, predicted peak)] of one rank, for each case."""
     import torch
 
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
+    from autotune.spec.prediction import PredictionRequest
 
     measured, requests = [], []
     for model, choices, settings in cases:

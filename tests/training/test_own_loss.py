@@ -14,11 +14,12 @@ from autotune.data.batches import TokenSequences
 from autotune.execution.server.prepared import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
-from autotune.predictor.predict import PredictionRequest, predict
+from autotune.predictor.predict import predict
 from autotune.shipped.seeds import seed_generators
 from autotune.shipped.training_order import training_order
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_file import model_name
+from autotune.spec.prediction import PredictionRequest
 from autotune.spec.provenance import OF_OWN_LOSS
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import make_workload

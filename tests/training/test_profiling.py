@@ -31,7 +31,8 @@ def profiled(workload, prepared, folder, **choices):
 
 
 def predicted(workload, **choices):
-    from autotune.predictor.predict import PredictionRequest, predict
+    from autotune.predictor.predict import predict
+    from autotune.spec.prediction import PredictionRequest
 
     config = TrainingConfig(micro_batch_size=workload.global_batch, **choices)
     return predict(PredictionRequest(workload=workload, config=config, device="cpu"))

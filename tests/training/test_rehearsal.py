@@ -8,7 +8,7 @@ from autotune.execution.local import LocalExecutor
 from autotune.spec.search_space import DIVISORS
 from autotune.spec.space_file import load_space
 from autotune.spec.workload import make_workload
-from autotune.study.new_study import new_definition
+from autotune.study.opening.new_study import new_definition
 from autotune.study.request import SearchRequest
 from tests.training.test_script import SCRIPT
 

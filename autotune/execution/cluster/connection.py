@@ -23,10 +23,10 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from autotune import files
 from autotune.errors import InvalidInput, TrialLost
 from autotune.execution.cluster.address import AUTO, LOCAL, host_and_port
 from autotune.execution.cluster.nodes import alive_nodes, versions_here
+from autotune.system import files
 
 _SECONDS_TO_CONNECT = 5.0
 SECONDS_WITHOUT_HEAD = 30.0

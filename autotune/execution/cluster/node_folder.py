@@ -11,9 +11,9 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from autotune import files
 from autotune.errors import TrialLost
 from autotune.execution.private_folder import cache_bases, private_folder
+from autotune.system import files
 
 _CONTENTS = "contents"
 _LOCK = ".lock"

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autotune import files
 from autotune.errors import PreparationFailed, StorageUnavailable, TrialLost
 from autotune.execution.server import socket_lock
 from autotune.execution.server.process_tree import become_reaper, die_with
 from autotune.execution.server.replies import TaskReply, failure, reply_after, write_line
 from autotune.spec.full_disk import disk_full, is_of_full_disk
-from autotune.standard_streams import protect_streams
+from autotune.system import files
+from autotune.system.standard_streams import protect_streams
 
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that a terminal or a batch system sends to all processes at once."""

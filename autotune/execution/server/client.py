@@ -29,7 +29,7 @@ from autotune.execution.server.replies import (
 )
 from autotune.execution.server.silence import Silence
 from autotune.execution.tasks import Task, value_of
-from autotune.python_environment import python_environment
+from autotune.system.python_environment import python_environment
 
 R = TypeVar("R")
 

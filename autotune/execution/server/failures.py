@@ -20,7 +20,6 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import CheckpointError
 
-from autotune.build_tools import first_compile_error
 from autotune.execution.server.infrastructure import (
     exception_chain,
     first_line,
@@ -30,6 +29,7 @@ from autotune.execution.server.process_exit import OUT_OF_HOST_MEMORY
 from autotune.memory.host import HostMemoryExceeded
 from autotune.memory.meter import CONTEXT_ALONE
 from autotune.spec.result import Measurement
+from autotune.system.build_tools import first_compile_error
 from autotune.training.parity import ParityFailed
 from autotune.training.step import Diverged
 from autotune.units import format_size

@@ -10,7 +10,7 @@ import socket
 import struct
 from pathlib import Path
 
-from autotune.lock_holders import describe_process
+from autotune.system.lock_holders import describe_process
 
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group, as SO_PEERCRED returns them."""

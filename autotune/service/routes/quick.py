@@ -18,7 +18,7 @@ from autotune.service.routes.searches import SUBMISSION_BODY
 from autotune.service.state import Service, ServiceState
 from autotune.spec.checked import checked, parts_of
 from autotune.study.fit.request import FitRequest
-from autotune.study.predicted_training import PredictedTraining
+from autotune.study.prediction.predicted_training import PredictedTraining
 
 router = APIRouter(tags=["predictions"])
 

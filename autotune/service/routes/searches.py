@@ -27,7 +27,7 @@ from autotune.service.trial_logs import end_of_file
 from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, Search, SearchState
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.searches import NewSearch
-from autotune.study.resume import check_same_study
+from autotune.study.opening.resume import check_same_study
 from autotune.study.submission import Submission
 
 router = APIRouter(prefix="/searches", tags=["searches"])

@@ -12,11 +12,11 @@ from fastapi import Path as PathParameter
 from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.errors import SearchConflict
-from autotune.files import durable_file
 from autotune.service.problems import Problem, documented
 from autotune.service.state import CallerOfRequest, Service, ServiceState
 from autotune.service.submissions import NOT_OF_STUDIES, check_new_name
 from autotune.storage.transfer import read_studies, write_file
+from autotune.system.files import durable_file
 
 _LOG = logging.getLogger("autotune.service")
 

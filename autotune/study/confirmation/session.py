@@ -15,7 +15,6 @@ from autotune.analysis.pick import Preferences
 from autotune.errors import TrialLost
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
-from autotune.failpoints import failpoint
 from autotune.spec.config import FIELD_ORDER, TrainingConfig, reverted, rule_violations
 from autotune.spec.confirmation import (
     Confirmation,
@@ -49,8 +48,9 @@ from autotune.study.events import (
     Notice,
     WaitingForDevice,
 )
-from autotune.study.running_study import RunningStudy
-from autotune.study.trial_runner import TrialRunner
+from autotune.study.running.running_study import RunningStudy
+from autotune.study.running.trial_runner import TrialRunner
+from autotune.system.failpoints import failpoint
 
 ROUNDS = 40
 """Blocks of each training of a run in turn, or as many as a script has steps for. Between runs

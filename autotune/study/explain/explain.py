@@ -14,7 +14,7 @@ from autotune.study.explain.alternatives import (
     wanted_pairs,
     wanted_variants,
 )
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 
 OnPrediction = Callable[[int, int], None]
 """Called with the number of predictions made, and the number planned so far."""

@@ -12,8 +12,8 @@ from autotune.spec.result import TrialRecord
 from autotune.storage.identity import work_folder_path
 from autotune.storage.store import StudyStore
 from autotune.study.explain.explain import explain_configuration
-from autotune.study.predictions import Forecaster
-from autotune.study.trusted_code import check_trusted
+from autotune.study.opening.trusted_code import check_trusted
+from autotune.study.prediction.predictions import Forecaster
 
 
 @dataclass(frozen=True, kw_only=True)

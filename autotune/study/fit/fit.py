@@ -29,8 +29,8 @@ from autotune.study.fit.largest import Largest, find_largest, find_smallest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import FitResult, FitRow, RealTrial
 from autotune.study.fit.varying import Varying
-from autotune.study.predicted_device import PredictedDevice, predicted_device_of
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predicted_device import PredictedDevice, predicted_device_of
+from autotune.study.prediction.predictions import Forecaster
 from autotune.units import format_size
 
 __all__ = ["FitProgress", "FitRequest", "fit"]

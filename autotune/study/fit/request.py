@@ -12,7 +12,7 @@ from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, TrialNumber, setti
 from autotune.spec.workload import Workload
 from autotune.study.fit.ablation import FitStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import Vary, Varying
-from autotune.study.predicted_training import PredictedSpace
+from autotune.study.prediction.predicted_training import PredictedSpace
 from autotune.study.request import Cap
 from autotune.units import format_size
 
@@ -112,7 +112,7 @@ class FitRequest(PredictedSpace):
             self._check_varying_devices()
         # The device, and with it the defaults of the workload, is not known yet. This imports
         # numpy, 0.2 s that the help of the command does without.
-        from autotune.study.requested_space import on_some_device  # noqa: PLC0415
+        from autotune.study.opening.requested_space import on_some_device  # noqa: PLC0415
 
         meant = requested_device(self.device, self.compute_capability)
         on_some_device(meant, lambda device_type: self.base(self.varying(device_type)))
@@ -164,7 +164,7 @@ class FitRequest(PredictedSpace):
 
     def varying(self, device_type: str) -> Varying:
         """Returns the size that varies, with the workload on a kind of device."""
-        from autotune.study.predictions import workload_of  # noqa: PLC0415  # as above
+        from autotune.study.prediction.predictions import workload_of  # noqa: PLC0415  # as above
 
         workload = workload_of(device_type, self.workload, space=self.search_space)
         keeps = self.workload.get("global_batch") is not None

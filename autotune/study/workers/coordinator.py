@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from autotune.errors import StorageUnavailable, StorageUnreachable
-from autotune.failpoints import failpoint
 from autotune.spec.attempt import (
     MAX_RETRIES,
     Attempt,
@@ -38,6 +37,7 @@ from autotune.study.workers.outbox import (
     OutboxEntry,
     OutboxResult,
 )
+from autotune.system.failpoints import failpoint
 
 WORKERS = "workers"
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from autotune.files import create_locked, is_free
 from autotune.spec.attempt import LEASE_SECONDS, RENEWAL_SECONDS, RunningAttempt
+from autotune.system.files import create_locked, is_free
 
 _RESERVED_BYTES = 2**16
 """Reserved on disk for one result, in case the disk fills up during the trial."""

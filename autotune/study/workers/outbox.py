@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from autotune.errors import InvalidInput
-from autotune.failpoints import failpoint
-from autotune.files import durable_file, read_plain_file
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.confirmation import Confirmation
 from autotune.spec.limits import Number
@@ -27,6 +25,8 @@ from autotune.storage.rows import (
     confirmation_values,
     measurement_from_values,
 )
+from autotune.system.failpoints import failpoint
+from autotune.system.files import durable_file, read_plain_file
 
 OUTBOX_FOLDER = "spool"
 """Name of the outbox in a study's work folder."""

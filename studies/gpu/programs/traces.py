@@ -24,7 +24,7 @@ from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import make_workload
-from autotune.study.parity_gate import plain_form
+from autotune.study.running.parity_gate import plain_form
 
 GLOBAL_BATCH = 8
 SIZES = {

@@ -14,7 +14,6 @@ from tests.building.studies import measured
 
 pytest.importorskip("ray")
 
-from autotune.execution.cluster import remote_worker
 from autotune.execution.cluster.executor import ClusterExecutor
 from autotune.execution.cluster.files import Shipment
 from autotune.execution.cluster.remote_worker import RemoteWorker
@@ -50,7 +49,7 @@ class Actor:
 @pytest.fixture
 def told(tmp_path, monkeypatch):
     """told(answer, task) is the future of a task whose worker answers so."""
-    monkeypatch.setattr(remote_worker.ray, "kill", lambda _: None)
+    monkeypatch.setattr("autotune.execution.cluster.remote_worker.ray.kill", lambda _: None)
     monkeypatch.setattr(RemoteWorker, "_watch", lambda _: None)
 
     def call(answer, task):

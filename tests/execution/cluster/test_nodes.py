@@ -11,11 +11,11 @@ from autotune.errors import InvalidInput
 from autotune.execution.cluster import greeting, nodes
 from autotune.execution.cluster.nodes import ClusterNode
 from autotune.execution.local import LocalExecutor
-from autotune.study import devices_of_cluster
-from autotune.study.devices_of_cluster import DevicesOfCluster
 from autotune.study.events import Notice
-from autotune.study.places import ThreadedListener
 from autotune.study.request import SearchRequest
+from autotune.study.running import devices_of_cluster
+from autotune.study.running.devices_of_cluster import DevicesOfCluster
+from autotune.study.running.places import ThreadedListener
 
 HERE = greeting.greet()
 

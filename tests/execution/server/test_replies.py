@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ PROFILE = {
     "files": ["trace.json.gz"],
     "torch_version": "2.13.0",
 }
-VALID_RESULTS = {
+VALID_RESULTS: dict[str, Any] = {
     "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10, "chat_column": None},
     "identify": asdict(DEVICE),
     "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},

@@ -6,8 +6,8 @@ import pytest
 
 from autotune.errors import TrialLost
 from autotune.spec.confirmation import PairedSpeed, RepeatedSpeed
-from autotune.study.loop import TRIALS_PER_REPEAT
 from autotune.study.request import SearchRequest
+from autotune.study.running.loop import TRIALS_PER_REPEAT
 from autotune.study.search import search
 from tests.building.studies import open_store
 from tests.quick_study.quick_executor import QuickExecutor

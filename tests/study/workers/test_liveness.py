@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from autotune.files import is_free
 from autotune.study.workers.liveness import WorkerIdentity
+from autotune.system.files import is_free
 
 PROGRAM = """
 import sys, time

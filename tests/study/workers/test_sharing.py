@@ -11,7 +11,7 @@ import autotune
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement, bits_per_byte_at
-from autotune.study.trial_runner import representative
+from autotune.study.running.trial_runner import representative
 from tests.building.results import mean_of, record, shared_with
 
 SPACE = """

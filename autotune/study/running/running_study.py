@@ -8,7 +8,7 @@ from pathlib import Path
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.study import StudyDefinition
 from autotune.study.events import Listener
-from autotune.study.prediction_cache import PredictionCache
+from autotune.study.prediction.prediction_cache import PredictionCache
 from autotune.study.workers.coordinator import Coordinator
 
 

@@ -25,7 +25,6 @@ from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.failpoints import failpoint
 from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial_perplexity_of
@@ -47,15 +46,16 @@ from autotune.study.events import (
     TrialEnded,
     WaitingForOthers,
 )
-from autotune.study.named_order import Named, NamedOrder, is_unlikely
-from autotune.study.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
-from autotune.study.running_study import RunningStudy
+from autotune.study.running.named_order import Named, NamedOrder, is_unlikely
+from autotune.study.running.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
+from autotune.study.running.running_study import RunningStudy
+from autotune.study.running.trial_runner import Once, TrialRunner
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
 from autotune.study.sampler.optuna_values import ObjectiveEncoder
-from autotune.study.trial_runner import Once, TrialRunner
 from autotune.study.workers.heartbeat import HeldLease
+from autotune.system.failpoints import failpoint
 
 REPEATS_BEFORE_DRAWING = 6
 """After this many suggestions in a row that have a trial already, draw a new configuration."""

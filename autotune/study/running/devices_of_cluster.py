@@ -37,11 +37,11 @@ from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import sqlite_file
-from autotune.study.devices import check_whole_groups, parse_devices
-from autotune.study.devices_of_search import Devices, forecast_by
 from autotune.study.events import Preparing, WaitingForDevice
-from autotune.study.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
 from autotune.study.request import SearchRequest
+from autotune.study.running.devices import check_whole_groups, parse_devices
+from autotune.study.running.devices_of_search import Devices, forecast_by
+from autotune.study.running.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
 
 _SECONDS_BETWEEN_LOOKS = 3.0
 """How often the search looks for nodes that have joined."""

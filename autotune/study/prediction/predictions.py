@@ -23,8 +23,8 @@ from autotune.spec.prediction import (
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload, make_workload
-from autotune.study.predicted_device import PredictedDevice
-from autotune.study.trusted_code import check_trusted
+from autotune.study.opening.trusted_code import check_trusted
+from autotune.study.prediction.predicted_device import PredictedDevice
 
 
 @dataclass(kw_only=True)

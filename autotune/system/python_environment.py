@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[1]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def python_environment() -> dict[str, str]:

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.errors import StudyMismatch
-from autotune.files import durable_file
 from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
 from autotune.spec.parity import (
     NoTrace,
@@ -37,6 +36,7 @@ from autotune.spec.parity import (
 )
 from autotune.spec.reading import parse
 from autotune.spec.result import Measurement
+from autotune.system.files import durable_file
 
 LARGEST_RATIO = 2**0.5
 """Largest ratio of the gradient norms of one training with other masks of dropout. It is nearer to

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig
 from autotune.spec.device_group import joint_name
 from autotune.spec.prediction import Forecast
@@ -32,6 +31,7 @@ from autotune.study.events import (
     PlaceLeft,
     WaitingForDevice,
 )
+from autotune.system.failpoints import failpoint
 
 _POLLS_PER_SECOND = 1000
 """How often the threads of all places together look whether their trials are to end."""

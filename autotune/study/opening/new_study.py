@@ -17,8 +17,8 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.spec.workload import make_workload
 from autotune.study.events import Listener, Notice, Preparing
+from autotune.study.opening.staging import StagingFolder, sweep
 from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
-from autotune.study.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER
 
 

@@ -8,16 +8,13 @@ from pathlib import Path
 
 from autotune.errors import StudyMismatch
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.failpoints import failpoint
-from autotune.files import hold_lock
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors
 from autotune.storage.retry import RetryPolicy
 from autotune.storage.store import StudyStore
-from autotune.study.new_study import NewStudy
-from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
-from autotune.study.resume import (
+from autotune.study.opening.new_study import NewStudy
+from autotune.study.opening.resume import (
     check_fresh,
     check_same_device,
     check_same_model,
@@ -25,9 +22,12 @@ from autotune.study.resume import (
     check_same_study,
     prepare_again,
 )
-from autotune.study.reuse import ReusedResults, reuse
-from autotune.study.staging import sweep
-from autotune.study.trusted_code import check_trusted, names_code, trust
+from autotune.study.opening.reuse import ReusedResults, reuse
+from autotune.study.opening.staging import sweep
+from autotune.study.opening.trusted_code import check_trusted, names_code, trust
+from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
+from autotune.system.failpoints import failpoint
+from autotune.system.files import hold_lock
 
 
 @dataclass(frozen=True, kw_only=True)

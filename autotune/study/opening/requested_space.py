@@ -15,8 +15,8 @@ from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
 from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
-from autotune.study.devices import check_whole_groups, parse_devices
 from autotune.study.request import SearchRequest
+from autotune.study.running.devices import check_whole_groups, parse_devices
 from autotune.units import format_size
 
 DEFAULT_SPACE = "default"

@@ -35,8 +35,8 @@ from autotune.spec.training_request import TrainingRequest
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Notice, TrialPhase
-from autotune.study.parity_gate import ParityGate
-from autotune.study.running_study import RunningStudy
+from autotune.study.running.parity_gate import ParityGate
+from autotune.study.running.running_study import RunningStudy
 
 _SECONDS_TO_END_A_TRIAL = 5.0
 """How long to wait for a cancelled trial to end."""

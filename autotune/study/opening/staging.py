@@ -9,7 +9,7 @@ import shutil
 import uuid
 from pathlib import Path
 
-from autotune.files import create_locked, is_free
+from autotune.system.files import create_locked, is_free
 
 _WAITING, _LOCK = ".waiting-", ".lock"
 """No study's name begins with a dot."""

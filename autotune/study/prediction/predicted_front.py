@@ -16,7 +16,7 @@ from autotune.analysis.expected_step import ExpectedStep
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast, context_bytes_on
 from autotune.spec.search_space import LegalSpace
-from autotune.study.predictions import Forecaster
+from autotune.study.prediction.predictions import Forecaster
 from autotune.study.sampler.ehvi import indices_not_dominated
 from autotune.study.sampler.features import EXPECTATION, Candidates
 from autotune.study.sampler.memory_model import MemoryModel

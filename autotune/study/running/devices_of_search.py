@@ -22,17 +22,23 @@ from autotune.spec.device_group import joint_name
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
-from autotune.study.devices import (
+from autotune.study.events import Notice
+from autotune.study.prediction.predictions import Forecaster, extrapolates_in
+from autotune.study.request import SearchRequest, check_trials_per_device
+from autotune.study.running.devices import (
     ChosenDevices,
     choose_devices,
     parse_devices,
     sharing_of,
     threads_of,
 )
-from autotune.study.events import Notice
-from autotune.study.places import OnePlace, SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
-from autotune.study.predictions import Forecaster, extrapolates_in
-from autotune.study.request import SearchRequest, check_trials_per_device
+from autotune.study.running.places import (
+    OnePlace,
+    SeveralPlaces,
+    ThreadedListener,
+    TrialPlace,
+    TrialPlaces,
+)
 
 
 class Devices(ABC):
@@ -149,7 +155,7 @@ def devices_of(
     check_ray_is_installed(request.ray)
     prepare_environment()
     # Ray is an extra, and its import takes half a second that other searches do not need.
-    from autotune.study.devices_of_cluster import DevicesOfCluster  # noqa: PLC0415
+    from autotune.study.running.devices_of_cluster import DevicesOfCluster  # noqa: PLC0415
 
     return DevicesOfCluster(
         work,

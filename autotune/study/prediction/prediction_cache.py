@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from autotune.errors import IllegalConfiguration
-from autotune.failpoints import failpoint
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
+from autotune.system.failpoints import failpoint
 from autotune.units import different_sizes
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidInput, StorageUnavailable
-from autotune.files import durable_file
 from autotune.spec.study import DEFAULT_STORAGE
 from autotune.spec.user_code import is_function_reference
 from autotune.spec.workload import Workload
+from autotune.system.files import durable_file
 
 TRUSTED = "trusted-code"
 """Name of the note in the work folder of a study."""

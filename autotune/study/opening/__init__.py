@@ -1,0 +1,1 @@
+"""From a request to an open study: new with its files, or stored, and what it reuses."""
