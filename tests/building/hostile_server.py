@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.server import trial_log
 from autotune.execution.server.replies import TaskReply
 from autotune.execution.tasks import Task, Train
 from autotune.spec.attempt import FinishedTrial
@@ -163,6 +164,8 @@ def print_much(size: int) -> None:
     os.write(1, b"the first line\n")
     for number in range(size // 100):
         os.write(1, b"%099d\n" % number)
+    while os.fstat(1).st_size > trial_log.LARGEST_LOG_BYTES:
+        time.sleep(0.01)  # a line that is written while the log is cut is left out, too
     os.write(1, b"the last line\n")
 
 
