@@ -5,6 +5,7 @@ Configurations are rejected for their memory in three ways: `predicted_over_cap`
 need is not known, only that it is more than the limit and more than what was seen of it.
 """
 
+from autotune.spec.cap import is_over_cap
 from autotune.spec.result import Measurement, TrialRecord
 
 MORE_THAN_KNOWN = 1.01
@@ -25,7 +26,7 @@ def is_feasible(measurement: Measurement, *, cap_bytes: int) -> bool:
         measurement.outcome == "ok"
         and measurement.has_all_objectives
         and measurement.device_bytes is not None
-        and measurement.device_bytes <= cap_bytes
+        and not is_over_cap(measurement.device_bytes, cap_bytes)
     )
 
 

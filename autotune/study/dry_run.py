@@ -18,6 +18,7 @@ from typing import Any
 from autotune.errors import InvalidInput, Stopped, UnknownStudy
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Train
+from autotune.spec.cap import is_over_cap
 from autotune.spec.config import TrainingConfig
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement
@@ -177,7 +178,9 @@ class Plan:
         if prediction is not None:
             values["predicted_tokens_per_second"] = prediction.predicted_tokens_per_second
             values["predicted_peak_memory_bytes"] = prediction.peak_memory_bytes
-            values["is_over_cap"] = prediction.lower_bound_bytes > self.definition.cap_bytes
+            values["is_over_cap"] = is_over_cap(
+                prediction.lower_bound_bytes, self.definition.cap_bytes
+            )
         return values
 
     def _mean(self, seconds_by_precision: Mapping[str, float]) -> float | None:

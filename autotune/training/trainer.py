@@ -45,11 +45,12 @@ from autotune.shipped.seeds import seed_generators
 from autotune.shipped.tensors import held_tensors
 from autotune.shipped.token_loss import learned_labels
 from autotune.shipped.training_order import training_order
+from autotune.spec.cap import is_over_cap
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.parity import PARITY_STEPS, ParityTrace
 from autotune.spec.provenance import MEASURED, PerplexitySource
-from autotune.spec.result import Measurement, Outcome
+from autotune.spec.result import Measurement
 from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from autotune.techniques import Training, apply_techniques, before_the_device
@@ -64,7 +65,7 @@ from autotune.training.parity import ParityWatch
 from autotune.training.speed import DeviceClock, StepEnd, TimedStep, measured_speed
 from autotune.training.step import Diverged, TrainingStep, check_finite
 from autotune.training.turns import Turns
-from autotune.units import different_sizes
+from autotune.training.verdict import judged
 
 _BYTES_FOR_PROFILER = 1 << 30
 """What every device must have free for the profiler of CUDA, which takes far less."""
@@ -303,7 +304,7 @@ class Trainer:
 
     def _is_over_cap(self, memory: MemoryReading) -> bool:
         """Returns whether any device of the trial needs more than the cap."""
-        return self._devices.largest(memory.device_bytes) > self._request.cap_bytes
+        return is_over_cap(self._devices.largest(memory.device_bytes), self._request.cap_bytes)
 
     def _dominating_trial(
         self, memory: MemoryReading, timed: Sequence[TimedStep]
@@ -482,24 +483,9 @@ class Trainer:
         held_out_loss: float | None,
         dominating: PruningBound | None = None,
     ) -> Measurement:
-        outcome: Outcome = "over_cap" if memory.device_bytes > self._request.cap_bytes else "ok"
-        message = ""
-        if outcome == "over_cap":
-            needed, cap = different_sizes(memory.device_bytes, self._request.cap_bytes)
-            message = f"needs {needed} of {cap}"
-        elif dominating is not None:
-            outcome = "dominated"
-            message = f"trial {dominating.number} trains the same faster in no more memory"
         speed = measured_speed(warmup, timed, compiled=self._config.compile != "none")
-        return Measurement(
-            outcome=outcome,
-            message=message,
-            peak_memory_bytes=memory.peak_memory_bytes,
-            peak_reserved_bytes=memory.peak_reserved_bytes,
-            device_bytes=memory.device_bytes,
-            context_bytes=memory.context_bytes,
-            alloc_retries=memory.alloc_retries,
-            peak_phase=memory.peak_phase,
+        return replace(
+            judged(memory, cap_bytes=self._request.cap_bytes, dominating=dominating),
             bytes_by_kind=self._bytes_by_kind(),
             peak_bytes_by_category=self._peak_bytes_by_category(),
             padding_share=self._padding_share(),

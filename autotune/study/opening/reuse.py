@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from autotune.analysis.confirmed_speed import ConfirmedSpeed, confirmed_speeds
 from autotune.analysis.pick import NOISY_SPREAD
 from autotune.errors import AutotuneError, Stopped, StorageUnreachable
+from autotune.spec.cap import is_over_cap, need_and_cap
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import Confirmation, InitialPerplexity, initial_perplexity_of
 from autotune.spec.prediction import Forecast
@@ -22,7 +23,6 @@ from autotune.spec.search_space import LegalSpace
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.study.request import SearchRequest
-from autotune.units import different_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +214,14 @@ def _measured(
         # The allocator reached its limit and freed cached memory, at a cost in speed: with another
         # limit the result is another.
         return None
-    if record.device_bytes <= new.cap_bytes:
+    if not is_over_cap(record.device_bytes, new.cap_bytes):
         return replace(record, outcome="ok", message="") if record.has_all_objectives else None
     if not record.has_all_objectives and record.config == new.baseline_config():
         return None  # the baseline is trained to its end if the device can hold it
     if new.device.type == "cuda" and not _cannot_fit(record, earlier=earlier, new=new):
         return None  # with the allocator limited to the cap, it may fit
-    needed, cap = different_sizes(record.device_bytes, new.cap_bytes)
-    return replace(record, outcome="over_cap", message=f"needs {needed} of {cap}")
+    need = need_and_cap(record.device_bytes, new.cap_bytes)
+    return replace(record, outcome="over_cap", message=f"needs {need}")
 
 
 def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefinition) -> bool:
@@ -231,7 +231,8 @@ def _cannot_fit(record: TrialRecord, *, earlier: StudyDefinition, new: StudyDefi
     """
     if record.outcome == "over_cap" and new.cap_bytes <= earlier.cap_bytes:
         return True
-    return (record.peak_memory_bytes or 0) + (record.context_bytes or 0) > new.cap_bytes
+    live_bytes = (record.peak_memory_bytes or 0) + (record.context_bytes or 0)
+    return is_over_cap(live_bytes, new.cap_bytes)
 
 
 def _has_wanted_perplexity(

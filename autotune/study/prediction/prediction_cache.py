@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from autotune.errors import IllegalConfiguration
+from autotune.spec.cap import is_over_cap, need_and_cap
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.system.failpoints import failpoint
-from autotune.units import different_sizes
 
 
 class PredictionCache:
@@ -101,10 +101,10 @@ class PredictionCache:
         forecast = self.of(config)
         if forecast is None or forecast.prediction is None or not _is_over(forecast, limit_bytes):
             return None
-        needed, limit = different_sizes(forecast.prediction.peak_memory_bytes, limit_bytes)
+        need = need_and_cap(forecast.prediction.peak_memory_bytes, limit_bytes)
         return Measurement(
             outcome="predicted_over_cap",
-            message=f"predicted to need {needed} of {limit}",
+            message=f"predicted to need {need}",
             peak_phase=forecast.prediction.phase,
             devices=forecast.prediction.devices,
         )
@@ -172,7 +172,9 @@ class PredictionCache:
 
 def _is_over(forecast: Forecast, limit_bytes: int) -> bool:
     """Returns whether even the lower bound of the predicted peak is over the limit."""
-    return forecast.prediction is not None and forecast.prediction.lower_bound_bytes > limit_bytes
+    return forecast.prediction is not None and is_over_cap(
+        forecast.prediction.lower_bound_bytes, limit_bytes
+    )
 
 
 def _plain(config: TrainingConfig, *, devices: int) -> TrainingConfig:

@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,13 +29,14 @@ from autotune.errors import InvalidInput, class_and_first_line_of
 from autotune.memory.meter import resident_bytes
 from autotune.memory.whole_run import make_whole_run_meter
 from autotune.shipped.quantized import tensors_behind
+from autotune.spec.cap import is_over_cap
 from autotune.spec.config import OptimizerFusion, Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.examined import Examined
 from autotune.spec.file_watch import files_until_apply
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
-from autotune.spec.result import Measurement, Outcome
+from autotune.spec.result import Measurement
 from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS, Workload
 from autotune.techniques.own_precision import own_precision, why_not_cast
@@ -58,7 +60,7 @@ from autotune.training.script.run import (
 from autotune.training.script.timed_run import Step, TimedRun
 from autotune.training.speed import measured_speed
 from autotune.training.step import Diverged
-from autotune.units import different_sizes
+from autotune.training.verdict import judged
 
 
 def train_script(request: TrainingRequest, *, progress: ReportsStage = unwatched) -> Measurement:
@@ -257,9 +259,8 @@ class _ScriptTrial(TimedRun):
 
     @property
     def _is_over_cap(self) -> bool:
-        return (
-            self._request.enforce_cap
-            and self._meter.reading().device_bytes > self._request.cap_bytes
+        return self._request.enforce_cap and is_over_cap(
+            self._meter.reading().device_bytes, self._request.cap_bytes
         )
 
     # -- the result --------------------------------------------------------------------------------
@@ -267,24 +268,8 @@ class _ScriptTrial(TimedRun):
     def measurement(self) -> Measurement:
         """Returns the measurement of a script that ran to its last step."""
         memory = self._meter.reading()
-        cap_bytes = self._request.cap_bytes
-        outcome: Outcome = "ok"
-        message = ""
-        if memory.device_bytes > cap_bytes:
-            outcome = "over_cap"
-            needed, cap = different_sizes(memory.device_bytes, cap_bytes)
-            message = f"needs {needed} of {cap}"
-        elif self._dominating is not None:
-            outcome = "dominated"
-            message = f"trial {self._dominating.number} trains the same faster in no more memory"
-        return Measurement(
-            outcome=outcome,
-            message=message,
-            peak_memory_bytes=memory.peak_memory_bytes,
-            peak_reserved_bytes=memory.peak_reserved_bytes,
-            device_bytes=memory.device_bytes,
-            context_bytes=memory.context_bytes,
-            alloc_retries=memory.alloc_retries,
+        return replace(
+            judged(memory, cap_bytes=self._request.cap_bytes, dominating=self._dominating),
             bytes_by_kind=self._bytes_by_kind(),
             **({} if self.parity is None else self.parity.verdict()),
             startup_seconds=self._startup_seconds,
