@@ -91,7 +91,7 @@ def workload() -> Workload:
 @pytest.fixture(scope="session")
 def prepared(workload, tmp_path_factory) -> Path:
     """The prepared folder of the workload, with its tokens and initial weights."""
-    from autotune.execution.server.prepared import prepare
+    from autotune.execution.process.preparation import prepare
     from autotune.execution.tasks import Prepare
 
     folder = tmp_path_factory.mktemp("study") / "prepared"

@@ -146,7 +146,7 @@ except OutputLost as lost:
 def test_a_log_of_a_trial_whose_disk_is_full_drops_what_the_trial_prints():
     code = """
 from pathlib import Path
-from autotune.execution.server.child import _redirect_output
+from autotune.execution.process.request import _redirect_output
 _redirect_output(Path("/dev/full"))
 print("x", flush=True), print("y", file=sys.stderr)
 sys.exit(7)

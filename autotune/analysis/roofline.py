@@ -12,7 +12,7 @@ fast a configuration could be at most, if each of the two were the only limit:
     tokens per second <= matrix rate / all FLOPs per token
     tokens per second <= bandwidth / bytes accessed per token
 
-The rates are measured on the device (`execution/server/device_peaks.py`), FLOPs and bytes are
+The rates are measured on the device (`execution/process/device_peaks.py`), FLOPs and bytes are
 counted in the prediction of the step (`predictor/work.py`). The second limit is that of memory
 outside of caches: what stays in a cache between two operators is not bound by it.
 """

@@ -279,7 +279,7 @@ class _Locks(Protocol):
         """Returns the names of the locks but `line` that any process holds."""
 
     def trial_lock(self, name: str) -> str:
-        """Returns the lock that a trial's process must hold, as `child.py` takes it."""
+        """Returns the lock that a trial's process must hold, as `process/request.py` takes it."""
 
     def lock_holder(self, name: str) -> str:
         """Returns who holds the lock; empty where it is not known."""

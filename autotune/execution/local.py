@@ -20,9 +20,9 @@ from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.cpu_shares import check_ranks_on_cpu, check_system_for_ranks
 from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
 from autotune.execution.in_turn import RunInTurn, TimedInTurn, TrainingInTurn, time_in_turn
+from autotune.execution.prepared_folder import prepared_folder
 from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
 from autotune.execution.server.limits import TimeLimits, time_limits
-from autotune.execution.server.prepared_folder import prepared_folder
 from autotune.execution.tasks import (
     CheckDevice,
     Choices,

@@ -2,7 +2,7 @@
 
 `RULES` is the only list of illegal combinations; each rule carries the sentence that explains it.
 What a particular device cannot do is not decided here: a probe finds it
-(`autotune/execution/server/tasks.py`).
+(`autotune/execution/process/answers.py`).
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ its perplexity with another one of the same numerics takes fewer timed steps and
 batch only, for its memory.
 
 Every trial has a process for itself, so that a leaked setting or a crash cannot reach the next one.
-Failures are exceptions here; `autotune/execution/server/failures.py` turns them into outcomes. Left
+Failures are exceptions here; `execution/process/failures.py` turns them into outcomes. Left
 out on purpose: whatever prepares text (`autotune/data/`, once a study), checkpoints of the weights,
 and evaluation between steps. They are the same for every configuration.
 """

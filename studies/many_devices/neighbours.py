@@ -32,7 +32,7 @@ from typing import Any
 from autotune.errors import AutotuneError
 from autotune.execution.cpu_shares import cpu_shares
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.tasks import Train
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig

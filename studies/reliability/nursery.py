@@ -18,8 +18,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import autotune.execution.server.failures
-import autotune.execution.server.tasks
+import autotune.execution.process.answers
+import autotune.execution.process.failures
 import autotune.training.trainer  # noqa: F401
 from autotune.execution.server import client
 from tests.quick_study import stand_in, worker

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from autotune.errors import AutotuneError
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.server.process_tree import descendants, started_under
 from autotune.execution.tasks import ListDevices, Prepare, Trace, Train
 from autotune.execution.trial_options import TrialOptions

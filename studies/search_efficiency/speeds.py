@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import Workload

@@ -32,9 +32,9 @@ def serve_without_torch(tasks: Mapping[str, Callable[[Mapping[str, Any]], Any]])
     def run_task(request: Mapping[str, Any], _told: object) -> Any:
         return tasks[request["task"]](request)
 
-    tasks_module = types.ModuleType("autotune.execution.server.tasks")
+    tasks_module = types.ModuleType("autotune.execution.process.answers")
     vars(tasks_module)["run_task"] = run_task
-    progress = types.ModuleType("autotune.execution.server.progress")
+    progress = types.ModuleType("autotune.execution.process.progress")
     vars(progress)["PipeProgress"] = lambda pipe: types.SimpleNamespace(remark=None)
     for module in (tasks_module, progress):
         sys.modules[module.__name__] = module

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.spec.workload import Workload
 

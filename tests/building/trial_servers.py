@@ -14,8 +14,8 @@ from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
 STAND_IN = Path(__file__).parents[1] / "quick_study" / "stand_in.py"
 _RUN_STAND_IN = f"""
 import runpy
-import autotune.execution.server.failures
-import autotune.execution.server.progress
+import autotune.execution.process.failures
+import autotune.execution.process.progress
 runpy.run_path({str(STAND_IN)!r}, run_name="__main__")
 """
 STAND_IN_COMMAND = (sys.executable, "-c", _RUN_STAND_IN)

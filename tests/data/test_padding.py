@@ -82,7 +82,7 @@ def test_too_few_documents_are_rejected_with_both_numbers(sequences):
 @pytest.fixture(scope="module")
 def padded_request(tmp_path_factory):
     """padded_request(**choices) trains on documents of very different lengths."""
-    from autotune.execution.server.prepared import prepare
+    from autotune.execution.process.preparation import prepare
     from autotune.execution.tasks import Prepare
 
     folder = tmp_path_factory.mktemp("padded")

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.child import _hold_slot
+from autotune.execution.process.request import _hold_slot
 from autotune.spec.result import DeviceInfo
 from tests.execution.test_device_slots import forked
 

@@ -21,8 +21,8 @@ from autotune.execution.device_slots import (
     device_node,
 )
 from autotune.execution.local import LocalExecutor
+from autotune.execution.process.request import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.execution.server import socket_lock
-from autotune.execution.server.child import MAX_SLOT_HOLDERS, _hold_slot
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import WaitingForDevice
 from autotune.study.progress import Progress

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, TrainerCallback
 from trl import SFTTrainer, get_peft_config
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS, adapters
 from autotune.memory.cpu import CpuMeter

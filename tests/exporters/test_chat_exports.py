@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export

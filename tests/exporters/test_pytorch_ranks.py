@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.spec.config import TrainingConfig

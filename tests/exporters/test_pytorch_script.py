@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.memory.cpu import CpuMeter

@@ -4,7 +4,7 @@ import numpy
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.exporters import TARGETS
 from autotune.spec.workload import make_workload

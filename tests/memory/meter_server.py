@@ -65,7 +65,7 @@ def reading(
 
 
 def growth_of_used_memory_by_identifying(*, uuid: str) -> int:
-    from autotune.execution.server.device import identify
+    from autotune.execution.process.device import identify
     from autotune.memory.nvml import open_device
 
     device = open_device(uuid)
@@ -90,9 +90,9 @@ def main() -> None:
 
     def import_and_add_tasks() -> None:
         import_what_trials_need()  # first: it keeps the imports from initializing CUDA
-        from autotune.execution.server import tasks
+        from autotune.execution.process import answers
 
-        run_task = tasks.run_task
+        run_task = answers.run_task
         added = {task.__name__: task for task in (reading, growth_of_used_memory_by_identifying)}
 
         def run_or_added(request: Mapping[str, Any], told: Any) -> Any:
@@ -100,7 +100,7 @@ def main() -> None:
                 return added[request["task"]](**request["payload"]["arguments"])
             return run_task(request, told)
 
-        tasks.run_task = run_or_added
+        answers.run_task = run_or_added
 
     fork_server._import_what_trials_need = import_and_add_tasks
     fork_server.main()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.errors import AutotuneError, PredictionImpossible
-from autotune.execution.server.tasks import predict, probe
+from autotune.execution.process.answers import predict, probe
 from autotune.execution.tasks import Predict, Probe
 from autotune.memory import torch_interfaces
 from autotune.memory.cpu import CpuMeter

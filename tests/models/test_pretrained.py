@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autotune.errors import InvalidInput
-from autotune.execution.server.prepared import model_sha256
+from autotune.execution.process.preparation import model_sha256
 from autotune.execution.tasks import ModelSha256
 from autotune.models.pretrained import read_pretrained
 from autotune.models.weights import Placement, draw_weights, load_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch._dynamo
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.predictor.predict import predict
 from autotune.spec.config import CHOICES, SEARCHED, TrainingConfig

@@ -9,7 +9,7 @@ import time
 import pytest
 from torch import nn
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.predictor.predict import predict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.predictor.predict import predict
 from autotune.spec.config import TrainingConfig

@@ -63,10 +63,11 @@ def trace(_task: Trace, _told: object) -> NoReturn:
 
 
 def main() -> None:
-    from autotune.execution.server import fork_server, tasks
+    from autotune.execution.process import answers
+    from autotune.execution.server import fork_server
 
     fork_server._import_what_trials_need = lambda: None  # nothing is trained here
-    tasks.FUNCTIONS = {**tasks.FUNCTIONS, Train: train, Trace: trace}
+    answers.FUNCTIONS = {**answers.FUNCTIONS, Train: train, Trace: trace}
     fork_server.main()
 
 

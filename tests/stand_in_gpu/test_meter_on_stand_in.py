@@ -260,7 +260,7 @@ def test_trials_that_share_a_device_count_the_probes_context_and_report_it(machi
 
 def test_devices_are_identified_without_a_context(machine):
     program = (
-        "from autotune.execution.server.device import all_devices\n"
+        "from autotune.execution.process.device import all_devices\n"
         "print([found.device for found in all_devices()])"
     )
     assert machine.python(program, gpus=2) == "['cuda:0', 'cuda:1', 'cpu']"

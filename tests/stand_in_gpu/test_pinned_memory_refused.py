@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.execution.server.failures import measurement_of_exception
+from autotune.execution.process.failures import measurement_of_exception
 from autotune.shipped.activation_offload import to_host
 
 pytestmark = pytest.mark.gpu

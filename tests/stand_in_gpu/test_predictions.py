@@ -49,7 +49,7 @@ import json, sys, time
 from pathlib import Path
 import torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest

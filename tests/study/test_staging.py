@@ -1,6 +1,6 @@
 """Staging directories are removed once their process has ended, and not before."""
 
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.study.opening.new_study import NewStudy
 from autotune.study.opening.staging import StagingFolder, sweep
 from autotune.study.workers.outbox import OUTBOX_FOLDER

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.execution.local import LocalExecutor
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.server.limits import time_limits
-from autotune.execution.server.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import CHOICES, LegalityContext, TrainingConfig, rule_violations
 from autotune.spec.parity import NoTrace

@@ -168,13 +168,13 @@ def test_deepspeed_leaves_the_space_with_a_sentence_where_it_is_not_installed(mo
 
 
 def test_a_training_by_deepspeed_is_not_predicted():
-    from autotune.execution.server import tasks
+    from autotune.execution.process import answers
     from autotune.execution.tasks import Predict
     from autotune.spec.prediction import PredictionRequest
 
     request = PredictionRequest(workload=workload(), config=config_of("zero3"), device="cpu")
     with pytest.raises(PredictionImpossible, match="DeepSpeed") as raised:
-        tasks.predict(Predict(request=request))
+        answers.predict(Predict(request=request))
     assert "autotune search" in raised.value.hint
 
 

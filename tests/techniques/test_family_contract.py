@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.shipped import activation_offload

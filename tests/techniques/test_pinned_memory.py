@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.failures import measurement_of_exception
+from autotune.execution.process.failures import measurement_of_exception
 from autotune.memory.host import HostMemoryExceeded
 from autotune.shipped import activation_offload
 from autotune.spec.config import TrainingConfig

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.data.batches import TokenSequences
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.models import build_model
 from autotune.predictor.predict import predict

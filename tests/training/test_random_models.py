@@ -5,7 +5,7 @@ import textwrap
 import pytest
 import torch
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
 from autotune.spec.config import TrainingConfig
 from autotune.spec.training_request import TrainingRequest

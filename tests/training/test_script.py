@@ -25,7 +25,7 @@ from autotune.errors import (
     PredictionImpossible,
     StudyMismatch,
 )
-from autotune.execution.server.device import all_devices
+from autotune.execution.process.device import all_devices
 from autotune.execution.tasks import Examine, Predict, Train
 from autotune.shipped.changed_method import Changed
 from autotune.spec.config import TrainingConfig

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from autotune.execution.server.prepared import prepare
+from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare, Probe, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import UPDATE_STEPS

@@ -13,11 +13,11 @@ context. Requests are JSON lines on stdin, replies are JSON lines on stdout:
 The beat is sent at a fixed interval while the server serves, so that the client notices a server
 that no longer does: a trial may have stopped it, and would then have no limit of time.
 
-A trial reports through a pipe what it is doing (`progress.py`), and has a deadline for each phase
-(`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later, together with every process
-that it started (`process_tree.py`). When stdin closes, because the search has ended or was killed,
-the server ends every trial and then itself: nothing outlives a killed search. When the server dies,
-the kernel kills its trials.
+A trial reports through a pipe what it is doing (`process/progress.py`), and has a deadline for each
+phase (`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later, together with every
+process that it started (`process_tree.py`). When stdin closes, because the search has ended or was
+killed, the server ends every trial and then itself: nothing outlives a killed search. When the
+server dies, the kernel kills its trials.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import TrialLost
-from autotune.execution.server.child import END_SIGNALS, run_child
+from autotune.execution.process.request import END_SIGNALS, run_child
 from autotune.execution.server.child_process import (
     GRACE_SECONDS,
     LINGER_SECONDS,
@@ -60,8 +60,8 @@ from autotune.execution.server.replies import TaskReply, failure, write_line
 _MODULES_OF_TRIALS = (
     "torch._dynamo",
     "torch._inductor.compile_fx",
-    "autotune.execution.server.progress",
-    "autotune.execution.server.tasks",
+    "autotune.execution.process.progress",
+    "autotune.execution.process.answers",
 )
 """With these, everything that a trial needs is imported. Not at the top of this module: `main` sets
 the environment, the signals and the output before."""
@@ -363,7 +363,7 @@ def _import_what_trials_need() -> None:
         for module in _MODULES_OF_TRIALS:
             importlib.import_module(module)
         with suppress(ImportError, AttributeError):  # the probe names what this torch lacks
-            compiled_files = importlib.import_module("autotune.execution.server.compiled_files")
+            compiled_files = importlib.import_module("autotune.execution.process.compiled_files")
             compiled_files.keep_incomplete_files_out()
 
 

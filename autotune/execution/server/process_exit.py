@@ -1,7 +1,7 @@
 """Determines why a trial failed, from how its process ended without a result.
 
 The fork server calls this, and is itself without torch until it has prepared its process;
-`failures.py`, which does it from an exception inside a trial, needs torch's exceptions.
+`process/failures.py`, which does it from an exception inside a trial, needs torch's exceptions.
 """
 
 import signal

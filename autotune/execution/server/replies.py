@@ -3,7 +3,7 @@
 `parse_line` takes one line, as bytes, and returns what it says; it raises MalformedReply for a line
 of another shape, such as one that a user's script has written:
 
-    {"phase": "compile"}                            what the process does now (`progress.py`)
+    {"phase": "compile"}                            what it does now (`process/progress.py`)
     {"phase": "step", "steps": [12, 40]}            and how many of its steps have ended
     {"remark": "rank 1 was in ..."}                 what it was doing when the server ended it
     {"result": {...}, "error": null}                what its task (`execution/tasks.py`) answers

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare, Train
 from autotune.spec.config import TrainingConfig
 from autotune.spec.learning_rates import rate_name

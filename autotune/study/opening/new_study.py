@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare
 from autotune.spec.config import FIELD_ORDER
 from autotune.spec.script_files import input_files

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.analysis.number_of_seeds import number_of_seeds
 from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED, is_made_of
+from autotune.execution.prepared_folder import PREPARED, is_made_of
 from autotune.execution.tasks import ModelSha256, Prepare
 from autotune.spec.config import TECHNIQUES
 from autotune.spec.result import DeviceInfo, TrialRecord

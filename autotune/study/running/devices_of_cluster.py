@@ -32,7 +32,7 @@ from autotune.execution.cluster.remote_worker import CALLS_AT_ONCE, RemoteWorker
 from autotune.execution.cluster.worker import NodeWorker
 from autotune.execution.cpu_shares import check_ranks_on_cpu
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED
+from autotune.execution.prepared_folder import PREPARED
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition

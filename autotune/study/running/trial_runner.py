@@ -21,7 +21,7 @@ from dataclasses import replace
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
 from autotune.errors import PreparationFailed, Stopped, TrialLost
 from autotune.execution.local import POLL_SECONDS, LocalExecutor
-from autotune.execution.server.prepared_folder import PREPARED, prepared_folder
+from autotune.execution.prepared_folder import PREPARED, prepared_folder
 from autotune.execution.tasks import PrepareSeed, Trace, Train
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.attempt import FinishedTrial

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.execution.local import LocalExecutor
+from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.server.limits import time_limits
-from autotune.execution.server.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import NoTrace, ParityTrace

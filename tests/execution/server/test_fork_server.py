@@ -215,7 +215,7 @@ def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepar
     """A batch of 2^38 bytes of logits: the host limit rejects it before the kernel kills."""
     import dataclasses
 
-    from autotune.execution.server.prepared import prepare
+    from autotune.execution.process.preparation import prepare
 
     huge = dataclasses.replace(
         workload, vocab_size=2**22, width=8, heads=1, layers=1, global_batch=512

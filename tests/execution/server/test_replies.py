@@ -185,7 +185,7 @@ def is_malformed(text, *, task) -> bool:
 
 
 def test_every_task_is_carried_out_and_has_a_check_of_its_answer():
-    from autotune.execution.server.tasks import FUNCTIONS
+    from autotune.execution.process.answers import FUNCTIONS
 
     assert set(FUNCTIONS) == {type(task) for task in TASKS.values()}
     assert TASKS.keys() == VALID_RESULTS.keys()

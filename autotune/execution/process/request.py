@@ -58,13 +58,13 @@ def _leave(exit_code: int) -> NoReturn:
 
 def _reply_to(request: dict[str, Any], *, result_pipe: int) -> TaskReply:
     # torch, which the server imports after its environment and signals are set (fork_server.py).
-    from autotune.execution.server import progress, tasks  # noqa: PLC0415
+    from autotune.execution.process import answers, progress  # noqa: PLC0415
 
     is_training = request["is_training"]
     try:
         _set_up_process(request)
         told = progress.PipeProgress(result_pipe)
-        return reply_after(partial(tasks.run_task, request, told))
+        return reply_after(partial(answers.run_task, request, told))
     except Exception as error:
         if is_of_full_disk(error) and not is_training:
             return failure(disk_full(Path(request["log_file"]).parent))

@@ -9,7 +9,7 @@ from torch._inductor import cpp_builder
 
 from autotune.errors import TrialLost
 from autotune.execution.local import LocalExecutor
-from autotune.execution.server.compiled_files import keep_incomplete_files_out
+from autotune.execution.process.compiled_files import keep_incomplete_files_out
 
 INTERRUPTED = """\
 #!/bin/sh

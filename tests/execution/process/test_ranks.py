@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import TrialLost
-from autotune.execution.server import ranks as ranks_module
+from autotune.execution.process import ranks as ranks_module
+from autotune.execution.process.ranks import run_on_ranks, together
 from autotune.execution.server.forked import run_in_fork
-from autotune.execution.server.ranks import run_on_ranks, together
 from autotune.execution.server.replies import TrainingFailed
 from autotune.memory.host import available_bytes
 from autotune.spec.result import Measurement
@@ -206,7 +206,7 @@ def test_a_trial_that_is_ended_says_what_each_rank_was_doing(tmp_path):
     os.kill(trial, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1]) == -signal.SIGTERM
     remark = (tmp_path / "remark").read_text()
-    assert remark.startswith("rank 0 was in run (server/test_ranks.py, line ")
+    assert remark.startswith("rank 0 was in run (process/test_ranks.py, line ")
     assert "rank 1 was in run (" in remark
 
 

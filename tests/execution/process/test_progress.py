@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from autotune.errors import InvalidInput
+from autotune.execution.process.progress import PipeProgress
 from autotune.execution.server.child_process import ChildProcess
 from autotune.execution.server.limits import REPORT_SECONDS, TimeLimits, time_limits
-from autotune.execution.server.progress import PipeProgress
 from autotune.execution.server.replies import LARGEST_LINE_BYTES
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import PARITY_STEPS

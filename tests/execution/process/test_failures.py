@@ -10,7 +10,7 @@ from torch._inductor.cpp_builder import run_compile_cmd
 from torch._inductor.exc import CppCompileError, InductorError
 
 from autotune.errors import TrialLost
-from autotune.execution.server.failures import measurement_of_exception
+from autotune.execution.process.failures import measurement_of_exception
 from autotune.execution.server.infrastructure import host_memory_kills
 from autotune.execution.server.process_exit import measurement_of_exit
 from autotune.shipped.checkpointing import recompute

@@ -4,8 +4,8 @@ import dataclasses
 import json
 import os
 
-from autotune.execution.server.prepared import prepare, prepare_seed
-from autotune.execution.server.prepared_folder import is_made_of
+from autotune.execution.prepared_folder import is_made_of
+from autotune.execution.process.preparation import prepare, prepare_seed
 from autotune.execution.tasks import Prepare, PrepareSeed
 from autotune.spec.workload import make_workload
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from autotune.execution.server import device_peaks
-from autotune.execution.server.device_peaks import measure_peaks
+from autotune.execution.process import device_peaks
+from autotune.execution.process.device_peaks import measure_peaks
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import uuid
 from autotune.data.chat import ChatColumn
 from autotune.data.sources import read_documents
 from autotune.data.tokens import write_tokens
-from autotune.execution.server.prepared_folder import write_made_of
+from autotune.execution.prepared_folder import write_made_of
 from autotune.execution.tasks import ModelSha256, Prepare, Prepared, PrepareSeed
 from autotune.models.pretrained import weights_sha256
 from autotune.models.user_model import code_sha256

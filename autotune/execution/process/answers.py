@@ -14,14 +14,14 @@ import torch
 
 from autotune.errors import PredictionImpossible, StorageUnavailable, StudyMismatch, TrialLost
 from autotune.execution import probe_cache
-from autotune.execution.server import device as device_tasks
-from autotune.execution.server import device_peaks
-from autotune.execution.server.failures import measurement_of_exception
+from autotune.execution.process import device as device_tasks
+from autotune.execution.process import device_peaks
+from autotune.execution.process.failures import measurement_of_exception
+from autotune.execution.process.preparation import model_sha256, prepare, prepare_seed
+from autotune.execution.process.progress import PipeProgress
+from autotune.execution.process.ranks import Rank, TurnsOfRanks, run_on_ranks, together
 from autotune.execution.server.forked import ForkFailed, run_in_fork, run_in_forks
 from autotune.execution.server.infrastructure import host_memory_kills
-from autotune.execution.server.prepared import model_sha256, prepare, prepare_seed
-from autotune.execution.server.progress import PipeProgress
-from autotune.execution.server.ranks import Rank, TurnsOfRanks, run_on_ranks, together
 from autotune.execution.server.replies import TrainingFailed
 from autotune.execution.tasks import (
     CheckDevice,

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from autotune.errors import DeviceDisturbed, InvalidInput
-from autotune.execution.server.device import identify, measure_repeatedly
+from autotune.execution.process.device import identify, measure_repeatedly
 from autotune.execution.server.forked import ForkFailed, run_in_fork
 
 MIB = 1024**2

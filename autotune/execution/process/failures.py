@@ -1,6 +1,6 @@
 """Determines why a trial failed, from an exception inside it.
 
-`process_exit.py` does it from how a process ended.
+`server/process_exit.py` does it from how a process ended.
 
 There are three kinds of failures. Running out of memory is an outcome, and its message says whose
 memory: on a CPU it appears in five forms (measured: two kinds of `RuntimeError`, `MemoryError`, an

@@ -1,6 +1,6 @@
 """The folders of prepared files: their names, and records of what they were made of.
 
-`prepared.py` makes them, with torch.
+`process/preparation.py` makes them, with torch.
 """
 
 import json
