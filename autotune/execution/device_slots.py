@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from autotune.errors import StorageUnavailable
+from autotune.execution.flow import POLL_SECONDS, Flow, Pause, result_of
 from autotune.execution.private_folder import safe_cache_folder
 from autotune.execution.server import socket_lock
 from autotune.spec.result import DeviceInfo
@@ -93,23 +94,30 @@ class DeviceSlots:
     def slot(self, pause: Callable[[], None], *, alone: bool = False) -> Iterator[str]:
         """Waits for a slot, calling `pause` between two attempts, and holds it during the block.
 
-        With `alone` no other trial runs at the same time. Yields the lock that the trials of the
+        Yields what `take` returns.
+        """
+        with ExitStack() as held:
+            yield result_of(self.take(held, pause, alone=alone))
+
+    def take(self, held: ExitStack, each: Callable[[], None], *, alone: bool = False) -> Flow[str]:
+        """Waits for a slot, calling `each` between two attempts; it is given back with `held`.
+
+        With `alone` no other trial runs at the same time. Returns the lock that the trials of the
         slot must hold, as `TrialServer.submit` takes it.
         """
         is_alone = alone or self.places == 1
         slots = [_ALONE] if is_alone else [f"{n}.of.{self.places}" for n in range(self.places)]
-        with ExitStack() as held:
+        with ExitStack() as in_line:
             self._awaited = [*self._locks.held_names(), _LINE]
-            line = _wait_for(lambda: self._locks.acquire(_LINE), pause)
-            held.callback(line.release)
-            slot, lock = _wait_for(lambda: self._acquire_free(slots), pause)
+            line = yield from _until(lambda: self._locks.acquire(_LINE), each)
+            in_line.callback(line.release)
+            slot, lock = yield from _until(lambda: self._acquire_free(slots), each)
             held.callback(lock.release)
             self._awaited = []
             if self._node is not None:
-                self._lock_node(self._node, held, pause, shared=not is_alone)
-            line.release()
-            self.number = slots.index(slot)
-            yield self._locks.trial_lock(_ALONE_TRIALS if is_alone else f"{slot}{_TRIALS}")
+                yield from self._lock_node(self._node, held, each, shared=not is_alone)
+        self.number = slots.index(slot)
+        return self._locks.trial_lock(_ALONE_TRIALS if is_alone else f"{slot}{_TRIALS}")
 
     def holder(self) -> str:
         """Returns who is waited for; empty where it is not known.
@@ -134,24 +142,23 @@ class DeviceSlots:
         return None
 
     def _lock_node(
-        self, node: Path, held: ExitStack, pause: Callable[[], None], *, shared: bool
-    ) -> None:
+        self, node: Path, held: ExitStack, each: Callable[[], None], *, shared: bool
+    ) -> Flow[None]:
         try:
             descriptor = os.open(node, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             return  # no permission, or the device is gone
         node_lock = _HeldLock(descriptor)
         held.callback(node_lock.release)
-        while not files.try_acquire(descriptor, shared=shared):
-            pause()
+        yield from _until(lambda: files.try_acquire(descriptor, shared=shared) or None, each)
 
 
-def _wait_for(acquire: Callable[[], T | None], pause: Callable[[], None]) -> T:
-    while True:
-        acquired = acquire()
-        if acquired is not None:
-            return acquired
-        pause()
+def _until(acquire: Callable[[], T | None], each: Callable[[], None]) -> Flow[T]:
+    """Returns what `acquire` returns as soon as that is not None."""
+    while (acquired := acquire()) is None:
+        each()
+        yield Pause(POLL_SECONDS)
+    return acquired
 
 
 def waiting_message(device: str, holder: str) -> str:

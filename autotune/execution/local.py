@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,6 +20,7 @@ from autotune.errors import AutotuneError, InvalidInput, ProcessEnded, Stopped, 
 from autotune.execution.compile_cache import CompilerCaches
 from autotune.execution.cpu_shares import check_ranks_on_cpu, check_system_for_ranks
 from autotune.execution.device_slots import DeviceSlots, device_node, waiting_message
+from autotune.execution.flow import POLL_SECONDS, Flow, Pause, result_of
 from autotune.execution.in_turn import RunInTurn, TimedInTurn, TrainingInTurn, time_in_turn
 from autotune.execution.prepared_folder import prepared_folder
 from autotune.execution.server.client import SERVER_COMMAND, Doing, TrialServer
@@ -49,9 +51,8 @@ from autotune.spec.workload import LinearShape, Workload
 
 R = TypeVar("R")
 
-POLL_SECONDS = 0.1
-"""How often a wait checks whether it should end."""
-
+_SECONDS_TO_END_A_TASK = 5.0
+"""How long to wait for a cancelled task to end."""
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Environment of a prediction, which needs no GPU: a context there would disturb a trial."""
 
@@ -126,6 +127,8 @@ class LocalExecutor:
         A request that is rejected before costs no start.
         """
         with self._starting:  # a search may ask in its own thread and in that of a place
+            if self._started is None and self._is_shut_down:
+                raise Stopped("the search has ended", hint="run the same command again to continue")
             if self._started is None or (self._started.is_lost and not self._is_shut_down):
                 log_file = self._folder / "logs" / "server.log"
                 # For tasks without their own cache: torch's default is in a folder that another
@@ -184,18 +187,45 @@ class LocalExecutor:
         """Returns what `call` finds. Raises its error, and Stopped where the search is stopped."""
         return self.wait_for(self.call(task, log_name=log_name, limits=limits))
 
-    def wait_for(self, future: Future[R], *, each: Callable[[], None] = lambda: None) -> R:
-        """Waits for a task and returns what it finds, as `run` does; calls `each` meanwhile."""
+    def wait_for(self, future: Future[R]) -> R:
+        """Waits for a task and returns what it finds, as `run` does."""
         while True:
             try:
                 return future.result(timeout=POLL_SECONDS)
             except NotYet:
-                each()
-                if self._should_stop():
+                try:
+                    self.check_stop(hint="the same command begins again")
+                except Stopped:
                     self.cancel(future)
-                    raise Stopped(
-                        "the search was stopped", hint="the same command begins again"
-                    ) from None
+                    raise
+
+    def check_stop(self, *, hint: str = "run the same command again to continue") -> None:
+        """Raises Stopped once the search is to stop, or this executor was shut down."""
+        if self._should_stop() or self._is_shut_down:
+            raise Stopped("the search was stopped", hint=hint)
+
+    def perform(
+        self,
+        task: Task[R],
+        *,
+        log_name: str | None = None,
+        limits: TimeLimits | None = None,
+        each: Callable[[Doing], None] = lambda doing: None,
+    ) -> Flow[R]:
+        """Returns what `call` finds, and tells `each` meanwhile what the task does.
+
+        What ends the flow, or what `each` raises, ends the task.
+        """
+        future = self.call(task, log_name=log_name, limits=limits)
+        try:
+            while not future.done():
+                each(self.doing(future))
+                yield Pause(POLL_SECONDS, unless=future)
+        except BaseException:
+            self.cancel(future)
+            yield Pause(_SECONDS_TO_END_A_TASK, unless=future)
+            raise
+        return future.result()
 
     def doing(self, future: Future[Any]) -> Doing:
         """Returns what a task does: start, step, compile, parity or evaluation.
@@ -233,44 +263,57 @@ class LocalExecutor:
         on_wait: Callable[[str], None],
         alone: bool = False,
     ) -> Iterator[None]:
+        """Waits for a slot on each device of a trial, as `take_slot`, and holds it in the block.
+
+        Raises Stopped where the search is stopped while waiting.
+        """
+        taken = self.take_slot(device, places=places, on_wait=on_wait, alone=alone)
+        with result_of(taken, each=self.check_stop):
+            yield
+
+    def take_slot(
+        self,
+        device: DeviceInfo,
+        *,
+        places: int = 1,
+        on_wait: Callable[[str], None],
+        alone: bool = False,
+    ) -> Flow[ExitStack]:
         """Waits for a slot on each device of a trial; processes started here hold them.
 
         `device` is the first of them, which `places` trials share. With `alone`, no other trial
-        runs there meanwhile.
+        runs there meanwhile. Returns what gives them back.
         Calls `on_wait` once where it has to wait, with the holder of the slot, or "" where that is
-        not known. Raises Stopped where the search is stopped while waiting.
+        not known.
         """
         was_reported = False
-        slots = awaited = self._slots_on(device, places)
 
-        def pause() -> None:
+        def report_wait(awaited: DeviceSlots) -> None:
             nonlocal was_reported
             if not was_reported:
                 was_reported = True
                 on_wait(awaited.holder())
-            if self._should_stop():
-                raise Stopped(
-                    "the search was stopped", hint="run the same command again to continue"
-                )
-            time.sleep(POLL_SECONDS)
 
+        slots = self._slots_on(device, places)
         all_slots = [slots, *(self._slots_on(one, places) for one in self.other_devices)]
         with ExitStack() as stack:
             held = []
             # All searches take them in the same order, so that no two wait for each other. Numbers
             # of devices would not do: CUDA_VISIBLE_DEVICES may change them.
             for awaited in sorted(all_slots, key=lambda one: one.name):
-                held.append(stack.enter_context(awaited.slot(pause, alone=alone)))
+                wait = partial(report_wait, awaited)
+                held.append((yield from awaited.take(stack, wait, alone=alone)))
             self._held = tuple(held)
             self._shares_device = places > 1 and not alone
+            stack.callback(self._forget_slot)
             if self.cpus_of_slots:
                 # Of another search with as many slots, a trial may be on the CPUs used before.
                 self.cpus = self.cpus_of_slots[slots.number]
-            try:
-                yield
-            finally:
-                self._held = ()
-                self._shares_device = False
+            return stack.pop_all()
+
+    def _forget_slot(self) -> None:
+        self._held = ()
+        self._shares_device = False
 
     @contextmanager
     def slot_on(self, device: DeviceInfo) -> Iterator[None]:
@@ -378,13 +421,17 @@ class LocalExecutor:
         self.other_devices = tuple(gpus[start + 1 : start + count])
 
     def check_device(self, device: str) -> None:
+        """Does as `checking_device`."""
+        result_of(self.checking_device(device), each=self.check_stop)
+
+    def checking_device(self, device: str) -> Flow[None]:
         """Runs a tiny computation on the device, and on those that trials use besides it.
 
         Raises TrialLost where one no longer answers.
         """
         for name in (device, *(other.device for other in self.other_devices)):
             try:
-                self.run(CheckDevice(device=name))
+                yield from self.perform(CheckDevice(device=name))
             except (Stopped, TrialLost):
                 raise
             except AutotuneError as error:

@@ -35,7 +35,7 @@ from autotune.study.prediction.predictions import Forecaster
 from autotune.study.request import VARIANTS_SHARE, SearchRequest
 from autotune.study.running.devices_of_search import devices_of
 from autotune.study.running.places import ThreadedListener
-from autotune.study.running.trial_runner import representative
+from autotune.study.running.trial_runner import possible_representatives
 
 _WARMUP_STEPS = 1
 
@@ -348,7 +348,7 @@ def _plan(
     represented = {
         record.config.numerics_class
         for record in reused.records
-        if representative(record.config, [record], steps=steps)
+        if possible_representatives(record.config, [record], steps=steps)
     }
     classes = len({config.numerics_class for config in remaining.values()} - represented)
     named = [("baseline", baseline), *legal.named.items()]

@@ -15,6 +15,7 @@ from typing import TypeVar
 from autotune.analysis.pick import chosen_trial
 from autotune.errors import InvalidInput, Stopped, TrialLost
 from autotune.execution.device_slots import container_isolation_note
+from autotune.execution.flow import Flow
 from autotune.execution.local import LocalExecutor
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.config import TrainingConfig
@@ -226,7 +227,7 @@ def _run(
         if budget.setup_note:
             listener(Notice(message=budget.setup_note))
 
-        def predict_at_first(config: TrainingConfig) -> Forecast:
+        def predict_at_first(config: TrainingConfig) -> Flow[Forecast]:
             predict_there = places.first.predict or forecast
             return predict_there(config)
 

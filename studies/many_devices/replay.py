@@ -33,7 +33,7 @@ from autotune.study.running.loop import StudySession
 from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.compressed import read_json
-from studies.many_devices.virtual_places import recorded_places
+from studies.many_devices.virtual_places import recorded_devices
 from studies.search_efficiency.replay import CAPS, Progress, rounded, the_table
 from studies.search_efficiency.table import TABLES
 
@@ -68,10 +68,10 @@ def run(
     begun, ended = 0, 0
     in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=in_memory) as folder, ExitStack() as stack:
-        places = recorded_places(table, count=devices, seed=seed, folder=Path(folder))
+        virtual = recorded_devices(table, count=devices, seed=seed)
 
         if usable is not None:
-            places.usable = usable(0)
+            virtual.usable = usable(0)
 
         def listen(event: Event) -> None:
             nonlocal begun, ended
@@ -79,35 +79,35 @@ def run(
             if isinstance(event, TrialEnded):
                 ended += 1
                 if usable is not None:
-                    places.usable = usable(ended)
+                    virtual.usable = usable(ended)
                 if event.record.outcome == "ok":
-                    progress.note(event.record.config, seconds=places.seconds, trials=ended)
+                    progress.note(event.record.config, seconds=virtual.seconds, trials=ended)
 
         store = StudyStore(f"sqlite:///{folder}/replay.db", create=True)
         store.create_study(definition, trials_wanted=MOST_TRIALS)
         shared = stack.enter_context(
             Coordinator(definition, store=store, folder=Path(folder), listener=listen)
         )
-        first: Any = places.executors[0]
+        first: Any = virtual.executors[0]
         session = StudySession(
             RunningStudy(
                 definition=definition,
                 shared=shared,
-                prediction_cache=PredictionCache(definition, store=store, predict=first.forecast),
+                prediction_cache=PredictionCache(definition, store=store, predict=first.predict),
                 folder=Path(folder),
                 listener=listen,
                 trial_options=TrialOptions(trial_time_limit_seconds=600.0),
-                clock=places.clock,
+                clock=virtual.clock,
             ),
             executor=first,
             should_stop=lambda: progress.reached >= ENOUGH,
-            places=places,
+            places=stack.enter_context(virtual.places(definition.device, listener=listen)),
         )
         with suppress(Stopped):
             session.run(trials_wanted=MOST_TRIALS, deadline=None)
         store.close()
-    parts = dict.fromkeys(places.executors[0].seconds_by_part, 0.0)
-    for executor in places.executors:
+    parts = dict.fromkeys(virtual.executors[0].seconds_by_part, 0.0)
+    for executor in virtual.executors:
         for part, seconds in executor.seconds_by_part.items():
             parts[part] += seconds
     return {
@@ -118,10 +118,10 @@ def run(
         "reached": progress.reached,
         "trials": ended,
         "begun": begun,
-        "seconds": places.seconds,
-        "share_at_work": places.seconds_at_work / (devices * max(places.seconds, 1e-9)),
+        "seconds": virtual.seconds,
+        "share_at_work": virtual.seconds_at_work / (devices * max(virtual.seconds, 1e-9)),
         "seconds_by_part": parts,
-        "seconds_compiling_again": places.seconds_compiling_again,
+        "seconds_compiling_again": virtual.seconds_compiling_again,
         "seconds_in_sampler": session.seconds_in_sampler,
     }
 

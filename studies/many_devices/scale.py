@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python studies/many_devices/scale.py --devices 1000 --trials 10000
     ... scale.py --devices 64 --trials 5000 --filled 4750      # the last 250 of 5,000 trials
     ... scale.py --storage postgresql ...                      # on a server of its own
-    ... scale.py --real-time ...                               # threads that wait 30 seconds
+    ... scale.py --real-time ...                               # timers of 30 seconds
     ... scale.py --profile 40 ...                              # where the time goes
 
 The search is the real one: loop, sampler, coordinator, outbox and database. Its devices are
@@ -35,13 +35,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import optuna
@@ -50,6 +50,7 @@ import torch
 from sqlalchemy import event as sqlalchemy_event
 
 from autotune.errors import Stopped
+from autotune.execution.flow import Flow, Pause, wait_for_one
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
@@ -61,12 +62,14 @@ from autotune.storage.store import StudyStore
 from autotune.study.events import Event, TrialEnded
 from autotune.study.prediction.prediction_cache import PredictionCache
 from autotune.study.running.loop import StudySession
-from autotune.study.running.places import EndedWork, SeveralPlaces, ThreadedListener, TrialPlace
+from autotune.study.running.places import Places, ThreadedListener, TrialPlace
 from autotune.study.running.running_study import RunningStudy
 from autotune.study.workers.coordinator import Coordinator
 from studies.search_efficiency.stand_in import StandInExecutor
 from tests.building import made_study
 from tests.building.postgres import PostgresServer
+
+T = TypeVar("T")
 
 RESULTS = Path(__file__).with_name("scale.json")
 TRIAL_SECONDS, PREDICTION_SECONDS = 30.0, 2.0
@@ -78,8 +81,8 @@ MOST_IN_A_ROW = 200
 """A row is about at most so many trials before its mark."""
 PARTS = ("choose", "claim", "store", "refresh", "predictions", "trial")
 """What is timed apart: choosing a configuration; claiming its trial; storing its result, on disk
-and in the database; reading what has changed; storing predictions; what the thread of a trial
-computes in this process. The rest is "other"."""
+and in the database; reading what has changed; storing predictions; what else the flows of the
+places compute. The rest, which is what the main loop computes between them, is "other"."""
 
 
 class Clock:
@@ -153,19 +156,93 @@ class RealClock(Clock):
         yield
 
 
+class Timers:
+    """Futures that get their results after some seconds, which the clock skips."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._due: list[tuple[float, int, Future[Any], Any]] = []
+        self._asked = 0.0
+        self._order = itertools.count()
+
+    def after(self, seconds: float, result: T) -> Future[T]:
+        future: Future[T] = Future()
+        self._asked += seconds
+        heapq.heappush(self._due, (self._clock() + seconds, next(self._order), future, result))
+        return future
+
+    def seconds_waited(self) -> float:
+        """Summed over the futures."""
+        now = self._clock()
+        return self._asked - sum(max(0.0, due - now) for due, *_ in self._due)
+
+    def wait_for_one(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        """Skips the time until the first future is done; none where `seconds` is 0."""
+        with self._clock.stopped():
+            ends = [due for due, *_ in self._due[:1]]
+            ends += [future.until for future in futures if isinstance(future, Pause)]
+            waits = seconds > 0 and not any(future.done() for future in futures)
+        if waits:
+            self._clock.skip_to(min(ends, default=self._clock() + seconds))
+        with self._clock.stopped():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Gives the futures that are due their results."""
+        while self._due and self._due[0][0] <= self._clock():
+            _, _, future, result = heapq.heappop(self._due)
+            if future.set_running_or_notify_cancel():
+                future.set_result(result)
+
+
+class RealTimers(Timers):
+    """The same in real time: one thread for all."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def after(self, seconds: float, result: T) -> Future[T]:
+        with self._changed:
+            self._changed.notify()
+            return super().after(seconds, result)
+
+    def seconds_waited(self) -> float:
+        with self._changed:
+            return super().seconds_waited()
+
+    def wait_for_one(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        wait_for_one(futures, seconds)
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                self._settle()
+                self._changed.wait(self._due[0][0] - self._clock() if self._due else None)
+
+
 class StandIn(StandInExecutor):
     """A device: trials of TRIAL_SECONDS that measure what the formula says."""
 
-    def __init__(self, clock: Clock, draw: random.Random) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, timers: Timers, draw: random.Random) -> None:
+        self.clock = clock
+        self.takes_time = self._work
+        self._timers = timers
         self._draw = draw
-        self.works_for = 0.0
-        """Seconds of all that it was given."""
+
+    def _work(self, _: object, work: Callable[[], T]) -> Flow[T]:
+        with self.clock.stopped():
+            result = work()
+        future = self._timers.after(_seconds_of(result), result)
+        try:
+            return (yield future)
+        except BaseException:
+            future.cancel()
+            raise
 
     def forecast(self, config: TrainingConfig) -> Forecast:
-        with self._clock.stopped():
-            self.works_for += PREDICTION_SECONDS
-            return made_study.forecast(config)
+        return made_study.forecast(config)
 
     def trace(self, config: TrainingConfig) -> ParityTrace:
         return ParityTrace(
@@ -175,164 +252,42 @@ class StandIn(StandInExecutor):
             draws_random_numbers=False,
         )
 
-    def train(self, training: TrainingRequest) -> "Future[FinishedTrial]":
-        with self._clock.stopped():
-            seconds = TRIAL_SECONDS * math.exp(self._draw.gauss(0.0, NOISE_OF_SECONDS))
-            self.works_for += seconds
-            measured = made_study.measure(training.config)
-            if measured.is_within_cap and measured.tokens_per_second and measured.peak_memory_bytes:
-                speed = measured.tokens_per_second * math.exp(self._draw.gauss(0, NOISE_OF_SPEED))
-                is_dominated = dominated_by(
-                    training.pruning_bounds,
-                    peak_memory_bytes=measured.peak_memory_bytes,
-                    tokens_per_second=speed,
-                )
-                measured = replace(
-                    measured,
-                    outcome="dominated" if is_dominated else "ok",
-                    tokens_per_second=speed,
-                )
-            return self._ended(FinishedTrial(measurement=measured, seconds=seconds))
-
-    def check_device(self, device: str) -> None:
-        """After a crash: the device works."""
-
-    def _ended(self, finished: FinishedTrial) -> "Future[FinishedTrial]":
-        future: Future[FinishedTrial] = Future()
-        future.set_result(finished)
-        return future
+    def train(self, training: TrainingRequest) -> FinishedTrial:
+        seconds = TRIAL_SECONDS * math.exp(self._draw.gauss(0.0, NOISE_OF_SECONDS))
+        measured = made_study.measure(training.config)
+        if measured.is_within_cap and measured.tokens_per_second and measured.peak_memory_bytes:
+            speed = measured.tokens_per_second * math.exp(self._draw.gauss(0, NOISE_OF_SPEED))
+            is_dominated = dominated_by(
+                training.pruning_bounds,
+                peak_memory_bytes=measured.peak_memory_bytes,
+                tokens_per_second=speed,
+            )
+            measured = replace(
+                measured,
+                outcome="dominated" if is_dominated else "ok",
+                tokens_per_second=speed,
+            )
+        return FinishedTrial(measurement=measured, seconds=seconds)
 
 
-class WaitingStandIn(StandIn):
-    """The same in real time: threads wait as long as for the processes of trials."""
-
-    def __init__(self, clock: Clock, draw: random.Random, timers: "Timers") -> None:
-        super().__init__(clock, draw)
-        self._timers = timers
-
-    def forecast(self, config: TrainingConfig) -> Forecast:
-        self._timers.after(PREDICTION_SECONDS, None).result()
-        return super().forecast(config)
-
-    def _ended(self, finished: FinishedTrial) -> "Future[FinishedTrial]":
-        return self._timers.after(finished.seconds, finished)
-
-    def phase(self, future: object) -> str:
-        return "step"
-
-    def cancel(self, future: "Future[FinishedTrial]") -> None:
-        future.cancel()
-
-    def shutdown(self) -> None:
-        pass
+def _seconds_of(result: object) -> float:
+    """Returns how long a device works for a result."""
+    match result:
+        case FinishedTrial():
+            return result.seconds
+        case Forecast():
+            return PREDICTION_SECONDS
+    return 0.0
 
 
-class Timers:
-    """Futures that get their result after some seconds; one thread for all."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Future[Any], Any]] = []
-        self._asked = 0.0
-        self._order = itertools.count()
-        self._changed = threading.Condition()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def after(self, seconds: float, result: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        with self._changed:
-            self._asked += seconds
-            entry = (time.monotonic() + seconds, next(self._order), future, result)
-            heapq.heappush(self._due, entry)
-            self._changed.notify()
-        return future
-
-    def seconds_waited(self) -> float:
-        """Summed over the futures."""
-        with self._changed:
-            now = time.monotonic()
-            return self._asked - sum(max(0.0, due - now) for due, *_ in self._due)
-
-    def _run(self) -> None:
-        with self._changed:
-            while True:
-                while self._due and self._due[0][0] <= time.monotonic():
-                    _, _, future, result = heapq.heappop(self._due)
-                    if future.set_running_or_notify_cancel():
-                        future.set_result(result)
-                wait = self._due[0][0] - time.monotonic() if self._due else None
-                self._changed.wait(wait)
-
-
-class StandInPlaces:
-    """`count` devices whose works end when the clock has reached their end."""
-
-    def __init__(self, clock: Clock, *, count: int, seed: int) -> None:
-        self._clock = clock
-        draw = random.Random(seed)
-        self._free = [place_of(StandIn(clock, draw), number) for number in range(count)]
-        self.first = self._free[0]
-        self.are_several = count > 1
-        self._running: list[tuple[float, int, EndedWork]] = []
-        self._order = itertools.count()
-        self._given = 0.0
-        """Seconds of all works."""
-
-    def seconds_at_work(self) -> float:
-        """Summed over the devices."""
-        now = self._clock()
-        return self._given - sum(max(0.0, ends_at - now) for ends_at, *_ in self._running)
-
-    @property
-    def can_take(self) -> bool:
-        return bool(self._free)
-
-    def take(self) -> TrialPlace | None:
-        return self._free.pop(0) if self._free else None
-
-    def leave(self, place: TrialPlace) -> None:
-        self._free.append(place)
-
-    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
-        executor: Any = place.executor
-        began_with = executor.works_for
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-        with self._clock.stopped():
-            ended = EndedWork(place=place, future=future)
-            seconds = executor.works_for - began_with
-            self._given += seconds
-            ends_at = self._clock() + seconds
-            heapq.heappush(self._running, (ends_at, next(self._order), ended))
-
-    def wait(self, seconds: float) -> list[EndedWork]:
-        """Skip the time until the next work ends; where `seconds` is 0, none."""
-        with self._clock.stopped():
-            if seconds > 0:
-                end = self._running[0][0] if self._running else self._clock() + seconds
-                self._clock.skip_to(end)
-            ended = []
-            while self._running and self._running[0][0] <= self._clock():
-                ended.append(heapq.heappop(self._running)[2])
-            return ended
-
-    def drop(self, place: TrialPlace) -> None:
-        raise AssertionError("no stand-in is lost")
-
-    def end_all(self) -> list[EndedWork]:
-        self._running = []
-        return []
-
-
-def place_of(executor: Any, number: int) -> TrialPlace:
+def place_of(stand_in: StandIn, number: int) -> TrialPlace:
+    executor: Any = stand_in
     return TrialPlace(
         executor=executor,
         device=replace(made_study.definition("scale").device, device=f"cuda:{number}"),
         name=f"device {number}",
-        predict=executor.forecast,
-        clock=executor._clock,
+        predict=stand_in.predict,
+        clock=stand_in.clock,
     )
 
 
@@ -381,29 +336,22 @@ def run(
         )
         clock = RealClock() if real_time else Clock()
         marks = sorted({*(mark for mark in MARKS if filled < mark < trials), trials})
-        watch = _Watch(store, clock, devices=devices, filled=filled, marks=marks)
-        listener: Any = watch
-        places: Any
-        if real_time:
-            listener = ThreadedListener(watch)
-            timers, draw = Timers(), random.Random(seed)
-            watch.seconds_at_work = timers.seconds_waited
-            stand_ins = [WaitingStandIn(clock, draw, timers) for _ in range(devices)]
-            places = stack.enter_context(
-                SeveralPlaces(
-                    [place_of(one, number) for number, one in enumerate(stand_ins)],
-                    listener=listener,
-                    ending=threading.Event(),
-                )
+        timers = RealTimers(clock) if real_time else Timers(clock)
+        watch = _Watch(store, clock, timers, devices=devices, filled=filled, marks=marks)
+        listener = ThreadedListener(watch)
+        draw = random.Random(seed)
+        places = stack.enter_context(
+            Places(
+                [place_of(StandIn(clock, timers, draw), number) for number in range(devices)],
+                listener=listener,
+                wait_for_one=timers.wait_for_one,
             )
-        else:
-            places = StandInPlaces(clock, count=devices, seed=seed)
-            watch.seconds_at_work = places.seconds_at_work
+        )
         shared = stack.enter_context(
             Coordinator(definition, store=store, folder=folder, listener=listener)
         )
-        first: Any = places.first.executor
-        cache = PredictionCache(definition, store=store, predict=first.forecast)
+        first = places.first.executor
+        cache = PredictionCache(definition, store=store, predict=places.first.predict)
         session = StudySession(
             RunningStudy(
                 definition=definition,
@@ -419,7 +367,7 @@ def run(
             repeats_baseline=True,
             places=places,
         )
-        watch.time_parts(session, shared, cache, places)
+        watch.time_parts(session, shared, cache)
         if profiled:
             profile.enable()
         with suppress(Stopped):
@@ -458,18 +406,19 @@ class _Watch:
         self,
         store: StudyStore,
         clock: Clock,
+        timers: Timers,
         *,
         devices: int,
         filled: int,
         marks: Sequence[int],
     ) -> None:
         self._clock = clock
+        self._timers = timers
         self._devices = devices
         self._parts = Parts(clock=clock)
         self._statements = 0
         self._first = filled
         self._marks = marks
-        self.seconds_at_work: Callable[[], float] = float
         self.ended = filled
         self.rows: list[dict[str, Any]] = []
         sqlalchemy_event.listen(store._database.engine, "before_cursor_execute", self._count)
@@ -479,7 +428,7 @@ class _Watch:
         self._statements += 1
 
     def time_parts(
-        self, session: StudySession, shared: Coordinator, cache: PredictionCache, places: Any
+        self, session: StudySession, shared: Coordinator, cache: PredictionCache
     ) -> None:
         """Put a timer around each part."""
         timed: Any = [
@@ -488,7 +437,7 @@ class _Watch:
             (shared, "store_result", "store"),
             (shared, "refresh", "refresh"),
             (cache, "add", "predictions"),
-            (places, "begin", "trial"),
+            (session._flows, "_resume", "trial"),
         ]
         for holder, name, part in timed:
             setattr(holder, name, self._parts.timed(part, getattr(holder, name)))
@@ -509,7 +458,7 @@ class _Watch:
             ended=self.ended,
             seconds=self._clock(),
             computed=self._clock.computed,
-            at_work=self.seconds_at_work(),
+            at_work=self._timers.seconds_waited(),
             statements=self._statements,
             parts=dict(self._parts.seconds),
         )

@@ -1,175 +1,121 @@
-"""Places in virtual time: the recorded table searched as by many devices at once.
+"""Places in virtual time: a recorded table searched as by many devices at once.
 
-A work runs as soon as it begins, at the cost that was recorded, and ends when the clock has reached
-that moment: until then nobody sees its result. What places share of the disk, compiled programs and
-the first steps of plain trainings, is there for the works that begin after it was written.
+What a device does is computed when it begins, at the cost that was recorded, and ends when the
+clock has reached that moment: until then nobody sees its result. Programs that another device has
+compiled are there for what begins after it.
 """
 
-import heapq
-import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
-from autotune.spec.config import TrainingConfig
-from autotune.spec.parity import ParityTrace
-from autotune.spec.prediction import Forecast
+from autotune.execution.flow import Flow, Pause
 from autotune.spec.result import DeviceInfo
-from autotune.study.running.places import EndedWork, TrialPlace
+from autotune.study.events import Listener
+from autotune.study.running.places import Places, ThreadedListener, TrialPlace
 from studies.search_efficiency.table import ReplayExecutor, Table
 
-
-class VirtualDevice(Protocol):
-    """One device: an executor with a clock of its own."""
-
-    seconds: float
-    compiled: set[Any]
-    """The programs that are compiled."""
-    traced_at: Mapping[str, float]
-    """When it ended each trace, by the configuration's fingerprint."""
-
-    def forecast(self, config: TrainingConfig) -> Forecast:
-        """Predict a configuration."""
+T = TypeVar("T")
 
 
-class RecordedDevice(ReplayExecutor):
-    """A device that replays a recorded table."""
+class _Work(Future[Any]):
+    """What a device does until a moment."""
 
-    def __init__(self, table: Table, *, seed: int) -> None:
-        super().__init__(table, seed=seed)
-        self.traced_at: dict[str, float] = {}
-
-    def trace(self, config: TrainingConfig) -> ParityTrace:
-        trace = super().trace(config)
-        self.traced_at[config.fingerprint] = self.seconds
-        return trace
+    def __init__(self, ends_at: float, result: Any) -> None:
+        super().__init__()
+        self.ends_at = ends_at
+        self.at_end = result
 
 
-def recorded_places(table: Table, *, count: int, seed: int, folder: Path) -> "VirtualPlaces":
-    """Returns `count` devices that replay `table`; `folder` is the study's."""
+def recorded_devices(table: Table, *, count: int, seed: int) -> "VirtualTime":
+    """Returns `count` devices that replay `table`."""
 
     def seconds_of_cache(program: Any) -> float:
         first, from_cache = table.program_seconds[program]
         return first - from_cache
 
-    return VirtualPlaces(
-        [RecordedDevice(table, seed=seed) for _ in range(count)],
-        device=table.device,
-        seconds_of_cache=seconds_of_cache,
-        folder=folder,
-    )
+    executors = [ReplayExecutor(table, seed=seed) for _ in range(count)]
+    return VirtualTime(executors, seconds_of_cache=seconds_of_cache)
 
 
-class VirtualPlaces:
-    """The places of a search; `folder` is the study's.
+class VirtualTime:
+    """The clock of devices; each has `seconds` of its own, and the programs that are `compiled`.
 
     `seconds_of_cache` is what a program spares that is compiled already.
     """
 
     def __init__(
         self,
-        executors: Sequence[Any],  # of VirtualDevice and LocalExecutor at once
+        executors: Sequence[Any],  # StandInExecutors
         *,
-        device: DeviceInfo,
         seconds_of_cache: Callable[[Any], float],
-        folder: Path,
     ) -> None:
         self.seconds = 0.0
         """The time on the clock of all devices."""
         self.seconds_at_work = 0.0
         """Summed over the devices."""
-        self._count = len(executors)
-        self.usable = self._count
-        """At most so many devices begin works."""
+        self.usable = len(executors)
+        """At most so many devices have a slot at a time."""
         self.seconds_compiling_again = 0.0
         """Summed over the devices: spent on programs that another device was compiling."""
         self.executors = executors
-        self._free = []
-        for executor in self.executors:
-            self._free.append(
-                TrialPlace(
-                    executor=executor,
-                    device=device,
-                    predict=executor.forecast,
-                    clock=partial(getattr, executor, "seconds"),
-                )
-            )
-        self.first = self._free[0]
-        self.can_lose_one = self._count > 1
-        self.can_take = False
-        self._folder = folder / "parity"
-        self._running: list[tuple[float, int, EndedWork]] = []
-        self._order = itertools.count()
+        self._taken = 0
         self._seconds_of_cache = seconds_of_cache
         self._programs: dict[Any, float] = {}
         """When each program was compiled first."""
-        self._traces: dict[str, tuple[float, bytes]] = {}
-        """When each file of a trace was written first, and its content."""
 
     def clock(self) -> float:
         return self.seconds
 
-    def take(self) -> TrialPlace | None:
-        is_usable = self._count - len(self._free) < self.usable
-        return self._free.pop(0) if self._free and is_usable else None
+    def places(self, device: DeviceInfo, *, listener: Listener) -> Places:
+        """Returns a place for each device."""
+        places = []
+        for executor in self.executors:
+            executor.takes_time = self._work
+            executor.take_slot = self._take_slot
+            clock = partial(getattr, executor, "seconds")
+            places.append(
+                TrialPlace(executor=executor, device=device, predict=executor.predict, clock=clock)
+            )
+        return Places(places, listener=ThreadedListener(listener), wait_for_one=self.wait_for_one)
 
-    def leave(self, place: TrialPlace) -> None:
-        self._free.append(place)
+    def _take_slot(self, device: object, **_: Any) -> Flow[ExitStack]:
+        while self._taken >= self.usable:
+            yield Pause(1.0, clock=self.clock)
+        self._taken += 1
+        with ExitStack() as slot:
+            slot.callback(self._leave_slot)
+            return slot.pop_all()
 
-    def begin(self, place: TrialPlace, work: Callable[[], Any]) -> None:
-        executor: Any = place.executor
+    def _leave_slot(self) -> None:
+        self._taken -= 1
+
+    def _work(self, executor: Any, work: Callable[[], T]) -> Flow[T]:
         executor.seconds = self.seconds
         known = {name for name, at in self._programs.items() if at <= self.seconds}
         executor.compiled = set(known)
-        self._show_traces()
-        future: Future[Any] = Future()
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+        result = work()
         for program in executor.compiled - known:
             if program in self._programs:
                 self.seconds_compiling_again += self._seconds_of_cache(program)
             at = self._programs.get(program, executor.seconds)
             self._programs[program] = min(at, executor.seconds)
-        self._note_traces(executor)
         self.seconds_at_work += executor.seconds - self.seconds
-        ended = EndedWork(place=place, future=future)
-        heapq.heappush(self._running, (executor.seconds, next(self._order), ended))
+        ended = _Work(executor.seconds, result)
+        try:
+            return (yield ended)
+        except BaseException:
+            self.seconds_at_work -= executor.seconds - self.seconds
+            raise
 
-    def _show_traces(self) -> None:
-        """Leave the traces in the folder that were written by now, and no others."""
-        for name, (at, content) in self._traces.items():
-            if at <= self.seconds:
-                (self._folder / name).write_bytes(content)
-            else:
-                (self._folder / name).unlink(missing_ok=True)
-
-    def _note_traces(self, executor: VirtualDevice) -> None:
-        for file in self._folder.glob("*.json"):
-            at = executor.traced_at.get(file.stem)
-            if at is not None:
-                earlier = self._traces.get(file.name, (at, b""))[0]
-                self._traces[file.name] = min(at, earlier), file.read_bytes()
-
-    def wait(self, seconds: float) -> list[EndedWork]:
+    def wait_for_one(self, futures: Collection[Future[Any]], seconds: float) -> None:
         """Let time pass until the next work ends; none where `seconds` is 0."""
-        if self._running and seconds > 0:
-            self.seconds = max(self.seconds, self._running[0][0])
-        elif not self._running:
-            self.seconds += seconds
-        ended = []
-        while self._running and self._running[0][0] <= self.seconds:
-            ended.append(heapq.heappop(self._running)[2])
-        return ended
-
-    def drop(self, place: TrialPlace) -> None:
-        raise AssertionError("no device is lost in a replay")
-
-    def end_all(self) -> list[EndedWork]:
-        for ends_at, _, _ in self._running:
-            self.seconds_at_work -= ends_at - self.seconds
-        self._running = []
-        return []
+        ends = [future.ends_at for future in futures if isinstance(future, _Work)]
+        ends += [future.until for future in futures if isinstance(future, Pause)]
+        if seconds > 0 and not any(future.done() for future in futures):
+            self.seconds = max(self.seconds, min(ends, default=self.seconds + seconds))
+        for future in futures:
+            if isinstance(future, _Work) and future.ends_at <= self.seconds:
+                future.set_result(future.at_end)

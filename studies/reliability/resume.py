@@ -85,9 +85,7 @@ def search(sampler: str, folder: Path, *, seed: int = 0) -> None:
             RunningStudy(
                 definition=definition,
                 shared=shared,
-                prediction_cache=PredictionCache(
-                    definition, store=store, predict=executor.forecast
-                ),
+                prediction_cache=PredictionCache(definition, store=store, predict=executor.predict),
                 folder=folder,
                 listener=lambda event: None,
                 trial_options=TrialOptions(trial_time_limit_seconds=600.0),

@@ -39,7 +39,7 @@ from autotune.study.running.loop import StudySession
 from autotune.study.running.running_study import RunningStudy
 from autotune.study.sampler.distributions import decide
 from autotune.study.workers.coordinator import Coordinator
-from studies.many_devices.virtual_places import VirtualPlaces
+from studies.many_devices.virtual_places import VirtualTime
 from studies.search_efficiency.gpu.assumptions import Assumptions, Card
 from studies.search_efficiency.gpu.device_table import GIB, DeviceTable
 from studies.search_efficiency.gpu.virtual_executor import VirtualExecutor
@@ -86,14 +86,14 @@ class Run:
         self.until = until
         self.executors = [VirtualExecutor(table, seed=seed + 97 * k) for k in range(devices)]
         self.executor = self.executors[0]
-        self.places: VirtualPlaces | None = None
+        self.time: VirtualTime | None = None
         """Of several devices, once the search has begun."""
         self.ended: list[tuple[float, TrialRecord]] = []
         """Each trial with the second at which it ended."""
 
     @property
     def seconds(self) -> float:
-        return self.executor.seconds if self.places is None else self.places.seconds
+        return self.executor.seconds if self.time is None else self.time.seconds
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +103,7 @@ class Run:
         """Train a configuration without a study, as the two references do."""
         definition = self.table.definition(cap_bytes=self.cap_bytes)
         training = training_of(definition, config, shares_perplexity=shares_perplexity)
-        finished = self.executor.train(training).result()
+        finished = self.executor.train(training)
         measured = finished.measurement
         values = vars(measured) | {"perplexity": self.table.objectives(config)[2]}
         record = TrialRecord(**values, number=0, config=config, feasible=measured.outcome == "ok")
@@ -174,21 +174,15 @@ def search(run: Run) -> None:
         store.create_study(definition, trials_wanted=MOST_TRIALS)
         places: Any = None
         if len(run.executors) > 1:
-            places = run.places = VirtualPlaces(
-                run.executors,
-                device=definition.device,
-                seconds_of_cache=executor.seconds_of_cache,
-                folder=folder,
-            )
+            run.time = VirtualTime(run.executors, seconds_of_cache=executor.seconds_of_cache)
+            places = stack.enter_context(run.time.places(definition.device, listener=listen))
         session = StudySession(
             RunningStudy(
                 definition=definition,
                 shared=stack.enter_context(
                     Coordinator(definition, store=store, folder=folder, listener=listen)
                 ),
-                prediction_cache=PredictionCache(
-                    definition, store=store, predict=executor.forecast
-                ),
+                prediction_cache=PredictionCache(definition, store=store, predict=executor.predict),
                 folder=folder,
                 listener=listen,
                 trial_options=TrialOptions(trial_time_limit_seconds=TRIAL_TIME_LIMIT_SECONDS),

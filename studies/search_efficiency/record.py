@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.flow import Flow, result_of
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict, Trace, Train
 from autotune.execution.trial_options import TrialOptions
@@ -182,7 +183,7 @@ class Recorder:
     def _train(self, config: TrainingConfig, *, repeat: int) -> None:
         if ("training", config.fingerprint, repeat) in self._done:
             return
-        verdict = self._gate.check(config)
+        verdict = result_of(self._gate.check(config))
         training = dataclasses.replace(
             self._training(config), reference=verdict.reference, shares_perplexity=repeat > 0
         )
@@ -191,10 +192,12 @@ class Recorder:
         measurement = dataclasses.asdict(finished.measurement)
         self._keep("training", config, seconds=finished.seconds, repeat=repeat, result=measurement)
 
-    def _trace(self, config: TrainingConfig, *, dropout: bool, **_: Any) -> ParityTrace | NoTrace:
+    def _trace(
+        self, config: TrainingConfig, *, dropout: bool, **_: Any
+    ) -> Flow[ParityTrace | NoTrace]:
         began = time.perf_counter()
         task = Trace(training=self._training(config), dropout=dropout)
-        trace = self._executor.run(task, limits=TRIAL_OPTIONS.time_limits())
+        trace = yield from self._executor.perform(task, limits=TRIAL_OPTIONS.time_limits())
         is_recorded = ("trace", config.fingerprint, 0) in self._done
         if isinstance(trace, ParityTrace) and not is_recorded:
             self._keep("trace", config, seconds=time.perf_counter() - began, result=trace.to_dict())

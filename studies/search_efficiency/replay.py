@@ -158,7 +158,7 @@ def run_ours(
                 prediction_cache=PredictionCache(
                     definition,
                     store=store,
-                    predict=None if without == "predictions" else executor.forecast,
+                    predict=None if without == "predictions" else executor.predict,
                 ),
                 folder=Path(folder),
                 listener=listen,
@@ -221,7 +221,7 @@ def run_plain(
     decided = decide_static if is_fixed else decide
 
     def train(config: TrainingConfig) -> tuple[tuple[float, float, float], float]:
-        measured = executor.train(training_of(definition, config)).result().measurement
+        measured = executor.train(training_of(definition, config)).measurement
         peak = float(measured.peak_memory_bytes or 0)
         # What an out-of-memory trial did not measure is told as the worst that was seen.
         speeds = [values[1] for values, _ in known.values()] or [1.0]

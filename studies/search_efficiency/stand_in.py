@@ -1,17 +1,34 @@
 """The executor of a study whose trainings are looked up or drawn, and never run."""
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from autotune.execution.flow import Flow
 from autotune.execution.tasks import Task, Trace, Train
 from autotune.spec.attempt import FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import ParityTrace
+from autotune.spec.prediction import Forecast
+from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.spec.training_request import TrainingRequest
+
+T = TypeVar("T")
+
+
+class TakesTime(Protocol):
+    """Has what an executor does take its time on a clock that it shares with others."""
+
+    def __call__(self, executor: Any, work: Callable[[], T]) -> Flow[T]:
+        """Returns what a work returns, once it has ended."""
+
+
+def at_once(executor: Any, work: Callable[[], T]) -> Flow[T]:
+    """Returns what a work returns; the executor's own clock is the only one."""
+    return work()
+    yield
 
 
 def training_of(
@@ -29,12 +46,18 @@ def training_of(
 
 
 class StandInExecutor:
-    """What `LocalExecutor` is to a study; a subclass has `train` and `trace`."""
+    """What `LocalExecutor` is to a study; a subclass has `train`, `trace` and `forecast`."""
 
-    def train(self, training: TrainingRequest) -> "Future[FinishedTrial]":
+    other_devices: tuple[DeviceInfo, ...] = ()
+    takes_time: TakesTime = staticmethod(at_once)
+
+    def train(self, training: TrainingRequest) -> FinishedTrial:
         raise NotImplementedError
 
     def trace(self, config: TrainingConfig) -> ParityTrace:
+        raise NotImplementedError
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
         raise NotImplementedError
 
     def training(
@@ -42,18 +65,26 @@ class StandInExecutor:
     ) -> TrainingRequest:
         return training_of(definition, config, enforce_cap=enforce_cap)
 
-    def call(self, task: Task[Any], **_: Any) -> "Future[Any]":
-        assert isinstance(task, Train)
-        return self.train(task.training)
+    def perform(self, task: Task[Any], **_: Any) -> Flow[Any]:
+        match task:
+            case Train():
+                return self.takes_time(self, lambda: self.train(task.training))
+            case Trace():
+                return self.takes_time(self, lambda: self.trace(task.training.config))
+        raise AssertionError(f"a study does not ask for {task}")
 
-    def run(self, task: Task[Any], **_: Any) -> Any:
-        assert isinstance(task, Trace)
-        return self.trace(task.training.config)
+    def predict(self, config: TrainingConfig) -> Flow[Forecast]:
+        return self.takes_time(self, lambda: self.forecast(config))
 
-    @contextmanager
-    def slot(self, device: object, **_: Any) -> Iterator[None]:
+    def take_slot(self, device: object, **_: Any) -> Flow[ExitStack]:
         """There is no device to share."""
+        return ExitStack()
         yield
 
-    def cancel(self, future: "Future[Any]") -> None:
-        raise AssertionError("nothing runs in a replay")
+    def checking_device(self, device: str) -> Flow[None]:
+        """After a crash: the device works."""
+        return
+        yield
+
+    def shutdown(self) -> None:
+        """There is nothing to end."""

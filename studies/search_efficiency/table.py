@@ -10,7 +10,6 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -345,7 +344,7 @@ class ReplayExecutor(StandInExecutor):
         self._spend("comparison", seconds)
         return trace
 
-    def train(self, training: TrainingRequest) -> "Future[FinishedTrial]":
+    def train(self, training: TrainingRequest) -> FinishedTrial:
         """Runs as far as the real trial would: to its memory, its first timed steps, or its end."""
         config, enforce_cap = training.config, training.enforce_cap
         recorded = self._table.trainings[config.fingerprint]
@@ -369,9 +368,7 @@ class ReplayExecutor(StandInExecutor):
         measurement = self._outcome(
             full, config, cap_bytes, training.shares_perplexity, training.pruning_bounds
         )
-        future: Future[FinishedTrial] = Future()
-        future.set_result(FinishedTrial(measurement=measurement, seconds=self.seconds - began))
-        return future
+        return FinishedTrial(measurement=measurement, seconds=self.seconds - began)
 
     def _with_noise(self, full: Measurement) -> Measurement:
         if full.tokens_per_second is None or not self._noise:

@@ -10,6 +10,7 @@ from autotune.errors import Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.process.request import _hold_slot
 from autotune.spec.result import DeviceInfo
+from tests.building.flows import as_flow
 from tests.execution.test_device_slots import forked
 
 
@@ -138,7 +139,7 @@ def test_a_device_that_is_lost_is_noticed_wherever_it_is_in_a_group(gpus, search
         if task.device == "cuda:1":
             raise TrialLost("cuda:1 does not answer")
 
-    monkeypatch.setattr(group.executor, "run", check)
+    monkeypatch.setattr(group.executor, "perform", as_flow(check))
     with pytest.raises(TrialLost, match="cuda:1 does not answer"):
         group.executor.check_device("cuda:0")
     assert asked == ["cuda:0", "cuda:1"]

@@ -134,8 +134,8 @@ def joined(events, places, count):
     """The names of the places that have joined, once there are so many."""
     end = time.monotonic() + 10
     while True:
-        places.take()
-        places.wait(0.02)
+        list(places.newly_joined())
+        time.sleep(0.02)
         names = [event.device for event in events if isinstance(event, PlaceJoined)]
         if len(names) >= count or time.monotonic() > end:
             return names
@@ -191,8 +191,8 @@ def test_a_place_whose_workers_are_lost_without_a_trial_is_given_up(devices, eve
     with places_of(devices) as places:
         for _ in range(500):
             devices._slots[1].worker.is_lost = True
-            places.take()
-            places.wait(0.02)
+            list(places.newly_joined())
+            time.sleep(0.02)
             if devices._slots[1].is_refused:
                 break
         assert devices._slots[1].is_refused

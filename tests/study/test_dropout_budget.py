@@ -12,6 +12,7 @@ from autotune.execution.tasks import Prepare, Trace
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import make_workload
 from autotune.study.running.parity_gate import ParityGate
+from tests.building.flows import AtOnce, as_flow
 from tests.building.studies import definition
 
 GPT2 = {
@@ -50,8 +51,8 @@ def judge(tmp_path_factory, one_trial_server):
             limits = time_limits(300.0)
             return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
-        gate = ParityGate(trace, folder=folder / "parity", on_trace=lambda config: None)
-        yield gate.check
+        gate = ParityGate(as_flow(trace), folder=folder / "parity", on_trace=lambda config: None)
+        yield AtOnce(gate).check
 
 
 def compiled(**choices):

@@ -2,7 +2,7 @@
 
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import TrialReference
-from autotune.study.running.trial_runner import pruning_bounds
+from autotune.study.running.trial_runner import possible_rivals
 from tests.building.ranking import record
 
 CONFIG = TrainingConfig(micro_batch_size=8, checkpointing="block")
@@ -10,8 +10,8 @@ PLAIN = TrainingConfig(micro_batch_size=8)
 SAME = {"parity": "same"}
 
 
-def numbers(*records, **options):
-    return [bound.number for bound in pruning_bounds(CONFIG, records, **options)]
+def numbers(*records):
+    return [rival.number for rival in possible_rivals(CONFIG, records)]
 
 
 def test_a_feasible_trial_of_the_same_numerics_is_one():
@@ -34,9 +34,5 @@ def test_a_trial_of_an_earlier_study_is_none():
     assert numbers(record(PLAIN, reused_from=TrialReference(number=1, study="a"), **SAME)) == []
 
 
-def test_where_the_loss_depends_on_the_micro_batch_only_its_own_counts():
-    other = record(TrainingConfig(micro_batch_size=4), number=2, **SAME)
-    own_only = numbers(
-        other, is_same=lambda config, other: config.micro_batch_size == other.micro_batch_size
-    )
-    assert (numbers(other), own_only) == ([2], [])
+def test_a_trial_of_another_micro_batch_is_one_where_it_is_the_same_training():
+    assert numbers(record(TrainingConfig(micro_batch_size=4), number=2, **SAME)) == [2]

@@ -6,6 +6,7 @@ from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
 from autotune.spec.workload import make_workload
 from autotune.study.prediction.prediction_cache import PredictionCache
+from tests.building.flows import AtOnce, as_flow
 from tests.building.studies import definition, open_store
 from tests.building.views import predicted
 
@@ -28,11 +29,11 @@ def cache_in(tmp_path, store, *, asked=None, **changes):
         prediction = replace(predicted(), flops_per_token=flops)
         return Forecast(config=config, prediction=prediction)
 
-    return PredictionCache(of_study, store=store, predict=predict)
+    return PredictionCache(of_study, store=store, predict=as_flow(predict))
 
 
 def flops_of(cache, **choices):
-    return cache.flops_of(TrainingConfig(micro_batch_size=4, **choices))
+    return AtOnce(cache).flops_of(TrainingConfig(micro_batch_size=4, **choices))
 
 
 def test_recomputed_flops_are_those_above_the_models(tmp_path):
@@ -56,7 +57,7 @@ def test_a_prediction_that_is_there_is_used(tmp_path):
     asked = []
     with open_store(f"sqlite:///{tmp_path}/studies.db") as store:
         cache = cache_in(tmp_path, store, asked=asked)
-        cache.of(TrainingConfig(micro_batch_size=8))
+        cache.add(AtOnce(cache).predict(TrainingConfig(micro_batch_size=8)))
         assert flops_of(cache, precision="bf16-mixed") == (100.0, 0.0)
     assert len(asked) == 1
 
@@ -66,7 +67,7 @@ def test_what_a_memory_budget_recomputes_is_only_known_from_its_own_prediction(t
         cache = cache_in(tmp_path, store)
         budget = {"compile": "block", "memory_budget": 0.5, "checkpointing": "none"}
         assert flops_of(cache, **budget) == (100.0, None)
-        cache.of(TrainingConfig(micro_batch_size=4, **budget))
+        cache.add(AtOnce(cache).predict(TrainingConfig(micro_batch_size=4, **budget)))
         assert flops_of(cache, **budget) == (100.0, 0.0)
 
 

@@ -88,7 +88,7 @@ def used_by(place):
 def test_each_place_has_a_group_of_its_own(wanted, groups, devices):
     choose(devices, devices=wanted)
     with places_of(devices) as places:
-        assert [used_by(place) for place in places._usable] == groups
+        assert [used_by(place) for place in places.usable] == groups
 
 
 def test_places_are_named_by_their_groups(devices):
@@ -107,7 +107,7 @@ def test_trials_that_share_a_group_have_slots_on_each_of_its_devices(devices):
             "cuda:2-3 slot 1",
             "cuda:2-3 slot 2",
         ]
-        assert {place.trials_on_device for place in places._usable} == {2}
+        assert {place.trials_on_device for place in places.usable} == {2}
 
 
 def test_the_first_place_is_on_the_first_group(devices):

@@ -6,17 +6,19 @@ from dataclasses import replace
 import pytest
 
 from autotune.analysis.expected_step import ExpectedStep
+from autotune.execution.flow import result_of
 from autotune.execution.local import LocalExecutor
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.prediction import Forecast
 from autotune.spec.space_file import load_space
 from autotune.study.prediction.prediction_cache import PredictionCache
-from autotune.study.running.loop import StudySession
+from autotune.study.running.loop import Predict, StudySession
 from autotune.study.running.named_order import NamedOrder, is_unlikely
 from autotune.study.running.running_study import RunningStudy
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.workers.coordinator import Coordinator
 from tests.analysis.test_expected_step import H200, PREDICTED, STUDY
+from tests.building.flows import as_flow
 from tests.building.ranking import record
 from tests.building.studies import open_store
 from tests.quick_study.quick_executor import CPU
@@ -143,7 +145,7 @@ def test_while_one_place_predicts_the_baseline_no_other_begins_a_trial(tmp_path)
             RunningStudy(
                 definition=DEFAULT,
                 shared=stack.enter_context(shared),
-                prediction_cache=PredictionCache(DEFAULT, store=store, predict=predict),
+                prediction_cache=PredictionCache(DEFAULT, store=store, predict=as_flow(predict)),
                 folder=tmp_path,
                 listener=lambda event: None,
                 trial_options=TrialOptions(trial_time_limit_seconds=60.0),
@@ -153,10 +155,11 @@ def test_while_one_place_predicts_the_baseline_no_other_begins_a_trial(tmp_path)
         )
         session._trials_wanted = 30
         place = session._places.first
-        assert session._begin_new(place)
-        assert [*session._predicting.values()] == [BASELINE]
-        assert not session._begin_new(place)
-        session._after_suggestion_is_predicted(place, session._places.wait(5.0)[0].future)
+        step = session._new()
+        assert step == Predict(config=BASELINE)
+        with session._doing(place, step):
+            assert session._new() is None
+            result_of(session._predict(place, BASELINE))
         assert asked == [BASELINE]
         assert [one for _, one in session._named_next(session._named_left())] == [
             one for _, one in following(DEFAULT)

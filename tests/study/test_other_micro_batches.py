@@ -16,6 +16,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.spec.user_code import script_sha256
 from autotune.spec.workload import make_workload
 from autotune.study.running.parity_gate import ParityGate
+from tests.building.flows import AtOnce, as_flow
 from tests.building.studies import definition
 
 LOOP = """
@@ -219,11 +220,13 @@ def are_one_training(tmp_path_factory, one_trial_server):
                 limits = time_limits(300.0)
                 return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
-            gate = ParityGate(
-                trace,
-                folder=folder / str(abs(hash(str(changes)))),
-                on_trace=lambda config: None,
-                any_micro_batch=False,
+            gate = AtOnce(
+                ParityGate(
+                    as_flow(trace),
+                    folder=folder / str(abs(hash(str(changes)))),
+                    on_trace=lambda config: None,
+                    any_micro_batch=False,
+                )
             )
             whole, single = (TrainingConfig(micro_batch_size=size) for size in (4, 1))
             for config in (whole, single):  # the loop runs: a failure would not be alike, too

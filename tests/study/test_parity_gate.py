@@ -9,6 +9,7 @@ from autotune.errors import StudyMismatch
 from autotune.spec.config import TrainingConfig
 from autotune.spec.parity import PROJECTIONS, TOLERANCES, NoTrace, ParityTrace
 from autotune.study.running.parity_gate import ParityGate, plain_form
+from tests.building.flows import AtOnce, as_flow
 
 SAME = ParityTrace(
     losses=(5.5, 5.4, 5.3),
@@ -49,7 +50,11 @@ class Traces:
 @pytest.fixture
 def gate(tmp_path):
     def make(traces, *, name="parity", **options):
-        return ParityGate(traces, folder=tmp_path / name, on_trace=lambda config: None, **options)
+        return AtOnce(
+            ParityGate(
+                as_flow(traces), folder=tmp_path / name, on_trace=lambda config: None, **options
+            )
+        )
 
     return make
 

@@ -1,14 +1,16 @@
 """Places that can no longer be used: what they have on their device ends, and others go on."""
 
 import threading
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 import pytest
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, TrialLost
+from autotune.execution.flow import result_of
 from autotune.spec.result import DeviceInfo
 from autotune.study.events import PlaceLeft
-from autotune.study.running.places import SeveralPlaces, ThreadedListener, TrialPlace
+from autotune.study.running.places import Places, PlaceUnusable, ThreadedListener, TrialPlace
+from tests.building.flows import as_flow
 from tests.quick_study.quick_executor import CPU, QuickExecutor
 
 
@@ -18,64 +20,53 @@ class Executor(QuickExecutor):
     def __init__(self, folder):
         super().__init__(folder)
         self.has_ended = threading.Event()
-
-    def slot(self, device, **_):
-        return nullcontext()
+        self.take_slot = as_flow(lambda device, **_: ExitStack())
 
     def shutdown(self):
         super().shutdown()
         self.has_ended.set()
 
 
+LOST = TrialLost("the GPU has fallen off the bus")
+
+
 @pytest.fixture
 def search(tmp_path):
     """Two places, and the events of their search."""
     events = []
-    listener = ThreadedListener(events.append)
     places = [
         TrialPlace(executor=Executor(tmp_path), device=CPU, name=name, queue=name)
         for name in ("first", "second")
     ]
-    with SeveralPlaces(
-        places, listener=listener, ending=threading.Event(), seconds_without_place=1.0
+    with Places(
+        places, listener=ThreadedListener(events.append), seconds_without_place=1.0
     ) as several:
         yield several, places, events
 
 
-def take(several, wanted):
-    while (place := several.take()) is not wanted:
-        if place is not None:
-            several.begin(place, lambda: None)
-        several.wait(0.1)
-
-
-def test_a_dropped_place_ends_what_it_has_on_its_device_at_once(search):
-    several, (_, second), _ = search
-    take(several, second)
-    several.drop(second)
+def test_a_lost_place_ends_what_it_has_on_its_device_at_once(search):
+    several, (_, second), events = search
+    several.lose(second, LOST)
     assert second.executor.has_ended.wait(5)
+    assert events == [PlaceLeft(device="second", reason=LOST.message)]
 
 
 def test_the_executor_of_the_first_place_stays_for_what_follows(search):
     several, (first, _), _ = search
-    take(several, first)
-    several.drop(first)
+    several.lose(first, LOST)
     assert not first.executor.has_ended.is_set()
 
 
-def test_a_place_that_cannot_be_prepared_ends_what_it_has_on_its_device(search):
-    several, (first, second), events = search
+def test_a_place_that_cannot_be_prepared_is_unusable(search):
+    several, (_, second), _ = search
 
     def refuse() -> DeviceInfo:
         raise InvalidInput("it has another GPU", hint="")
 
     second.prepare = refuse
-    take(several, first)
-    several.begin(first, lambda: None)
-    while not any(isinstance(event, PlaceLeft) for event in events):
-        several.take()
-        several.wait(0.1)
-    assert second.executor.has_ended.wait(5)
+    with pytest.raises(PlaceUnusable) as unusable:
+        result_of(several.slot(second))
+    assert isinstance(unusable.value.reason, InvalidInput)
 
 
 def test_finalists_are_measured_on_a_place_that_is_ready(search):

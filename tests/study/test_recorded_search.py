@@ -131,12 +131,12 @@ def train(table, *, faster=None, peak_memory_bytes=1000, seed=0, cap_bytes=2000)
         )
     executor = replay.ReplayExecutor(table, seed=seed)
     definition = replay.the_table().definition(cap_bytes=cap_bytes)
-    future = executor.train(
+    finished = executor.train(
         replay.training_of(
             definition, config, shares_perplexity=True, pruning_bounds=pruning_bounds
         )
     )
-    return executor, future.result().measurement
+    return executor, finished.measurement
 
 
 def counters(table, *, seeds=40, **pruning):
@@ -206,10 +206,10 @@ def test_the_speed_seen_early_does_not_depend_on_what_was_trained_before():
     def speed_seen(*before):
         executor = replay.ReplayExecutor(table, seed=3)
         for config in (*before, second):
-            future = executor.train(
+            finished = executor.train(
                 replay.training_of(definition, config, shares_perplexity=True, pruning_bounds=fast)
             )
-        return future.result().measurement.tokens_per_second
+        return finished.measurement.tokens_per_second
 
     assert speed_seen(first) == speed_seen()
 

@@ -23,58 +23,57 @@ class SlowClock(scale.Clock):
 
     @property
     def computed(self):
-        return SlowClock.now
+        return self.now
 
 
 @pytest.fixture(scope="module")
 def slow():
     """A search on 16 devices that takes long to choose. Returns what happened, and when.
 
-    For each suggestion its time and the number of results it was chosen by; the time at which each
-    trial ended.
+    For each suggestion its time and the results it was chosen by; the time at which each trial that
+    was run ended.
     """
+    clock = SlowClock()
     suggested, ends = [], {}
-    claim, begin = Coordinator.claim, scale.StandInPlaces.begin
+    claim, perform = Coordinator.claim, scale.StandIn.perform
     suggestions = EhviSampler.suggestions
 
     def slow_suggestions(self, records, forecasts, **options):
-        SlowClock.now += SECONDS_TO_FIT
+        clock.now += SECONDS_TO_FIT
         for choice in suggestions(self, records, forecasts, **options):
-            suggested.append((places[0]._clock(), len(records), choice.config))
+            suggested.append((clock(), records))
             yield choice
 
     def slow_claim(*arguments, **options):
-        SlowClock.now += SECONDS_TO_CLAIM
+        clock.now += SECONDS_TO_CLAIM
         return claim(*arguments, **options)
 
-    places = []
-
-    def noted_begin(self, place, work):
-        begin(self, place, work)
-        places[:] = [self]
-        for ends_at, order, ended in self._running:
-            if isinstance(ended.future.result(), FinishedTrial):
-                ends[order] = ends_at
+    def noted_perform(self, task, *, log_name, **options):
+        began = clock()
+        found = yield from perform(self, task, log_name=log_name, **options)
+        if isinstance(found, FinishedTrial) and "repeat" not in log_name:
+            ends[log_name] = began + found.seconds
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scale, "Clock", SlowClock)
+        patch.setattr(scale, "Clock", lambda: clock)
         patch.setattr(EhviSampler, "suggestions", slow_suggestions)
         patch.setattr(Coordinator, "claim", slow_claim)
-        patch.setattr(scale.StandInPlaces, "begin", noted_begin)
+        patch.setattr(scale.StandIn, "perform", noted_perform)
         scale.run(devices=16, trials=24, filled=0, storage="sqlite", seed=0)
     return suggested, list(ends.values())
 
 
 def test_a_suggestion_takes_in_every_result_older_than_a_second(slow):
     suggested, ends = slow
-    for seconds, results, _ in suggested:
+    for seconds, records in suggested:
         old = sum(ended <= seconds - SECONDS_OF_A_ROUND - SECONDS_TO_CLAIM for ended in ends)
-        assert old <= results
+        assert old <= sum(record.outcome != "predicted_over_cap" for record in records)
 
 
 def test_places_that_wait_at_the_same_time_are_served_by_one_fit(slow):
     suggested, _ = slow
-    fits = Counter(results for _, results, _ in suggested)
+    fits = Counter(len(records) for _, records in suggested)
     assert max(fits.values()) > 3
 
 

@@ -40,21 +40,25 @@ def record(config, *, outcome="ok"):
 PLANS = {0.9: "one", 0.8: "one", 0.5: "two"}
 
 
-def foresight_in(tmp_path, *, plans=PLANS):
+def foresight_in(tmp_path, *configs):
+    """Returns the predictions of a study, with those of `configs`, and its store."""
     store_context = open_store(f"sqlite:///{tmp_path}/studies.db")
     store = store_context.__enter__()
     store.create_study(definition(), trials_wanted=3)
 
-    def predict(config):
-        return Forecast(config=config, prediction=prediction(plan=plans.get(config.memory_budget)))
+    prediction_cache = PredictionCache(definition(), store=store, predict=None)
+    for config in configs:
+        prediction_cache.add(forecast(config))
+    return prediction_cache, store
 
-    return PredictionCache(definition(), store=store, predict=predict), store
+
+def forecast(config):
+    return Forecast(config=config, prediction=prediction(plan=PLANS.get(config.memory_budget)))
 
 
 def same(tmp_path, config, *, known, outcome="ok"):
-    prediction_cache, store = foresight_in(tmp_path)
+    prediction_cache, store = foresight_in(tmp_path, config, known)
     try:
-        prediction_cache.of(known)
         return prediction_cache.same_program(config, [record(known, outcome=outcome)])
     finally:
         store.close()
@@ -82,17 +86,17 @@ def test_an_eager_configuration_has_no_program(tmp_path):
 
 
 def test_predictions_are_read_again_by_the_next_search(tmp_path):
-    prediction_cache, store = foresight_in(tmp_path)
-    prediction_cache.of(compiled(0.9))
+    _, store = foresight_in(tmp_path, compiled(0.9))
     try:
         again = PredictionCache(definition(), store=store, predict=None)
-        assert again.of(compiled(0.9)).prediction == prediction(plan="one")
+        [known] = again.known.values()
+        assert known.prediction == prediction(plan="one")
     finally:
         store.close()
 
 
 def test_only_a_lower_bound_over_the_limit_skips_a_training(tmp_path):
-    prediction_cache, store = foresight_in(tmp_path)
+    prediction_cache, store = foresight_in(tmp_path, compiled(0.9))
     try:
         limits = (38 * MIB, 39 * MIB, 40 * MIB)
         is_skipped = [

@@ -162,9 +162,10 @@ class LosingExecutor(LocalExecutor):
             future.set_exception(TrialLost("the GPU has fallen off the bus"))
         return future
 
-    def check_device(self, device):
+    def checking_device(self, device):
         if self._loses:
             raise TrialLost("the device does not answer")
+        return super().checking_device(device)
 
 
 def test_a_device_that_is_lost_is_left_and_its_trial_runs_elsewhere(gate):

@@ -9,7 +9,7 @@ import pytest
 
 import autotune
 from autotune.spec.provenance import PerplexitySource
-from autotune.study.running.trial_runner import representative
+from autotune.study.running.trial_runner import possible_representatives
 from tests.building.results import record, shared_with
 
 SCRIPT = """
@@ -88,5 +88,5 @@ def test_an_evaluation_of_a_time_when_its_order_was_not_checked_stands_for_no_ot
     unchecked = PerplexitySource(kind="unchecked_evaluation", step=12)
     before = record(0, parity="same", perplexity_source=unchecked)
     checked = record(1, parity="same", perplexity_source=EVALUATED)
-    assert representative(before.config, [before], steps=12) is None
-    assert representative(before.config, [before, checked], steps=12) == checked
+    assert possible_representatives(before.config, [before], steps=12) == []
+    assert possible_representatives(before.config, [before, checked], steps=12) == [checked]

@@ -15,6 +15,7 @@ from autotune.spec.user_code import sha256_of
 from autotune.spec.workload import make_workload
 from autotune.study.running.parity_gate import ParityGate, plain_form
 from autotune.study.running.trial_runner import at_depth
+from tests.building.flows import AtOnce, as_flow
 from tests.building.studies import definition
 
 MODEL = """
@@ -119,13 +120,14 @@ def gate_of(tmp_path_factory, one_trial_server):
                 limits = time_limits(300.0)
                 return executor.run(Trace(training=training, dropout=dropout), limits=limits)
 
-            return ParityGate(
-                trace,
+            gate = ParityGate(
+                as_flow(trace),
                 folder=study_folder / "parity",
                 on_trace=lambda config: None,
                 any_micro_batch=False,
                 has_layers=True,
             )
+            return AtOnce(gate)
 
         yield make
 

@@ -7,10 +7,10 @@ study.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from autotune.errors import AutotuneError
 from autotune.execution.cluster.files import Shipment, prepared_files, user_files
 from autotune.execution.cluster.remote_worker import REQUESTS_AT_ONCE, RemoteWorker, reply_in
 from autotune.execution.cluster.worker import WorkerReply
+from autotune.execution.flow import POLL_SECONDS, Flow, Pause
 from autotune.execution.in_turn import RunInTurn, TimedInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Doing
@@ -105,12 +106,9 @@ class ClusterExecutor(LocalExecutor):
         sent = self._with_files_on_node(task)
         return self.worker.request("call", read, task=sent, log_name=log_name, limits=limits)
 
-    def wait_for(self, future: Future[R], *, each: Callable[[], None] = lambda: None) -> R:
-        def look() -> None:
-            self.worker.check()
-            each()
-
-        return super().wait_for(future, each=look)
+    def check_stop(self, *, hint: str = "run the same command again to continue") -> None:
+        self.worker.check()
+        super().check_stop(hint=hint)
 
     def doing(self, future: Future[Any]) -> Doing:
         self.worker.check()
@@ -135,37 +133,40 @@ class ClusterExecutor(LocalExecutor):
 
     # -- the device --------------------------------------------------------------------------------
 
-    @contextmanager
-    def slot(
+    def take_slot(
         self,
         device: DeviceInfo,
         *,
         places: int = 1,
         on_wait: Callable[[str], None],
         alone: bool = False,
-    ) -> Iterator[None]:
-        was_reported = False
-
-        def report_wait() -> None:
-            nonlocal was_reported
-            holder = self.worker.state.waits_for
-            if holder is not None and not was_reported:
-                was_reported = True
-                on_wait(holder)
-
-        devices = (device, *self.other_devices)
+    ) -> Flow[ExitStack]:
         taken = self.worker.request(
-            "take_slot", reply_in, devices=devices, places=places, alone=alone
+            "take_slot",
+            reply_in,
+            devices=(device, *self.other_devices),
+            places=places,
+            alone=alone,
         )
-        self.wait_for(taken, each=report_wait)
+        was_reported = False
+        try:
+            while not taken.done():
+                self.worker.check()
+                holder = self.worker.state.waits_for
+                if holder is not None and not was_reported:
+                    was_reported = True
+                    on_wait(holder)
+                yield Pause(POLL_SECONDS, unless=taken)
+        except BaseException:
+            self.cancel(taken)
+            raise
+        taken.result()
         self._held = (self.worker.place,)
         self._shares_device = places > 1 and not alone
-        try:
-            yield
-        finally:
-            self._held = ()
-            self._shares_device = False
-            self._leave_slot()
+        with ExitStack() as stack:
+            stack.callback(self._leave_slot)
+            stack.callback(self._forget_slot)
+            return stack.pop_all()
 
     def _leave_slot(self) -> None:
         left = self.worker.request("leave_slot", reply_in)

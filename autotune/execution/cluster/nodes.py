@@ -18,7 +18,7 @@ import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autotune.execution.cluster import greeting
-from autotune.execution.local import POLL_SECONDS
+from autotune.execution.flow import POLL_SECONDS
 
 SECONDS_TO_GREET = 30.0
 """A node starts a process for it, which imports nothing large."""

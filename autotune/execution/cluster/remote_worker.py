@@ -18,7 +18,7 @@ import ray.exceptions
 
 from autotune.errors import AutotuneError, Stopped, TrialLost
 from autotune.execution.cluster.worker import WorkerReply, WorkerState
-from autotune.execution.local import POLL_SECONDS
+from autotune.execution.flow import POLL_SECONDS
 from autotune.execution.server.replies import MalformedReply, TaskReply, decode, reply_of
 from autotune.spec.reading import check
 

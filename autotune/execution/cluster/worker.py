@@ -21,8 +21,9 @@ import ray
 from autotune.errors import AutotuneError, Stopped
 from autotune.execution.cluster.node_folder import NodeFolder
 from autotune.execution.cpu_shares import cpu_share, sharing_of_cpus
+from autotune.execution.flow import POLL_SECONDS
 from autotune.execution.in_turn import RunInTurn, TimedInTurn
-from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.local import LocalExecutor
 from autotune.execution.server.client import Doing
 from autotune.execution.server.limits import TimeLimits
 from autotune.execution.server.replies import line_of, reply_after

@@ -8,11 +8,12 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 from autotune.analysis.confirmed import confirmed_records, variant_records
 from autotune.analysis.pick import Preferences
 from autotune.errors import TrialLost
+from autotune.execution.flow import Flow, result_of
 from autotune.execution.in_turn import TrainingInTurn
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import FIELD_ORDER, TrainingConfig, reverted, rule_violations
@@ -51,6 +52,8 @@ from autotune.study.events import (
 from autotune.study.running.running_study import RunningStudy
 from autotune.study.running.trial_runner import TrialRunner
 from autotune.system.failpoints import failpoint
+
+T = TypeVar("T")
 
 ROUNDS = 40
 """Blocks of each training of a run in turn, or as many as a script has steps for. Between runs
@@ -240,7 +243,9 @@ class ConfirmationSession:
         began = self._study.clock()
         config = step.record.config
         log_name = f"trial-{step.record.number}-seed-{step.seed}"
-        finished = self._trial_runner.train_with_seed(config, step.seed, log_name=log_name)
+        finished = self._result_of(
+            self._trial_runner.train_with_seed(config, step.seed, log_name=log_name)
+        )
         measurement = finished.measurement
         failure = ""
         if measurement.perplexity is None:
@@ -256,7 +261,12 @@ class ConfirmationSession:
     def _repeat_alone(self, step: RepeatAlone) -> RepeatedSpeed:
         taken = len(self._study.shared.confirmations())
         log_name = f"trial-{step.record.number}-repeat-{taken + 1}"
-        return self._trial_runner.repeat_speed(step.record.config, log_name=log_name)
+        return self._result_of(
+            self._trial_runner.repeat_speed(step.record.config, log_name=log_name)
+        )
+
+    def _result_of(self, flow: Flow[T]) -> T:
+        return result_of(flow, each=self._check_stop)
 
     def _expected_seconds(self, step: Step) -> float:
         """Returns about how long a step takes: as long as the last one of its kind, or its trials.
@@ -347,12 +357,16 @@ class ConfirmationSession:
 
     def _train_variant(self, config: TrainingConfig) -> None:
         began = self._study.clock()
-        self._study.prediction_cache.of(config)
-        finished = self._trial_runner.measure(
-            config,
-            log_name=f"variant-{config.fingerprint}",
-            records=self._records(),
-            may_end_early=False,  # without a technique of the pick it is often dominated
+        cache = self._study.prediction_cache
+        if not cache.is_known(config):
+            cache.add(self._result_of(cache.predict(config)))
+        finished = self._result_of(
+            self._trial_runner.measure(
+                config,
+                log_name=f"variant-{config.fingerprint}",
+                records=self._records(),
+                may_end_early=False,  # without a technique of the pick it is often dominated
+            )
         )
         self._study.shared.store_confirmation(
             VariantMeasurement(

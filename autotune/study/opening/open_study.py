@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.errors import StudyMismatch
-from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.flow import POLL_SECONDS
+from autotune.execution.local import LocalExecutor
 from autotune.spec.study import StudyDefinition
 from autotune.storage.database import SHORT_BUSY_TIMEOUT_SECONDS, sqlite_file
 from autotune.storage.error_translation import storage_errors

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from autotune.errors import IllegalConfiguration
+from autotune.execution.flow import Flow
 from autotune.spec.cap import is_over_cap, need_and_cap
 from autotune.spec.config import TrainingConfig, check_legal
 from autotune.spec.prediction import Forecast
@@ -11,6 +12,9 @@ from autotune.spec.result import Measurement, TrialRecord
 from autotune.spec.study import StudyDefinition
 from autotune.storage.store import StudyStore
 from autotune.system.failpoints import failpoint
+
+Predictor = Callable[[TrainingConfig], Flow[Forecast]]
+"""Predicts a configuration."""
 
 
 class PredictionCache:
@@ -24,7 +28,7 @@ class PredictionCache:
         definition: StudyDefinition,
         *,
         store: StudyStore,
-        predict: Callable[[TrainingConfig], Forecast] | None,
+        predict: Predictor | None,
     ) -> None:
         self._definition = definition
         self._store = store
@@ -43,18 +47,7 @@ class PredictionCache:
         """Leave a configuration unpredicted, because its prediction would change nothing."""
         self._not_needed.add(config)
 
-    def of(self, config: TrainingConfig) -> Forecast | None:
-        """Returns the configuration's forecast, predicting it if there is none yet.
-
-        Returns None where the study predicts nothing or the prediction is not needed.
-        """
-        forecast = self._known.get(config.fingerprint)
-        if forecast is None and not self.is_known(config):
-            forecast = self.predict(config)
-            self.add(forecast)
-        return forecast
-
-    def predict(self, config: TrainingConfig) -> Forecast:
+    def predict(self, config: TrainingConfig) -> Flow[Forecast]:
         """Predict a configuration that is not known, without storing its forecast."""
         assert self._predict is not None, "without predictions every configuration is known"
         return self._predict(config)
@@ -98,7 +91,7 @@ class PredictionCache:
         self, config: TrainingConfig, *, limit_bytes: int
     ) -> Measurement | None:
         """Returns the result of a configuration that is surely over the limit; None otherwise."""
-        forecast = self.of(config)
+        forecast = self._known.get(config.fingerprint)
         if forecast is None or forecast.prediction is None or not _is_over(forecast, limit_bytes):
             return None
         need = need_and_cap(forecast.prediction.peak_memory_bytes, limit_bytes)
@@ -109,7 +102,7 @@ class PredictionCache:
             devices=forecast.prediction.devices,
         )
 
-    def flops_of(self, config: TrainingConfig) -> tuple[float | None, float | None]:
+    def flops_of(self, config: TrainingConfig) -> Flow[tuple[float | None, float | None]]:
         """Returns the FLOPs of a token that the model needs, and those that are recomputed.
 
         They do not depend on most of a configuration, so a prediction of another one will do. Where
@@ -118,12 +111,14 @@ class PredictionCache:
         prediction.
         """
         devices = self._definition.workload.devices_per_trial
-        model_flops = self._flops_per_token(_without_recomputation(config, devices=devices))
+        model_flops = yield from self._flops_per_token(
+            _without_recomputation(config, devices=devices)
+        )
         forecast = self._known.get(config.fingerprint)
         if forecast is not None and forecast.prediction is not None:
             flops = forecast.prediction.flops_per_token
         elif config.memory_budget == 1.0 and config.tensor_parallel == 1:
-            flops = self._flops_per_token(_plain(config, devices=devices))
+            flops = yield from self._flops_per_token(_plain(config, devices=devices))
         else:
             flops = None
         recomputed = None
@@ -131,7 +126,7 @@ class PredictionCache:
             recomputed = max(0.0, flops - model_flops)
         return model_flops, recomputed
 
-    def _flops_per_token(self, plain: TrainingConfig) -> float | None:
+    def _flops_per_token(self, plain: TrainingConfig) -> Flow[float | None]:
         """Returns the FLOPs of a plain configuration, as of any prediction that has the same."""
         if plain not in self._flops:
             devices = self._definition.workload.devices_per_trial
@@ -144,7 +139,7 @@ class PredictionCache:
             )
             forecast = next(alike, None)
             if forecast is None and self._predict is not None and self._is_legal(plain):
-                forecast = self._predict(plain)
+                forecast = yield from self._predict(plain)
             prediction = None if forecast is None else forecast.prediction
             self._flops[plain] = None if prediction is None else prediction.flops_per_token
         return self._flops[plain]
@@ -160,7 +155,7 @@ class PredictionCache:
         self, config: TrainingConfig, records: Iterable[TrialRecord]
     ) -> TrialRecord | None:
         """Returns a finished trial of the same compiled program, if there is one."""
-        forecast = self.of(config)
+        forecast = self._known.get(config.fingerprint)
         if forecast is None or forecast.plan is None:
             return None
         for record in records:

@@ -1,14 +1,13 @@
 """Predictions of a workload's peak memory, of one configuration or many, in warm processes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from autotune.analysis.expected_step import with_speed
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
+from autotune.execution.flow import Flow, result_of, run
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict
 from autotune.spec.config import TrainingConfig, check_legal
@@ -99,45 +98,14 @@ class Forecaster:
 
     def predict(self, config: TrainingConfig, *, with_timeline: bool = False) -> Prediction:
         """Predict one configuration. Raises PredictionImpossible and IllegalConfiguration."""
+        predicting = self.predicting(config, with_timeline=with_timeline)
+        return result_of(predicting, each=self.executor.check_stop)
+
+    def predicting(
+        self, config: TrainingConfig, *, with_timeline: bool = False
+    ) -> Flow[Prediction]:
+        """As `predict`, in a flow."""
         check_legal(config, self.workload.legality_context)
-        future = self._submit(config, with_timeline=with_timeline)
-        return self._result(config, future)
-
-    def forecast(self, config: TrainingConfig) -> Forecast:
-        """As `predict`, but returns the reason instead of raising, and remembers the forecast."""
-        if config.fingerprint not in self._known:
-            self._known[config.fingerprint] = _outcome(config, partial(self.predict, config))
-        return self._known[config.fingerprint]
-
-    def forecast_all(
-        self,
-        configs: Iterable[TrainingConfig],
-        *,
-        on_each: Callable[[Forecast], None] = lambda _: None,
-    ) -> list[Forecast]:
-        """Returns the forecasts in the order they ended; as many run at once as there are CPUs."""
-        waiting = list(configs)[::-1]
-        running: dict[Future[Prediction], TrainingConfig] = {}
-        ended: list[Forecast] = []
-        while waiting or running:
-            while waiting and len(running) < self.executor.predictions_at_once:
-                config = waiting.pop()
-                running[self._submit(config)] = config
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                config = running.pop(future)
-                forecast = _outcome(config, partial(self._result, config, future))
-                ended.append(forecast)
-                self._known[config.fingerprint] = forecast
-                on_each(forecast)
-        return ended
-
-    def _result(self, config: TrainingConfig, future: Future[Prediction]) -> Prediction:
-        prediction = self.executor.wait_for(future)
-        if self.described is None:
-            return prediction
-        return with_speed(prediction, config, workload=self.workload, device=self.described)
-
-    def _submit(self, config: TrainingConfig, *, with_timeline: bool = False) -> Future[Prediction]:
         request = PredictionRequest(
             workload=self.workload,
             config=config,
@@ -147,7 +115,45 @@ class Forecaster:
             with_timeline=with_timeline,
             extrapolates=self.extrapolates,
         )
-        return self.executor.call(Predict(request=request))
+        prediction = yield from self.executor.perform(Predict(request=request))
+        if self.described is None:
+            return prediction
+        return with_speed(prediction, config, workload=self.workload, device=self.described)
+
+    def forecast(self, config: TrainingConfig) -> Forecast:
+        """As `predict`, but returns the reason instead of raising, and remembers the forecast."""
+        return result_of(self.forecasting(config), each=self.executor.check_stop)
+
+    def forecasting(self, config: TrainingConfig) -> Flow[Forecast]:
+        """As `forecast`, in a flow."""
+        if config.fingerprint not in self._known:
+            try:
+                prediction = yield from self.predicting(config)
+                forecast = Forecast(config=config, prediction=prediction)
+            except (PredictionImpossible, PreparationFailed) as error:
+                forecast = Forecast(config=config, error=error.message)
+            self._known[config.fingerprint] = forecast
+        return self._known[config.fingerprint]
+
+    def forecast_all(
+        self,
+        configs: Iterable[TrainingConfig],
+        *,
+        on_each: Callable[[Forecast], None] = lambda _: None,
+    ) -> list[Forecast]:
+        """Returns the forecasts in the order they ended; as many run at once as there are CPUs."""
+        waiting = iter(configs)
+        ended: list[Forecast] = []
+
+        def work() -> Flow[None]:
+            for config in waiting:
+                forecast = yield from self.forecasting(config)
+                ended.append(forecast)
+                on_each(forecast)
+
+        workers = [work() for _ in range(self.executor.predictions_at_once)]
+        run(workers, each=self.executor.check_stop)
+        return ended
 
 
 def extrapolates_in(space: SearchSpace) -> Extrapolation:
@@ -192,13 +198,6 @@ def forecaster_of(
     return Forecaster.of_device(
         device, executor=executor, workload=result.workload, torch_version=torch_version
     )
-
-
-def _outcome(config: TrainingConfig, predict: Callable[[], Prediction]) -> Forecast:
-    try:
-        return Forecast(config=config, prediction=predict())
-    except (PredictionImpossible, PreparationFailed) as error:
-        return Forecast(config=config, error=error.message)
 
 
 def workload_of(

@@ -31,7 +31,8 @@ from autotune.execution.cluster.nodes import ClusterNode, Nodes, look_at, on_nod
 from autotune.execution.cluster.remote_worker import CALLS_AT_ONCE, RemoteWorker
 from autotune.execution.cluster.worker import NodeWorker
 from autotune.execution.cpu_shares import check_ranks_on_cpu
-from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.flow import POLL_SECONDS
+from autotune.execution.local import LocalExecutor
 from autotune.execution.prepared_folder import PREPARED
 from autotune.spec.attempt import MAX_RETRIES
 from autotune.spec.result import DeviceInfo
@@ -41,7 +42,7 @@ from autotune.study.events import Preparing, WaitingForDevice
 from autotune.study.request import SearchRequest
 from autotune.study.running.devices import check_whole_groups, parse_devices
 from autotune.study.running.devices_of_search import Devices, forecast_by
-from autotune.study.running.places import SeveralPlaces, ThreadedListener, TrialPlace, TrialPlaces
+from autotune.study.running.places import Places, ThreadedListener, TrialPlace
 
 _SECONDS_BETWEEN_LOOKS = 3.0
 """How often the search looks for nodes that have joined."""
@@ -480,14 +481,14 @@ class DevicesOfCluster(Devices):
     # -- places ------------------------------------------------------------------------------------
 
     @contextmanager
-    def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
+    def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[Places]:
         place_of = partial(self._place, definition=definition, predicts=predicts)
         assert self._first is not None
         slots = [self._first, *(slot for slot in self._slots if slot is not self._first)]
         places = [place_of(slot) for slot in slots]
         self.uuids = {place.name: () for place in places}
         joined: SimpleQueue[TrialPlace] = SimpleQueue()
-        with SeveralPlaces(
+        with Places(
             places,
             listener=self._listener,
             ending=self._ending,
@@ -555,7 +556,7 @@ class DevicesOfCluster(Devices):
 
     def _look_for_devices(
         self,
-        places: SeveralPlaces,
+        places: Places,
         joined: "SimpleQueue[TrialPlace]",
         place_of: Callable[[_Slot], TrialPlace],
     ) -> None:
@@ -570,7 +571,6 @@ class DevicesOfCluster(Devices):
                     if slot.node.id in alive and not slot.is_refused and self._is_due(slot):
                         self._start(slot)
                         joined.put(place_of(slot))
-                        self._listener.wake()
 
     def _is_due(self, slot: _Slot) -> bool:
         """Whether a slot needs a worker now: it never had one, or lost its last a while ago."""

@@ -17,12 +17,11 @@ from autotune.execution.cluster.environment import check_ray_is_installed, prepa
 from autotune.execution.cpu_shares import check_ranks_on_cpu, cpu_shares, sharing_of_cpus
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import ListDevices
-from autotune.spec.config import TrainingConfig
 from autotune.spec.device_group import joint_name
-from autotune.spec.prediction import Forecast
 from autotune.spec.result import DeviceInfo
 from autotune.spec.study import StudyDefinition
 from autotune.study.events import Notice
+from autotune.study.prediction.prediction_cache import Predictor
 from autotune.study.prediction.predictions import Forecaster, extrapolates_in
 from autotune.study.request import SearchRequest, check_trials_per_device
 from autotune.study.running.devices import (
@@ -32,13 +31,7 @@ from autotune.study.running.devices import (
     sharing_of,
     threads_of,
 )
-from autotune.study.running.places import (
-    OnePlace,
-    SeveralPlaces,
-    ThreadedListener,
-    TrialPlace,
-    TrialPlaces,
-)
+from autotune.study.running.places import Places, ThreadedListener, TrialPlace
 
 
 class Devices(ABC):
@@ -105,7 +98,7 @@ class Devices(ABC):
     @abstractmethod
     def places(
         self, definition: StudyDefinition, *, predicts: bool
-    ) -> AbstractContextManager[TrialPlaces]:
+    ) -> AbstractContextManager[Places]:
         """Yield the places of the search; `definition` has the first device as it was probed."""
 
     def should_stop(self) -> bool:
@@ -129,14 +122,14 @@ class Devices(ABC):
 
 def forecast_by(
     executor: LocalExecutor, device: DeviceInfo, definition: StudyDefinition
-) -> Callable[[TrainingConfig], Forecast]:
+) -> Predictor:
     """Returns what predicts the configurations of a study in processes of an executor."""
     return Forecaster.of_device(
         device,
         executor=executor,
         workload=definition.workload,
         extrapolates=extrapolates_in(definition.space),
-    ).forecast
+    ).forecasting
 
 
 def devices_of(
@@ -241,7 +234,7 @@ class DevicesOfMachine(Devices):
         return [(share or usable)[:threads] for share in self._shares]
 
     @contextmanager
-    def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[TrialPlaces]:
+    def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[Places]:
         groups = [(definition.device, *self.executor.other_devices)]
         slots_on_each = self._request.trials_per_device
         if self._chosen is not None:
@@ -272,7 +265,8 @@ class DevicesOfMachine(Devices):
                 places.append(place)
         if len(places) == 1:
             places[0].name = ""
-            yield OnePlace(places[0], listener=self._listener)
+            with Places(places, listener=self._listener) as only:
+                yield only
             return
         self.uuids = {place.name: _known_uuids(place) for place in places}
         for number, (place, cpus) in enumerate(zip(places, self._shares, strict=True)):
@@ -284,7 +278,7 @@ class DevicesOfMachine(Devices):
                 f"{len(places)} trials at a time share {len(os.sched_getaffinity(0))} CPUs: their "
                 "speeds are those of sharing them"
             )
-        with SeveralPlaces(places, listener=self._listener, ending=self._ending) as several:
+        with Places(places, listener=self._listener, ending=self._ending) as several:
             yield several
 
 

@@ -1,11 +1,11 @@
 """Main loop: pick the next configuration, run it, store the result. Safe for several processes.
 
-It keeps every place (`places.py`) of the search at work. While a place holds its device slot, the
-loop reads the results of other processes, picks a configuration, claims the trial, has the place
-run it and stores the result. Places that are ready at once are served in one round, with what was
-known at its beginning. No configuration runs twice: a suggestion that has a trial already is
-skipped, and so is one that compiles to a program that has run. A configuration predicted to be over
-the cap is not run at all. What runs elsewhere at that moment takes part in each choice.
+Each place (`places.py`) of the search has a flow that reads from top to bottom, `_trials_at`: take
+the device slot, ask what is next, do it, store the result. Places that ask at once are answered in
+one round, with what was known at its beginning. No configuration runs twice: a suggestion that has
+a trial already is skipped, and so is one that compiles to a program that has run. A configuration
+predicted to be over the cap is not run at all. What runs elsewhere at that moment takes part in
+each choice.
 
 Not here: how a configuration is chosen (`sampler/`), how a trial is run and judged
 (`trial_runner.py`), and who may store which result (`storage/attempts.py`).
@@ -15,16 +15,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import Enum, auto
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
 from autotune.analysis.counting_perplexity import with_neutral_perplexities
 from autotune.analysis.expected_step import ExpectedStep
 from autotune.analysis.loose_cap import loose_cap_sentence
 from autotune.errors import Stopped, StorageUnavailable, StorageUnreachable, TrialLost
-from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.flow import POLL_SECONDS, Flow, Flows, Pause
+from autotune.execution.local import LocalExecutor
 from autotune.spec.attempt import MAX_RETRIES, Attempt, FinishedTrial
 from autotune.spec.config import TrainingConfig
 from autotune.spec.confirmation import InitialPerplexity, RepeatedSpeed, initial_perplexity_of
@@ -38,7 +39,6 @@ from autotune.study.events import (
     Converged,
     Event,
     Notice,
-    PlaceLeft,
     Predicting,
     SameProgram,
     SpaceExhausted,
@@ -47,9 +47,9 @@ from autotune.study.events import (
     WaitingForOthers,
 )
 from autotune.study.running.named_order import Named, NamedOrder, is_unlikely
-from autotune.study.running.places import EndedWork, OnePlace, TrialPlace, TrialPlaces
+from autotune.study.running.places import Places, PlaceUnusable, ThreadedListener, TrialPlace
 from autotune.study.running.running_study import RunningStudy
-from autotune.study.running.trial_runner import Once, TrialRunner
+from autotune.study.running.trial_runner import TrialRunner
 from autotune.study.sampler.ehvi_sampler import CONVERGED_IMPROVEMENT, Choice, EhviSampler
 from autotune.study.sampler.memory_model import MemoryModel
 from autotune.study.sampler.optuna_samplers import OptunaStudy, derived_seed
@@ -67,7 +67,7 @@ SECONDS_OF_A_ROUND = 1.0
 """Suggestions take in every result that is older than this, unless choosing alone takes as long."""
 
 _SECONDS_BETWEEN_POLLS = 0.5
-"""How often the loop reads what other processes have done, while it cannot begin anything."""
+"""After how long a place asks again that had nothing to do, unless a trial ends before."""
 
 
 class _LeaseLost(Exception):
@@ -75,21 +75,42 @@ class _LeaseLost(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Trial:
-    """A trial in flight."""
+class Trial:
+    """A step of a place: an attempt that was claimed for it."""
 
     attempt: Attempt
     config: TrainingConfig
-    lease: HeldLease
-    held: ExitStack
-    """Renews the lease until it is closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predict:
+    """A step of a place: to predict a configuration that may come next."""
+
+    config: TrainingConfig
+
+
+class Aside(Enum):
+    """A step of a place: a measurement that is no trial."""
+
+    INITIAL_PERPLEXITY = auto()
+    REPEAT_BASELINE = auto()
+
+
+class Idle(Enum):
+    """What a place is told for which there is no step: to ask again a little later, or to end."""
+
+    WAIT = auto()
+    END = auto()
+
+
+Step = Trial | Predict | Aside
 
 
 class StudySession:
     """One process's part of a study: what it knows of the results, and the loop that runs trials.
 
     It runs one trial at a time with `executor` while it has a slot on the device, or one at a time
-    on each of `places`, of which `executor` is that of the first.
+    on each of `places`.
     """
 
     def __init__(
@@ -100,7 +121,7 @@ class StudySession:
         should_stop: Callable[[], bool],
         until_converged: bool = False,
         repeats_baseline: bool = False,
-        places: TrialPlaces | None = None,
+        places: Places | None = None,
     ) -> None:
         definition = study.definition
         self._study = study
@@ -127,26 +148,33 @@ class StudySession:
         self._expected: ExpectedStep | None = None
         self._trials_wanted = 0
         self._deadline: float | None = None
-        self._ending: Event | None = None
+        self._last_event: Event | None = None
+        """What ends the trials, once nothing is left to begin."""
         self._tell_sampler(study.shared.records.values(), notify=False)
         if places is None:
             place = TrialPlace(executor=executor, device=definition.device, clock=study.clock)
-            places = OnePlace(place, listener=study.listener)
+            places = Places([place], listener=ThreadedListener(study.listener))
         self._places = places
+        self._flows = Flows(places.wait_for_one)
         self._runners: dict[TrialPlace, TrialRunner] = {}
-        self._may_note_evaluation = Once()
-        self._after_work: dict[TrialPlace, Callable[[TrialPlace, Future[Any]], None]] = {}
-        """What to do with the result of the work at a place."""
-        self._ready: list[TrialPlace] = []
-        """Taken places that have nothing to do."""
+        self._noted: set[str] = set()
+        self._asking: list[tuple[TrialPlace, Future[Step | Idle]]] = []
+        """Places that have their slot and wait to be told what is next."""
+        self._at_work: dict[TrialPlace, Step] = {}
+        """What places do at the moment."""
+        self._leases: dict[TrialPlace, HeldLease] = {}
+        """Those of the trials in flight."""
+        self._is_nothing_left = False
+        """Whether nothing is left to begin, and nothing runs here or elsewhere."""
+        self._news: Future[None] = Future()
+        """Is done once the next step of a place has ended, which may leave something to do."""
         self._suggestions: Iterator[Choice] | None = None
         """What to begin next, by what was known at the beginning of this round."""
-        self._predicting: dict[TrialPlace, TrainingConfig] = {}
-        """Suggestions that are being predicted, and have no trial yet."""
-        self._trials: dict[TrialPlace, _Trial] = {}
-        """The trials in flight."""
-        self._ended: list[EndedWork] = []
-        """Works whose result was not looked at yet."""
+        self._predicted_here: set[TrainingConfig] = set()
+        self._has_stored = False
+        """Whether results were stored that this process has not read yet."""
+        self._error: BaseException | None = None
+        """What the run ends by; then a result that cannot be stored waits on disk."""
 
     @property
     def trial_runner(self) -> TrialRunner:
@@ -159,13 +187,12 @@ class StudySession:
                 replace(
                     self._study,
                     definition=replace(self._study.definition, device=place.device),
-                    listener=lambda event: self._study.listener(_named(event, place)),
+                    listener=lambda event: self._study.listener(_of_place(event, place)),
                     clock=place.clock,
                 ),
                 executor=place.executor,
-                check_stop=lambda: self._check_stop(place),
-                may_note_evaluation=self._may_note_evaluation,
-                poll_seconds=place.poll_seconds,
+                check_lease=lambda: self._check_lease(place),
+                noted=self._noted,
             )
         return self._runners[place]
 
@@ -174,23 +201,46 @@ class StudySession:
 
         Raises Stopped on a request to stop, TrialLost when no device works any longer, and
         StorageUnreachable when the database stays unreachable. However it ends, no measurement is
-        lost.
+        lost: `Flows.end` lets every place store what its training has found.
         """
         self._trials_wanted = trials_wanted
         self._deadline = deadline
+        self._is_nothing_left = False
+        self._error = None
         try:
-            self._run_trials()
+            self._run_places()
         except BaseException as error:
-            self._end_trials(stores=not isinstance(error, StorageUnreachable))
+            self._error = error
+            self._flows.end()
             raise
-        self._places.end_all()  # a place may still wait for its device
-        if self._is_over() and len(self._study.shared.records) < trials_wanted:
-            self._ending = BudgetSpent(
+        finally:
+            self._asking = []
+        if self._is_time_up() and len(self._study.shared.records) < trials_wanted:
+            self._last_event = BudgetSpent(
                 trials=len(self._study.shared.records), trials_wanted=trials_wanted
             )
-        if self._ending is not None:
-            self._study.listener(self._ending)
+        if self._last_event is not None:
+            self._study.listener(self._last_event)
         self._say_what_was_not_tried()
+
+    def _run_places(self) -> None:
+        for place in list(self._places.usable):
+            self._flows.begin(self._work_at(place))
+        while self._flows or not self._is_done():
+            self._places.deliver()
+            for place in self._places.newly_joined():
+                self._flows.begin(self._work_at(place))
+            if self._is_done() and not self._at_work:
+                self._flows.end()  # places that still wait for their devices
+                return
+            if self._asking or self._has_stored:
+                self._refresh()
+            self._answer()
+            self._flows.wait(0.0 if self._asking else POLL_SECONDS)
+
+    def _is_done(self) -> bool:
+        """Whether no place is to begin anything more; raises Stopped."""
+        return self._is_time_up() or self._is_nothing_left
 
     def _say_what_was_not_tried(self) -> None:
         """Name the configurations of the space's file that had no turn, with the reason."""
@@ -201,142 +251,166 @@ class StudySession:
         if unlikely:
             message = f"not tried, as they probably need more than the cap: {', '.join(unlikely)}"
             self._study.listener(Notice(message=message))
-        if names and isinstance(self._ending, BudgetSpent):
+        if names and isinstance(self._last_event, BudgetSpent):
             self._study.listener(Notice(message=f"not tried for lack of time: {', '.join(names)}"))
 
-    def _run_trials(self) -> None:
-        while not self._is_over():
-            revision = self._study.shared.revision
-            while (place := self._places.take()) is not None:
-                self._ready.append(place)
-            had_places = bool(self._ready)
-            if had_places:
-                self._refresh()
-                if self._begin_round():
-                    self._settle_ended(self._places.wait(0.0))
-                    continue
-                if self._study.shared.revision != revision:
-                    continue
-            if self._after_work:
-                self._wait_for_an_end(or_a_place=not had_places)
-            elif not had_places:
-                self._settle_ended(self._places.wait(POLL_SECONDS))
-            elif self._study.shared.running:
-                self._wait_for_others()
-            else:
-                break
-        while self._after_work:
-            self._wait_for_an_end(or_a_place=False)
-        self._leave_ready()
+    # -- the work at a place -----------------------------------------------------------------------
 
-    def _begin_round(self) -> bool:
-        """Begin the next work at the ready places; return False where there is none.
+    def _work_at(self, place: TrialPlace) -> Flow[None]:
+        try:
+            yield from self._trials_at(place)
+        except PlaceUnusable as error:
+            self._places.lose(place, error.reason)
+        except TrialLost as error:
+            self._places.lose(place, error)
+
+    def _trials_at(self, place: TrialPlace) -> Flow[None]:
+        """Run trials at a place until none is left. Raises TrialLost where its device is lost."""
+        step: Step | Idle | None = None
+        while step is not Idle.END:
+            with (yield from self._places.slot(place)):
+                step = yield self._ask(place)
+                while isinstance(step, Predict | Aside):  # after which another trial may be next
+                    with self._doing(place, step):
+                        yield from self._do_before_trial(place, step)
+                    step = yield self._ask(place)
+                if isinstance(step, Trial):
+                    with self._doing(place, step):
+                        yield from self._run_trial(place, step)
+            if step is Idle.WAIT:
+                yield Pause(_SECONDS_BETWEEN_POLLS, unless=self._news, clock=self._study.clock)
+
+    def _do_before_trial(self, place: TrialPlace, step: Predict | Aside) -> Flow[None]:
+        match step:
+            case Predict():
+                yield from self._predict(place, step.config)
+                self._predicted_here.add(step.config)
+            case Aside.INITIAL_PERPLEXITY:
+                yield from self._measure_initial_perplexity(place)
+            case Aside.REPEAT_BASELINE:
+                yield from self._repeat_baseline(place)
+
+    @contextmanager
+    def _doing(self, place: TrialPlace, step: Step) -> Iterator[None]:
+        self._at_work[place] = step
+        try:
+            yield
+        finally:
+            del self._at_work[place]
+            self._news.set_result(None)
+            self._news = Future()
+
+    def _run_trial(self, place: TrialPlace, trial: Trial) -> Flow[None]:
+        """Run an attempt and store its result, or what else became of it."""
+        attempt = trial.attempt
+        began = TrialBegan(
+            number=attempt.number, config=trial.config, name=attempt.name, device=place.name
+        )
+        with self._study.shared.working_on(attempt) as lease:
+            self._leases[place] = lease
+            try:
+                self._study.listener(began)
+                finished = yield from self._measure(place, trial)
+            except TrialLost as error:
+                self._study.shared.record_failure(attempt, cause=error.message)
+                yield from place.executor.checking_device(place.device.device)
+                return
+            except _LeaseLost:
+                return
+            except BaseException:
+                self._study.shared.release_attempt(attempt)
+                raise
+            finally:
+                del self._leases[place]
+            failpoint("trial measured")
+            self._store(attempt, finished)
+
+    def _measure(self, place: TrialPlace, trial: Trial) -> Flow[FinishedTrial]:
+        config = trial.config
+        if not self._study.prediction_cache.is_known(config):
+            yield from self._predict(place, config)
+        finished = yield from self._runner(place).measure(
+            config,
+            log_name=trial.attempt.log_name,
+            records=tuple(self._finished_of_class[config.numerics_class]),
+            speed_noise=self._speed_noise,
+        )
+        if finished.measurement.outcome == "crashed" and place.device.type == "cuda":
+            # A CUDA crash may be the device's fault. Raises TrialLost if it no longer works.
+            yield from place.executor.checking_device(place.device.device)
+        return finished
+
+    def _store(self, attempt: Attempt, finished: FinishedTrial) -> None:
+        """Store a result; where the search ends and the database is away, it waits on disk."""
+        if self._error is None:
+            self._study.shared.store_result(attempt, finished)
+            self._has_stored = True
+        elif isinstance(self._error, StorageUnreachable):
+            self._study.shared.keep_result(attempt, finished)
+        else:
+            with suppress(StorageUnavailable, Stopped):
+                self._study.shared.store_result(attempt, finished)
+
+    def _check_lease(self, place: TrialPlace) -> None:
+        lease = self._leases.get(place)
+        if lease is not None and lease.is_lost:
+            raise _LeaseLost
+
+    # -- rounds ------------------------------------------------------------------------------------
+
+    def _ask(self, place: TrialPlace) -> Future[Step | Idle]:
+        """Returns the step that a place is to do next, which is decided in the next round."""
+        asked: Future[Step | Idle] = Future()
+        self._asking.append((place, asked))
+        return asked
+
+    def _answer(self) -> None:
+        """Tell the places that ask what they are to do next.
 
         A round ends after SECONDS_OF_A_ROUND, so that what comes in meanwhile is looked at, or
         after twice the time that its first place took, so that no more than half of the time goes
-        into fitting models; the places that are left are ready for the next one. Where one has
-        nothing to do, the others have nothing either: they are left.
+        into fitting models; the places that are left are asked for in the next one. Where one has
+        nothing to do, the others have nothing either.
         """
-        began_at = self._study.clock()
-        ends_at = began_at + SECONDS_OF_A_ROUND
+        waiting, self._asking = self._asking, []  # a place that is told its step may ask again
+        if not waiting:
+            return
         self._suggestions = None
-        has_begun = False
-        while self._ready:
-            place = self._ready[0]
-            if not (
-                self._begin_initial_perplexity(place)
-                or self._begin_repeat_of_baseline(place)
-                or self._begin_next(place)
-            ):
-                self._leave_ready()
+        revision = self._study.shared.revision
+        began_at = self._study.clock()
+        seconds = SECONDS_OF_A_ROUND
+        is_first = True
+        while waiting:
+            place, asked = waiting[0]
+            step = None if self._is_time_up() else self._next(place)
+            if step is None:
+                if self._study.shared.revision == revision:
+                    self._answer_nothing(waiting)
+                    return
+                break  # others have changed what there is to do
+            waiting.pop(0)
+            self._flows.settle(asked, step)
+            taken = self._study.clock() - began_at
+            if is_first:
+                seconds = max(seconds, 2 * taken)
+                is_first = False
+            if taken >= seconds:
                 break
-            self._ready.remove(place)
-            now = self._study.clock()
-            if not has_begun:
-                ends_at = max(ends_at, began_at + 2 * (now - began_at))
-            has_begun = True
-            if now >= ends_at:
-                break
-        return has_begun
+        self._asking = [*waiting, *self._asking]
 
-    # -- places ------------------------------------------------------------------------------------
-
-    def _leave_ready(self) -> None:
-        for place in self._ready:
-            self._places.leave(place)
-        self._ready = []
-
-    def _begin(
-        self,
-        place: TrialPlace,
-        work: Callable[[], Any],
-        *,
-        then: Callable[[TrialPlace, Future[Any]], None],
-    ) -> None:
-        """Begin a work; `then` gets place and result, and begins another or leaves the place."""
-        self._after_work[place] = then
-        self._places.begin(place, work)
-
-    def _wait_for_an_end(self, *, or_a_place: bool) -> None:
-        """Wait for the next work to end, and go on after half a second.
-
-        `or_a_place`: or for a place to get its slot. Where there was nothing to begin at one place,
-        another would have nothing either.
-        """
-        end = self._study.clock() + _SECONDS_BETWEEN_POLLS
-        while True:
-            self._check_stop()
-            ended = self._places.wait(POLL_SECONDS)
-            has_place = or_a_place and self._places.can_take
-            if ended or has_place or self._study.clock() >= end:
-                return self._settle_ended(ended)
-
-    def _settle_ended(self, ended: Iterable[EndedWork]) -> None:
-        """Do what is next at each place whose work has ended, and read the results."""
-        self._ended += ended
-        in_flight = len(self._trials)
-        while self._ended:
-            one = self._ended.pop(0)
-            self._after_work.pop(one.place)(one.place, one.future)
-        if len(self._trials) < in_flight:
-            self._refresh()
-
-    def _end_trials(self, *, stores: bool) -> None:
-        """End everything in flight, and store or give back each trial.
-
-        Without `stores`, as where the database is away, results wait on disk.
-        """
-        for ended in [*self._ended, *self._places.end_all()]:
-            trial = self._trials.pop(ended.place, None)
-            if trial is not None:
-                with trial.held:
-                    self._keep(trial, ended.future, stores=stores)
-        for trial in self._trials.values():  # such as one whose prediction could not be stored
-            with trial.held:
-                self._study.shared.release_attempt(trial.attempt)
-        self._trials = {}
-        self._ended = []
-        self._ready = []
-        self._after_work = {}
-        self._predicting = {}
-
-    def _keep(self, trial: _Trial, future: Future[Any], *, stores: bool) -> None:
-        finished = None
-        if future.done() and future.exception() is None:
-            finished = future.result()
-        if not isinstance(finished, FinishedTrial):
-            self._study.shared.release_attempt(trial.attempt)
-        elif not stores:
-            self._study.shared.keep_result(trial.attempt, finished)
-        else:
-            try:
-                self._study.shared.store_result(trial.attempt, finished)
-            except (StorageUnavailable, Stopped):
-                pass  # it waits on disk
+    def _answer_nothing(self, waiting: Iterable[tuple[TrialPlace, Future[Step | Idle]]]) -> None:
+        """Have places leave their slots, for now or for good."""
+        running = tuple(sorted(self._study.shared.running))
+        self._is_nothing_left = self._is_time_up() or not (self._at_work or running)
+        if not (self._is_nothing_left or self._at_work):
+            self._study.listener(WaitingForOthers(numbers=running))
+        for _, asked in waiting:
+            self._flows.settle(asked, Idle.END if self._is_nothing_left else Idle.WAIT)
 
     # -- other workers -----------------------------------------------------------------------------
 
     def _refresh(self) -> None:
+        self._has_stored = False
         self._tell_sampler(self._study.shared.refresh(), notify=True)
 
     def _tell_sampler(self, records: Iterable[TrialRecord], *, notify: bool) -> None:
@@ -362,75 +436,79 @@ class StudySession:
         if sentence := loose_cap_sentence(record, cap_bytes=self._study.definition.cap_bytes):
             self._study.listener(Notice(message=sentence))
 
-    def _wait_for_others(self) -> None:
-        self._study.listener(WaitingForOthers(numbers=tuple(sorted(self._study.shared.running))))
-        end = self._study.clock() + _SECONDS_BETWEEN_POLLS
-        while self._study.clock() < end and not self._is_over():
-            time.sleep(_SECONDS_BETWEEN_POLLS / 5)
-
     # -- the next configuration --------------------------------------------------------------------
 
-    def _begin_next(self, place: TrialPlace) -> bool:
-        """Begin a trial at a taken place, or the prediction of one that may come next.
+    def _next(self, place: TrialPlace) -> Step | None:
+        """Returns what a place is to do next; None when there is nothing for it at the moment.
 
-        Return False when none is left, or none for this process at the moment. Poison trials, whose
-        attempts ended their workers, run last. A place that turns out to be lost is dropped.
+        Poison trials, whose attempts ended their workers, run last.
         """
-        self._ending = None
-        try:
-            return (
-                self._begin_unfinished(place, poison=False)
-                or self._begin_new(place)
-                or self._begin_unfinished(place, poison=True)
-            )
-        except TrialLost as error:  # of a prediction in this thread
-            if not place.is_lost():
-                raise
-            self._lose(place, error)
-            return True
+        self._last_event = None
+        return (
+            self._aside(place)
+            or self._unfinished(poison=False)
+            or self._new()
+            or self._unfinished(poison=True)
+        )
 
-    def _begin_unfinished(self, place: TrialPlace, *, poison: bool) -> bool:
-        """Begin a trial that has no result, is not running, and has attempts left."""
-        here = {trial.attempt.number for trial in self._trials.values()}
+    def _claim(self, config: TrainingConfig, *, name: str | None = None) -> Trial | None:
+        """Returns an attempt at the configuration; None if another worker has claimed it."""
+        attempt = self._study.shared.claim(config, most_trials=self._trials_wanted, name=name)
+        if attempt is None:
+            self._refresh()
+            return None
+        return Trial(attempt=attempt, config=config)
+
+    def _trials_here(self) -> list[Trial]:
+        """Returns the trials in flight."""
+        return [step for step in self._at_work.values() if isinstance(step, Trial)]
+
+    def _predicted_now(self) -> list[TrainingConfig]:
+        """Returns the suggestions that are being predicted, and have no trial yet."""
+        return [step.config for step in self._at_work.values() if isinstance(step, Predict)]
+
+    def _unfinished(self, *, poison: bool) -> Trial | None:
+        """Returns a trial that has no result, is not running, and has attempts left."""
+        here = {trial.attempt.number for trial in self._trials_here()}
         excluded = self._study.shared.running | self._study.shared.failed_too_often | here
         for number in sorted(self._study.shared.unfinished.keys() - excluded):
             if (number in self._study.shared.poison_trials) != poison:
                 continue
             record = self._study.shared.unfinished[number]
-            if self._begin_trial(place, record.config, name=record.name):
-                return True
-        return False
+            if trial := self._claim(record.config, name=record.name):
+                return trial
+        return None
 
-    def _begin_new(self, place: TrialPlace) -> bool:
+    def _new(self) -> Trial | Predict | None:
+        """Returns a trial of a new configuration, or a prediction before the choice of one."""
         if not self._has_room():
-            return False
+            return None
         left = self._named_left()
-        if left and self._baseline in self._predicting.values():
-            return False  # another place predicts it, and then the order is known
-        if left and self._begin_prediction_of_baseline(place):
-            return True
+        if left and self._baseline in self._predicted_now():
+            return None  # another place predicts it, and then the order is known
+        if left and self._is_baseline_to_be_predicted():
+            return Predict(config=self._baseline)
         for name, config in self._named_next(left):
-            if self._begin_named(place, name, config):
-                return True
+            if step := self._named_step(name, config):
+                return step
             if not self._has_room():
-                return False  # other workers have begun the last trials
-        if self._begin_suggestion(place):
-            return True
+                return None  # other workers have begun the last trials
+        if step := self._suggested():
+            return step
         # Where nothing else is left there is time for the baseline.
-        return any(self._begin_trial(place, config, name=name) for name, config in left)
+        claimed = (self._claim(config, name=name) for name, config in left)
+        return next((trial for trial in claimed if trial is not None), None)
 
-    def _begin_named(self, place: TrialPlace, name: str, config: TrainingConfig) -> bool:
-        """Begin a named configuration, or its prediction, after which it may have to wait."""
+    def _named_step(self, name: str, config: TrainingConfig) -> Trial | Predict | None:
+        """Returns a named configuration, or its prediction, after which it may have to wait."""
         if config == self._baseline or self._study.prediction_cache.is_known(config):
-            return self._begin_trial(place, config, name=name)
-        self._predicting[place] = config
-        self._begin_prediction(place, config, then=self._after_suggestion_is_predicted)
-        return True
+            return self._claim(config, name=name)
+        return Predict(config=config)
 
     def _named_left(self) -> list[Named]:
         """Returns the baseline and the named configurations that have no trial yet."""
         records = self._study.shared.records.values()
-        trials = self._trials.values()
+        trials = self._trials_here()
         return self._named.left(
             {*(record.config for record in records), *(trial.config for trial in trials)},
             names={*(record.name for record in records), *(one.attempt.name for one in trials)},
@@ -438,8 +516,9 @@ class StudySession:
 
     def _named_next(self, left: Sequence[Named]) -> list[Named]:
         """Returns those of `left` that may be tried now, in order."""
+        predicting = self._predicted_now()
         return self._named.next(
-            [(name, config) for name, config in left if config not in self._predicting.values()],
+            [(name, config) for name, config in left if config not in predicting],
             self._finished_records(),
             expected=self._expected_step(),
             memory=self._memory_model(),
@@ -456,14 +535,10 @@ class StudySession:
             expected=self._expected_step(),
         )
 
-    def _begin_prediction_of_baseline(self, place: TrialPlace) -> bool:
-        """Predict the baseline of a CUDA device, by which the order of all others is decided."""
+    def _is_baseline_to_be_predicted(self) -> bool:
+        """Whether the baseline of a CUDA device, by which all others are ordered, is not yet."""
         is_known = self._study.prediction_cache.is_known(self._baseline)
-        if is_known or self._study.definition.device.type == "cpu":
-            return False
-        self._predicting[place] = self._baseline
-        self._begin_prediction(place, self._baseline, then=self._after_suggestion_is_predicted)
-        return True
+        return not is_known and self._study.definition.device.type != "cpu"
 
     def _expected_step(self) -> ExpectedStep | None:
         """Returns what steps are expected to take, once the baseline is predicted."""
@@ -475,77 +550,77 @@ class StudySession:
                 self._ranking.expect(self._expected)
         return self._expected
 
-    def _has_trial(self, config: TrainingConfig) -> bool:
-        if config.fingerprint in self._study.shared.records:
-            return True
-        return any(trial.config == config for trial in self._trials.values())
-
     def _has_room(self) -> bool:
         """Returns whether another trial may begin; those of this round are not in the records."""
         not_read = sum(
             trial.config.fingerprint not in self._study.shared.records
-            for trial in self._trials.values()
+            for trial in self._trials_here()
         )
         begun = len(self._study.shared.records) + not_read
-        return begun + len(self._predicting) < self._trials_wanted
+        return begun + len(self._predicted_now()) < self._trials_wanted
 
-    def _begin_suggestion(self, place: TrialPlace) -> bool:
-        """Begin a configuration without a trial; return False when none is left, or worth it."""
+    def _suggested(self) -> Trial | Predict | None:
+        """Returns a configuration without a trial; None when none is left, or worth it."""
         if self._legal.values and self._study.definition.sampler == "ehvi":
-            return self._begin_most_promising(place)
+            return self._most_promising()
+        for config in self._suggested_by_optuna():
+            self._check_stop()
+            if step := self._unless_known(config):
+                return step
+            if not self._has_room():
+                return None  # other workers have begun the last trials
+        self._last_event = SpaceExhausted(trials=len(self._study.shared.records))
+        return None
+
+    def _suggested_by_optuna(self) -> Iterator[TrainingConfig]:
+        """Yield what its sampler suggests, then all that has no trial yet, in the space's order."""
         if self._legal.values and self._study.definition.sampler != "grid":
             in_flight = self._in_flight()
             for repeat in range(len(in_flight), len(in_flight) + REPEATS_BEFORE_DRAWING):
-                self._check_stop()
                 with self._timed_as_sampler():
                     config = self._optuna.ask(repeat=repeat, in_flight=in_flight)
-                if not self._is_known(config, place) and self._begin_trial(place, config):
-                    return True
-                if not self._has_room():
-                    return False  # other workers have begun the last trials
-        for config in self._optuna.unseen(set(self._study.shared.records)):
-            self._check_stop()
-            if not self._is_known(config, place) and self._begin_trial(place, config):
-                return True
-            if not self._has_room():
-                return False
-        self._ending = SpaceExhausted(trials=len(self._study.shared.records))
-        return False
+                yield config
+        yield from self._optuna.unseen(set(self._study.shared.records))
 
-    def _begin_most_promising(self, place: TrialPlace) -> bool:
-        """Begin the configuration of the largest expected hypervolume improvement.
+    def _unless_known(self, config: TrainingConfig) -> Trial | Predict | None:
+        """Returns a trial of it, or its prediction before that.
+
+        None where it has a trial already, or one of the same compiled program has.
+        """
+        if config.fingerprint in self._study.shared.records:
+            return None
+        if not self._study.prediction_cache.is_known(config):
+            return None if config in self._predicted_now() else Predict(config=config)
+        same = self._study.prediction_cache.same_program(
+            config, self._study.shared.records.values()
+        )
+        if same is None:
+            return self._claim(config)
+        if config in self._predicted_here:
+            self._predicted_here.remove(config)
+            self._study.listener(SameProgram(config=config, number=same.number))
+        return None
+
+    def _most_promising(self) -> Trial | Predict | None:
+        """Returns the configuration of the largest expected hypervolume improvement.
 
         Its memory is predicted first, after which another configuration may be the best.
         """
         choice = self._choose()
         if choice is None:
-            self._ending = SpaceExhausted(trials=len(self._study.shared.records))
-            return False
+            self._last_event = SpaceExhausted(trials=len(self._study.shared.records))
+            return None
         if self._until_converged and choice.relative_improvement < CONVERGED_IMPROVEMENT:
-            self._ending = Converged(
+            self._last_event = Converged(
                 trials=len(self._study.shared.records),
                 relative_improvement=choice.relative_improvement,
             )
-            return False
+            return None
         if choice.surely_fits:
             self._study.prediction_cache.mark_not_needed(choice.config)
         if self._study.prediction_cache.is_known(choice.config):
-            return self._begin_trial(place, choice.config)
-        self._predicting[place] = choice.config
-        self._begin_prediction(place, choice.config, then=self._after_suggestion_is_predicted)
-        return True
-
-    def _after_suggestion_is_predicted(self, place: TrialPlace, future: Future[Forecast]) -> None:
-        del self._predicting[place]
-        try:
-            forecast = future.result()
-        except TrialLost as error:
-            if not place.is_lost():
-                raise
-            self._lose(place, error)
-            return
-        self._study.prediction_cache.add(forecast)
-        self._ready.append(place)
+            return self._claim(choice.config)
+        return Predict(config=choice.config)
 
     def _choose(self) -> Choice | None:
         """Returns the next suggestion of this round; None where there is none."""
@@ -564,7 +639,7 @@ class StudySession:
         forecast = known.get(config.fingerprint)
         if forecast is None or forecast.plan is None:
             return False
-        running = [known.get(trial.config.fingerprint) for trial in self._trials.values()]
+        running = [known.get(trial.config.fingerprint) for trial in self._trials_here()]
         return any(other is not None and other.plan == forecast.plan for other in running)
 
     def _new_suggestions(self) -> Iterator[Choice]:
@@ -594,8 +669,8 @@ class StudySession:
             for number, record in sorted(self._study.shared.unfinished.items())
             if number in self._study.shared.running
         ]
-        running += [trial.config for trial in self._trials.values()]
-        return list(dict.fromkeys([*running, *self._predicting.values()]))
+        running += [trial.config for trial in self._trials_here()]
+        return list(dict.fromkeys([*running, *self._predicted_now()]))
 
     @contextmanager
     def _timed_as_sampler(self) -> Iterator[None]:
@@ -605,262 +680,115 @@ class StudySession:
         finally:
             self.seconds_in_sampler += time.perf_counter() - began
 
-    def _is_known(self, config: TrainingConfig, place: TrialPlace) -> bool:
-        """Returns whether there is a trial of it, or one of the same compiled program.
-
-        It is predicted at the place that would run it, which has nothing else to do.
-        """
-        if config.fingerprint in self._study.shared.records:
-            return True
-        was_predicted = self._study.prediction_cache.is_known(config)
-        self._predict(config, place)
-        same = self._study.prediction_cache.same_program(
-            config, self._study.shared.records.values()
-        )
-        if same is not None and not was_predicted:
-            self._study.listener(SameProgram(config=config, number=same.number))
-        return same is not None
-
-    def _predict(self, config: TrainingConfig, place: TrialPlace) -> None:
-        if self._study.prediction_cache.is_known(config):
-            return
-        self._study.listener(_named(Predicting(config=config), place))
-        self._study.prediction_cache.add(self._forecast(place, config))
-
-    def _begin_prediction(
-        self,
-        place: TrialPlace,
-        config: TrainingConfig,
-        *,
-        then: Callable[[TrialPlace, Future[Forecast]], None],
-    ) -> None:
-        self._study.listener(_named(Predicting(config=config), place))
-        self._begin(place, lambda: self._forecast(place, config), then=then)
-
-    def _forecast(self, place: TrialPlace, config: TrainingConfig) -> Forecast:
+    def _predict(self, place: TrialPlace, config: TrainingConfig) -> Flow[None]:
         """Predict a configuration; one whose process is lost each time is trained unpredicted."""
+        self._study.listener(_of_place(Predicting(config=config), place))
         predict = place.predict or self._study.prediction_cache.predict
-        for _ in range(MAX_RETRIES):
+        for attempts_left in reversed(range(MAX_RETRIES + 1)):
             try:
-                return predict(config)
-            except TrialLost:
-                continue  # something outside killed the process of the prediction
-        try:
-            return predict(config)
-        except TrialLost as error:
-            if place.is_lost():
-                raise
-            return Forecast(config=config, error=f"its process was lost each time: {error.message}")
+                forecast = yield from predict(config)
+                break
+            except TrialLost as error:
+                if attempts_left:
+                    continue  # something outside killed the process of the prediction
+                if place.is_lost():
+                    raise
+                reason = f"its process was lost each time: {error.message}"
+                forecast = Forecast(config=config, error=reason)
+        self._study.prediction_cache.add(forecast)
 
-    def _is_over(self) -> bool:
+    def _is_time_up(self) -> bool:
+        """Whether no more is to begin; raises Stopped, also while all places are at work."""
         self._check_stop()
         if self._deadline is None or not self._study.shared.records:
             return False  # a study has one trial at least
         return self._study.clock() >= self._deadline
 
-    def _check_stop(self, place: TrialPlace | None = None) -> None:
+    def _check_stop(self) -> None:
         if self._should_stop():
             raise Stopped("the search was stopped", hint="run the same command again to continue")
-        trial = None if place is None else self._trials.get(place)
-        if trial is not None and trial.lease.is_lost:
-            raise _LeaseLost
 
-    # -- before any training ---------------------------------------------------------------------
+    # -- what is measured beside trials ------------------------------------------------------------
 
-    def _begin_initial_perplexity(self, place: TrialPlace) -> bool:
-        """Measure the perplexity of pretrained weights, once for the study, before the trials.
+    def _aside(self, place: TrialPlace) -> Aside | None:
+        """Returns what is measured before the next trial.
 
-        One that has failed is measured again by the next search.
+        That is the perplexity of pretrained weights, once for the study (one that has failed is
+        measured again by the next search), and the speed of the baseline, once for every
+        TRIALS_PER_REPEAT trials: how much it differs from time to time is the noise of every speed
+        that is measured once. It is always measured on the first place, since two devices differ,
+        too.
         """
-        if not self._wants_initial_perplexity:
-            return False
-        self._wants_initial_perplexity = False
-        known = initial_perplexity_of(self._study.shared.confirmations())
-        if known is not None and known.perplexity is not None:
-            return False
-        self._study.listener(_named(Confirming(doing="the perplexity before training"), place))
-        self._begin(
-            place, lambda: self._evaluate_untrained(place), then=self._store_initial_perplexity
-        )
-        return True
+        if self._wants_initial_perplexity:
+            self._wants_initial_perplexity = False
+            known = initial_perplexity_of(self._study.shared.confirmations())
+            if known is None or known.perplexity is None:
+                return Aside.INITIAL_PERPLEXITY
+        if not self._repeats_baseline or place is not self._places.first:
+            return None
+        baseline = self._study.shared.records.get(self._baseline.fingerprint)
+        if baseline is None or baseline.reused_from is not None:
+            return None
+        if baseline.tokens_per_second is None:
+            return None
+        records = list(self._study.shared.records.values())
+        confirmations = self._study.shared.confirmations()
+        self._speed_noise = speed_noise(records, confirmations).alone
+        trained = sum(record.was_trained for record in records)
+        is_due = self._baselines_repeated() < trained // TRIALS_PER_REPEAT
+        return Aside.REPEAT_BASELINE if is_due else None
 
-    def _evaluate_untrained(self, place: TrialPlace) -> InitialPerplexity:
-        """Returns the perplexity before training. Raises TrialLost where the device is lost."""
+    def _baselines_repeated(self) -> int:
+        return sum(isinstance(one, RepeatedSpeed) for one in self._study.shared.confirmations())
+
+    def _measure_initial_perplexity(self, place: TrialPlace) -> Flow[None]:
+        """Measure the perplexity before training; at another place where this one is lost."""
+        self._study.listener(_of_place(Confirming(doing="the perplexity before training"), place))
         began = place.clock()
         try:
-            return self._runner(place).evaluate_untrained()
+            measured = yield from self._runner(place).evaluate_untrained()
         except TrialLost as error:
-            place.executor.check_device(place.device.device)
-            return InitialPerplexity(
+            try:
+                yield from place.executor.checking_device(place.device.device)
+            except TrialLost:
+                self._wants_initial_perplexity = True  # at another place
+                raise
+            measured = InitialPerplexity(
                 config=self._baseline,
                 perplexity=None,
                 failure=error.message,
                 seconds=place.clock() - began,
             )
-
-    def _store_initial_perplexity(
-        self, place: TrialPlace, future: Future[InitialPerplexity]
-    ) -> None:
-        try:
-            measured = future.result()
-        except TrialLost as error:
-            self._wants_initial_perplexity = True  # at another place
-            self._lose(place, error)
-            return
         self._study.shared.store_confirmation(measured)
         if measured.failure:
             self._study.listener(
                 Notice(message=f"the perplexity before training: {measured.failure}")
             )
-        self._ready.append(place)
 
-    # -- how noisy the device is -------------------------------------------------------------------
-
-    def _begin_repeat_of_baseline(self, place: TrialPlace) -> bool:
-        """Measure the speed of the baseline again, once for every TRIALS_PER_REPEAT trials.
-
-        How much it differs from time to time is the noise of every speed that is measured once. It
-        is always measured on the first place, since two devices differ, too.
-        """
-        if not self._repeats_baseline or place is not self._places.first:
-            return False
-        records = list(self._study.shared.records.values())
-        baseline = self._study.shared.records.get(self._baseline.fingerprint)
-        was_timed = baseline is not None and baseline.tokens_per_second is not None
-        if baseline is None or not was_timed or baseline.reused_from is not None:
-            return False
-        confirmations = self._study.shared.confirmations()
-        self._speed_noise = speed_noise(records, confirmations).alone
-        done = sum(isinstance(one, RepeatedSpeed) for one in confirmations)
-        trained = sum(record.was_trained for record in records)
-        if done >= trained // TRIALS_PER_REPEAT:
-            return False
+    def _repeat_baseline(self, place: TrialPlace) -> Flow[None]:
         doing = "the baseline again, to see how noisy the device is"
-        self._study.listener(_named(Confirming(doing=doing), place))
-        log_name = f"trial-{baseline.number}-repeat-{done + 1}"
-        self._begin(
-            place, lambda: self._repeat_baseline(place, log_name), then=self._store_repetition
-        )
-        return True
-
-    def _repeat_baseline(self, place: TrialPlace, log_name: str) -> RepeatedSpeed:
-        """Returns the speed. Raises TrialLost where the device no longer works."""
+        self._study.listener(_of_place(Confirming(doing=doing), place))
+        number = self._study.shared.records[self._baseline.fingerprint].number
+        log_name = f"trial-{number}-repeat-{self._baselines_repeated() + 1}"
         began = place.clock()
         try:
-            return self._runner(place).repeat_speed(self._baseline, log_name=log_name)
+            repeated = yield from self._runner(place).repeat_speed(
+                self._baseline, log_name=log_name
+            )
         except TrialLost as error:
-            place.executor.check_device(place.device.device)
-            return RepeatedSpeed(
+            yield from place.executor.checking_device(place.device.device)
+            repeated = RepeatedSpeed(
                 config=self._baseline,
                 tokens_per_second=None,
                 failure=error.message,
                 seconds=place.clock() - began,
             )
-
-    def _store_repetition(self, place: TrialPlace, future: Future[RepeatedSpeed]) -> None:
-        try:
-            repeated = future.result()
-        except TrialLost as error:
-            self._lose(place, error)
-            return
         self._study.shared.store_confirmation(repeated)
         records = list(self._study.shared.records.values())
         self._speed_noise = speed_noise(records, self._study.shared.confirmations()).alone
-        self._ready.append(place)
-
-    # -- run and store -----------------------------------------------------------------------------
-
-    def _begin_trial(
-        self, place: TrialPlace, config: TrainingConfig, *, name: str | None = None
-    ) -> bool:
-        """Begin an attempt at the configuration; return False if another worker has claimed it."""
-        attempt = self._study.shared.claim(config, most_trials=self._trials_wanted, name=name)
-        if attempt is None:
-            self._refresh()
-            return False
-        self._study.listener(
-            TrialBegan(number=attempt.number, config=config, name=attempt.name, device=place.name)
-        )
-        with ExitStack() as stack:
-            lease = stack.enter_context(self._study.shared.working_on(attempt))
-            self._trials[place] = _Trial(
-                attempt=attempt, config=config, lease=lease, held=stack.pop_all()
-            )
-        if self._study.prediction_cache.is_known(config):
-            self._begin_training(place)
-        else:
-            self._begin_prediction(place, config, then=self._after_trial_is_predicted)
-        return True
-
-    def _after_trial_is_predicted(self, place: TrialPlace, future: Future[Forecast]) -> None:
-        if future.exception() is not None:
-            self._settle_trial(place, future)
-            return
-        self._study.prediction_cache.add(future.result())
-        self._begin_training(place)
-
-    def _begin_training(self, place: TrialPlace) -> None:
-        trial, runner = self._trials[place], self._runner(place)
-        records = tuple(self._finished_of_class[trial.config.numerics_class])
-        speed_noise_now = self._speed_noise
-
-        def train() -> FinishedTrial:
-            finished = runner.measure(
-                trial.config,
-                log_name=trial.attempt.log_name,
-                records=records,
-                speed_noise=speed_noise_now,
-            )
-            if finished.measurement.outcome == "crashed" and place.device.type == "cuda":
-                # A CUDA crash may be the device's fault. Raises TrialLost if it no longer works.
-                place.executor.check_device(place.device.device)
-            return finished
-
-        self._begin(place, train, then=self._settle_trial)
-
-    def _settle_trial(self, place: TrialPlace, future: Future[Any]) -> None:
-        """Store the result of a trial, or what else became of its attempt."""
-        trial = self._trials.pop(place)
-        with trial.held:
-            try:
-                finished: FinishedTrial = future.result()
-            except TrialLost as error:
-                self._study.shared.record_failure(trial.attempt, cause=error.message)
-                self._begin_check_of_device(place)
-                return
-            except _LeaseLost:
-                self._places.leave(place)
-                return
-            except BaseException:
-                self._study.shared.release_attempt(trial.attempt)
-                raise
-            failpoint("trial measured")
-            self._study.shared.store_result(trial.attempt, finished)
-        self._places.leave(place)
-
-    def _begin_check_of_device(self, place: TrialPlace) -> None:
-        device = place.device.device
-        self._begin(
-            place, lambda: place.executor.check_device(device), then=self._after_check_of_device
-        )
-
-    def _after_check_of_device(self, place: TrialPlace, future: Future[None]) -> None:
-        try:
-            future.result()
-        except TrialLost as error:
-            self._lose(place, error)
-        else:
-            self._places.leave(place)
-
-    def _lose(self, place: TrialPlace, error: TrialLost) -> None:
-        """Go on without a place whose device no longer works; raise where it is the last one."""
-        if not self._places.can_lose_one:
-            raise error
-        self._places.drop(place)
-        self._study.listener(PlaceLeft(device=place.name, reason=error.message))
 
 
-def _named(event: Event, place: TrialPlace) -> Event:
+def _of_place(event: Event, place: TrialPlace) -> Event:
     """Returns the event with the name of its place, where a search has several."""
     if place.name and isinstance(event, EVENTS_OF_A_PLACE):
         return replace(event, device=place.name)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from autotune.errors import StudyMismatch
+from autotune.execution.flow import Flow
 from autotune.spec.config import QUANTIZED_WEIGHTS, Precision, TrainingConfig
 from autotune.spec.parity import (
     NoTrace,
@@ -54,7 +55,7 @@ and the last one at once."""
 class Tracer(Protocol):
     def __call__(
         self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
-    ) -> ParityTrace | NoTrace:
+    ) -> Flow[ParityTrace | NoTrace]:
         """Returns the first steps of a configuration, or why there are none.
 
         The cap is not enforced. With `dequantized` its quantized base weights are what they stand
@@ -125,17 +126,18 @@ class ParityGate:
         self._of_earlier_searches = {file.stem for file in folder.glob("*.json")}
         self._changes_buffers: dict[str, bool] = {}
 
-    def check(self, config: TrainingConfig) -> Verdict:
+    def check(self, config: TrainingConfig) -> Flow[Verdict]:
         plain = plain_form(config, micro_batch_size=config.micro_batch_size)
         is_plain = config == plain and config.base_weights not in QUANTIZED_WEIGHTS
-        reference = self._plain(config, micro_batch_size=self._common_micro_batch(config))
+        micro_batch_size = yield from self._common_micro_batch(config)
+        reference = yield from self._plain(config, micro_batch_size=micro_batch_size)
         if isinstance(reference, ParityTrace) and not reference.draws_random_numbers:
             return Verdict(kind="compare", reference=reference)
         if is_plain:
             return Verdict(kind="same", message="it is the plain training itself")
         missing = reference
         if isinstance(reference, ParityTrace):
-            judged = self._judge_separately(config)
+            judged = yield from self._judge_separately(config)
             if isinstance(judged, Verdict):
                 return judged
             missing = judged
@@ -144,9 +146,9 @@ class ParityGate:
             return Verdict(kind="unknowable", message=missing.message)
         if not self._has_layers:
             return Verdict(kind="not compared", message=missing.message)
-        return self._judge_at_two_blocks(config, missing)
+        return (yield from self._judge_at_two_blocks(config, missing))
 
-    def any_micro_batch_serves(self, config: TrainingConfig) -> bool:
+    def any_micro_batch_serves(self, config: TrainingConfig) -> Flow[bool]:
         """Returns whether a configuration is the same training with every micro batch.
 
         It is not where forward changes a buffer, such as running statistics, in each micro batch.
@@ -155,14 +157,14 @@ class ParityGate:
             return False
         plain = plain_form(config, micro_batch_size=1)
         if plain.fingerprint not in self._changes_buffers:
-            trace = self._plain(plain, micro_batch_size=1)
+            trace = yield from self._plain(plain, micro_batch_size=1)
             changes = isinstance(trace, ParityTrace) and bool(trace.buffer_projections)
             self._changes_buffers[plain.fingerprint] = changes
         return not self._changes_buffers[plain.fingerprint]
 
-    def _judge_at_two_blocks(self, config: TrainingConfig, missing: NoTrace) -> Verdict:
+    def _judge_at_two_blocks(self, config: TrainingConfig, missing: NoTrace) -> Flow[Verdict]:
         """Compare a model of two blocks, where the whole plain training has no room."""
-        judged = self._judge_separately(config, layers=_TWO_BLOCKS)
+        judged = yield from self._judge_separately(config, layers=_TWO_BLOCKS)
         message = f"at two blocks, {judged.message} ({missing.message})"
         if isinstance(judged, NoTrace):
             kind: VerdictKind = "not compared" if judged.lacks_room else "unknowable"
@@ -170,7 +172,7 @@ class ParityGate:
             kind = "same at two blocks" if judged.kind == "same" else judged.kind
         return Verdict(kind=kind, message=message)
 
-    def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> bool:
+    def updates_alike(self, config: TrainingConfig, other: TrainingConfig) -> Flow[bool]:
         """Returns whether the plain trainings of two configurations are one training.
 
         They differ in their micro batch only, so that neither needs a technique to differ: a script
@@ -183,29 +185,30 @@ class ParityGate:
         second = plain_form(other, micro_batch_size=other.micro_batch_size)
         pair = (first.fingerprint, second.fingerprint)
         if pair not in self._alike:
-            self._alike[pair] = self._are_one_training(first, second)
+            self._alike[pair] = yield from self._are_one_training(first, second)
         return self._alike[pair]
 
-    def check_unchanged(self, config: TrainingConfig) -> None:
+    def check_unchanged(self, config: TrainingConfig) -> Flow[None]:
         """Raise StudyMismatch if the plain training is not what an earlier search has stored.
 
         Then code or data has changed that no file of the study shows, such as data of the hub, and
         no technique is to blame. A training that does not repeat itself tells nothing.
         """
-        plain = plain_form(config, micro_batch_size=self._common_micro_batch(config))
+        micro_batch_size = yield from self._common_micro_batch(config)
+        plain = plain_form(config, micro_batch_size=micro_batch_size)
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
         name = f"{plain.fingerprint}-dequantized" if dequantized else plain.fingerprint
         stored = _read(self._folder / f"{name}.json")
         if stored is None or name not in self._of_earlier_searches:
             return
         self._of_earlier_searches.remove(name)  # once in a search is enough
-        now = self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
+        now = yield from self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
         if not isinstance(now, ParityTrace):
             return
         difference = largest_difference(now, stored, precision=config.precision)
         if not difference.is_outside:
             return
-        again = self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
+        again = yield from self._trace(plain, dropout=True, dequantized=dequantized, layers=None)
         if not isinstance(again, ParityTrace):
             return
         if not largest_difference(again, now, precision=config.precision).is_outside:
@@ -215,20 +218,23 @@ class ParityGate:
                 hint="restore its code and data, or begin another study with another --name",
             )
 
-    def _are_one_training(self, first: TrainingConfig, second: TrainingConfig) -> bool:
-        def traces(*, dropout: bool) -> list[ParityTrace | NoTrace]:
-            return [
-                self._plain(config, micro_batch_size=config.micro_batch_size, dropout=dropout)
-                for config in (first, second)
-            ]
+    def _are_one_training(self, first: TrainingConfig, second: TrainingConfig) -> Flow[bool]:
+        def traces(*, dropout: bool) -> Flow[list[ParityTrace | NoTrace]]:
+            found = []
+            for config in (first, second):
+                trace = yield from self._plain(
+                    config, micro_batch_size=config.micro_batch_size, dropout=dropout
+                )
+                found.append(trace)
+            return found
 
-        trace, other = traces(dropout=True)
+        trace, other = yield from traces(dropout=True)
         if isinstance(trace, NoTrace) or isinstance(other, NoTrace) or trace.tokens != other.tokens:
             return False
         if trace.draws_random_numbers or other.draws_random_numbers:
             if not _are_similar(trace, other, precision=first.precision):
                 return False
-            trace, other = traces(dropout=False)
+            trace, other = yield from traces(dropout=False)
             if isinstance(trace, NoTrace) or isinstance(other, NoTrace):
                 return False
         if not trace.gradient_norms or not other.gradient_norms:
@@ -240,13 +246,15 @@ class ParityGate:
 
     def _judge_separately(
         self, config: TrainingConfig, *, layers: int | None = None
-    ) -> Verdict | NoTrace:
+    ) -> Flow[Verdict | NoTrace]:
         """Compare first steps that are no part of the trial: same, failed, or why it cannot be."""
         self._on_trace(config)
-        trace = self._trace(config, dropout=True, dequantized=False, layers=layers)
+        trace = yield from self._trace(config, dropout=True, dequantized=False, layers=layers)
         if isinstance(trace, NoTrace):  # the trial itself will end so
             return Verdict(kind="not compared", message=f"its first steps: {trace.message}")
-        plain = self._plain(config, micro_batch_size=config.micro_batch_size, layers=layers)
+        plain = yield from self._plain(
+            config, micro_batch_size=config.micro_batch_size, layers=layers
+        )
         # A memory budget gets a stricter test below, of the masks it draws.
         is_budget = config.memory_budget < 1.0 and trace.draws_random_numbers
         if isinstance(plain, ParityTrace) and not is_budget:
@@ -256,27 +264,31 @@ class ParityGate:
                 return Verdict(kind="same", message=f"at most, {message}")
             if not trace.draws_random_numbers:
                 return Verdict(kind="failed", message=message)
-        return self._judge_in_parts(config, trace, layers=layers)
+        return (yield from self._judge_in_parts(config, trace, layers=layers))
 
     def _judge_in_parts(
         self, config: TrainingConfig, with_dropout: ParityTrace, *, layers: int | None
-    ) -> Verdict | NoTrace:
+    ) -> Flow[Verdict | NoTrace]:
         """Compare without dropout to the plain training, and with it to no recomputation."""
-        plain_without_dropout = self._plain(
+        micro_batch_size = yield from self._common_micro_batch(config)
+        plain_without_dropout = yield from self._plain(
             config,
-            micro_batch_size=self._common_micro_batch(config),
+            micro_batch_size=micro_batch_size,
             dropout=False,
             layers=layers,
         )
-        no_recomputation = self._stored_trace(
+        no_recomputation = yield from self._stored_trace(
             replace(config, memory_budget=1.0, checkpointing="none"), layers=layers
+        )
+        without_dropout = yield from self._trace(
+            config, dropout=False, dequantized=False, layers=layers
         )
         # Compiled code that differs only in its recomputation rounds almost the same.
         strictness = 2.0 if config.memory_budget < 1.0 else 1.0
         comparisons = (
             (
                 "without dropout, ",
-                self._trace(config, dropout=False, dequantized=False, layers=layers),
+                without_dropout,
                 plain_without_dropout,
                 1.0,
             ),
@@ -302,12 +314,13 @@ class ParityGate:
             messages.append(message)
         return Verdict(kind="same", message="at most, " + "; ".join(messages))
 
-    def _common_micro_batch(self, config: TrainingConfig) -> int:
+    def _common_micro_batch(self, config: TrainingConfig) -> Flow[int]:
         """Returns the micro batch of the plain training without random numbers.
 
         The smallest, which needs the least memory, if any micro batch will do.
         """
-        return 1 if self.any_micro_batch_serves(config) else config.micro_batch_size
+        serves = yield from self.any_micro_batch_serves(config)
+        return 1 if serves else config.micro_batch_size
 
     def _plain(
         self,
@@ -316,7 +329,7 @@ class ParityGate:
         micro_batch_size: int,
         dropout: bool = True,
         layers: int | None = None,
-    ) -> ParityTrace | NoTrace:
+    ) -> Flow[ParityTrace | NoTrace]:
         """Returns the trace of the plain training, or why there is none.
 
         If the device cannot hold it, torch's checkpointing is applied to each block; and on
@@ -328,7 +341,7 @@ class ParityGate:
         dequantized = config.base_weights in QUANTIZED_WEIGHTS
         why_none: NoTrace | None = None
         for form, name in self._plain_forms(plain):
-            trace = self._stored_trace(
+            trace = yield from self._stored_trace(
                 form, dropout=dropout, dequantized=dequantized, layers=layers
             )
             if isinstance(trace, ParityTrace):
@@ -362,7 +375,7 @@ class ParityGate:
         dropout: bool = True,
         dequantized: bool = False,
         layers: int | None = None,
-    ) -> ParityTrace | NoTrace:
+    ) -> Flow[ParityTrace | NoTrace]:
         """Returns the trace of a reference configuration, which is run once for each study."""
         name = config.fingerprint if dropout else f"{config.fingerprint}-without-dropout"
         if dequantized:
@@ -374,7 +387,9 @@ class ParityGate:
             return known
         if name not in self._failures:
             self._on_trace(config)
-            trace = self._trace(config, dropout=dropout, dequantized=dequantized, layers=layers)
+            trace = yield from self._trace(
+                config, dropout=dropout, dequantized=dequantized, layers=layers
+            )
             if isinstance(trace, ParityTrace):
                 _store(file, trace)
                 return trace

@@ -12,16 +12,15 @@ it is another one, it is trained to the end, and no technique is blamed for it.
 """
 
 import statistics
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures import TimeoutError as NotYet
 from dataclasses import replace
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE
 from autotune.errors import PreparationFailed, Stopped, TrialLost
-from autotune.execution.local import POLL_SECONDS, LocalExecutor
+from autotune.execution.flow import Ended, Flow
+from autotune.execution.local import LocalExecutor
 from autotune.execution.prepared_folder import PREPARED, prepared_folder
+from autotune.execution.server.client import Doing
 from autotune.execution.tasks import PrepareSeed, Trace, Train
 from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.spec.attempt import FinishedTrial
@@ -38,8 +37,6 @@ from autotune.study.events import Comparing, Notice, TrialPhase
 from autotune.study.running.parity_gate import ParityGate
 from autotune.study.running.running_study import RunningStudy
 
-_SECONDS_TO_END_A_TRIAL = 5.0
-"""How long to wait for a cancelled trial to end."""
 _DOING: Mapping[str, str] = {
     "start": "starting",
     "parity": "comparing its first steps",
@@ -50,21 +47,11 @@ _DOING: Mapping[str, str] = {
 """What a user is told of each phase that the process of a trial reports."""
 
 
-class Once:
-    """Is true the first time that it is called, in any thread, and false from then on."""
-
-    def __init__(self) -> None:
-        self._taken = threading.Lock()
-
-    def __call__(self) -> bool:
-        return self._taken.acquire(blocking=False)
-
-
 class TrialRunner:
-    """Runs the trials of one study on one device.
+    """Runs the trials of one study on one device, as flows.
 
-    The runners of a search share `may_note_evaluation`, so that only one of them notes that a
-    script's evaluation is not used.
+    `check_lease` is called while a training runs, and ends it by what it raises. The runners of a
+    search share `noted`, so that only one of them notes that a script's evaluation is not used.
     """
 
     def __init__(
@@ -72,17 +59,15 @@ class TrialRunner:
         study: RunningStudy,
         *,
         executor: LocalExecutor,
-        check_stop: Callable[[], None],
-        may_note_evaluation: Once | None = None,
-        poll_seconds: float = POLL_SECONDS,
+        check_lease: Callable[[], None],
+        noted: set[str] | None = None,
     ) -> None:
         definition, workload = study.definition, study.definition.workload
         self._study = study
         self._baseline = definition.baseline_config()
         self._executor = executor
-        self._check_stop = check_stop
-        self._poll_seconds = poll_seconds
-        self._may_note_evaluation = may_note_evaluation or Once()
+        self._check_lease = check_lease
+        self._noted = set() if noted is None else noted
         self._any_micro_batch = workload.has_loss_of_tokens
         self._gate = ParityGate(
             self._trace,
@@ -102,8 +87,8 @@ class TrialRunner:
         records: Iterable[TrialRecord],
         speed_noise: float = PRIOR_NOISE_ALONE,
         may_end_early: bool = True,
-    ) -> FinishedTrial:
-        """Returns the result of one configuration.
+    ) -> Flow[FinishedTrial]:
+        """Returns the result of one configuration, whose forecast is known if it is to have one.
 
         Of `records`, the trials so far, those of its numerics class are looked at.
 
@@ -118,7 +103,7 @@ class TrialRunner:
         if skipped is not None:
             return skipped
         self._store_script_files({})  # other workers may have found some
-        finished = self._run_with_parity_check(
+        finished = yield from self._run_with_parity_check(
             config,
             log_name=log_name,
             records=records,
@@ -126,21 +111,21 @@ class TrialRunner:
             may_end_early=may_end_early,
         )
         if finished.measurement.outcome == "parity_failed":
-            self._gate.check_unchanged(config)
+            yield from self._gate.check_unchanged(config)
         if finished.measurement.tokens_per_second is None:
             return finished
-        measurement = self._with_flops(config, finished.measurement)
+        measurement = yield from self._with_flops(config, finished.measurement)
         return replace(finished, measurement=measurement)
 
-    def _with_flops(self, config: TrainingConfig, measurement: Measurement) -> Measurement:
+    def _with_flops(self, config: TrainingConfig, measurement: Measurement) -> Flow[Measurement]:
         """Returns the measurement with the FLOPs of its step, as far as they are known.
 
-        They may take a prediction. If the search is stopped meanwhile, or the prediction's process
-        is killed, the result of the training is stored without them.
+        They may take a prediction. If the search ends meanwhile, or the prediction's process is
+        killed, the result of the training is stored without them.
         """
         try:
-            model_flops, recomputed_flops = self._study.prediction_cache.flops_of(config)
-        except (Stopped, TrialLost):
+            model_flops, recomputed_flops = yield from self._study.prediction_cache.flops_of(config)
+        except (Ended, Stopped, TrialLost):
             return measurement
         return replace(
             measurement,
@@ -172,24 +157,23 @@ class TrialRunner:
         records: Iterable[TrialRecord],
         speed_noise: float,
         may_end_early: bool,
-    ) -> FinishedTrial:
+    ) -> Flow[FinishedTrial]:
         began = self._study.clock()
-        verdict = self._gate.check(config)
+        verdict = yield from self._gate.check(config)
         if verdict.ends_trial is not None:
             return FinishedTrial(
                 measurement=verdict.ends_trial, seconds=self._study.clock() - began
             )
         shared_with = None
         if verdict.kind != "not compared" and not self._study.trial_options.full_trainings:
-            shared_with = self._representative(config, records)
+            shared_with = yield from self._representative(config, records)
         bounds: tuple[PruningBound, ...] | None = None
         if shared_with is not None:
             bounds = ()
         if shared_with is not None and may_end_early:
-            bounds = pruning_bounds(
-                config, records, is_same=self._is_same_training, speed_noise=speed_noise
-            )
-        finished = self._train_under_cap(
+            rivals = yield from self._of_same_training(config, possible_rivals(config, records))
+            bounds = pruning_bounds(rivals, speed_noise=speed_noise)
+        finished = yield from self._train_under_cap(
             config, log_name=log_name, reference=verdict.reference, pruning_bounds=bounds
         )
         measurement = finished.measurement
@@ -201,32 +185,46 @@ class TrialRunner:
             measurement = _with_perplexity_of(shared_with, measurement)
         elif (
             self._study.trial_options.full_trainings
-            or self._representative(config, records) is None
+            or (yield from self._representative(config, records)) is None
         ):
-            measurement = self._with_repeats(config, measurement, log_name=log_name)
+            measurement = yield from self._with_repeats(config, measurement, log_name=log_name)
         return FinishedTrial(measurement=measurement, seconds=self._study.clock() - began)
 
     def _representative(
         self, config: TrainingConfig, records: Iterable[TrialRecord]
-    ) -> TrialRecord | None:
+    ) -> Flow[TrialRecord | None]:
+        """Returns the trial whose perplexity is that of `config`, too, if there is one."""
         steps = self._study.definition.workload.steps
-        return representative(config, records, steps=steps, is_same=self._is_same_training)
+        for record in possible_representatives(config, records, steps=steps):
+            if (yield from self._is_same_training(config, record.config)):
+                return record
+        return None
 
-    def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> bool:
+    def _of_same_training(
+        self, config: TrainingConfig, records: Iterable[TrialRecord]
+    ) -> Flow[list[TrialRecord]]:
+        same = []
+        for record in records:
+            if (yield from self._is_same_training(config, record.config)):
+                same.append(record)
+        return same
+
+    def _is_same_training(self, config: TrainingConfig, other: TrainingConfig) -> Flow[bool]:
         """Returns whether two configurations of a numerics class are one training."""
         if config.micro_batch_size == other.micro_batch_size:
             return True
         if self._any_micro_batch:
-            return self._gate.any_micro_batch_serves(config)
-        return self._study.definition.workload.script is not None and self._gate.updates_alike(
-            config, other
-        )
+            return (yield from self._gate.any_micro_batch_serves(config))
+        if self._study.definition.workload.script is None:
+            return False
+        return (yield from self._gate.updates_alike(config, other))
 
     def _note_evaluation(self, measurement: Measurement) -> None:
         """Tell the user, once, that the evaluation of a script is not after its last step."""
         source = measurement.perplexity_source
-        if source is None or source.unused_evaluation is None or not self._may_note_evaluation():
+        if source is None or source.unused_evaluation is None or "evaluation" in self._noted:
             return
+        self._noted.add("evaluation")
         steps = self._study.definition.workload.steps
         self._study.listener(
             Notice(
@@ -238,7 +236,7 @@ class TrialRunner:
 
     def _with_repeats(
         self, config: TrainingConfig, first: Measurement, *, log_name: str
-    ) -> Measurement:
+    ) -> Flow[Measurement]:
         """Train with the remaining seeds; return `first` with the perplexities' mean and spread."""
         workload = self._study.definition.workload
         if self._study.trial_options.perplexity_seeds == 1 or first.perplexity is None:
@@ -247,7 +245,9 @@ class TrialRunner:
         failed_seeds = []
         for extra in range(1, self._study.trial_options.perplexity_seeds):
             seed = (workload.seed + extra) % 2**32
-            repeat = self.train_with_seed(config, seed, log_name=f"{log_name}-seed-{seed}")
+            repeat = yield from self.train_with_seed(
+                config, seed, log_name=f"{log_name}-seed-{seed}"
+            )
             if repeat.measurement.perplexity is None:
                 reason = repeat.measurement.message or repeat.measurement.outcome
                 failed_seeds.append(FailedSeed(seed=seed, reason=reason))
@@ -267,32 +267,39 @@ class TrialRunner:
             perplexity_source=source,
         )
 
-    def train_with_seed(self, config: TrainingConfig, seed: int, *, log_name: str) -> FinishedTrial:
+    def train_with_seed(
+        self, config: TrainingConfig, seed: int, *, log_name: str
+    ) -> Flow[FinishedTrial]:
         """Train to the end with other initial weights and another order of the data.
 
         The cap is not enforced: only the perplexity counts. Raises as `measure` does.
         """
         seeded = replace(self._study.definition.workload, seed=seed)
         if seeded.script is None:  # a script draws its weights itself
-            self._prepare_seed(seeded)
-        return self._train(config, log_name=log_name, enforce_cap=False, workload=seeded)
+            yield from self._prepare_seed(seeded)
+        return (
+            yield from self._train(config, log_name=log_name, enforce_cap=False, workload=seeded)
+        )
 
-    def _prepare_seed(self, workload: Workload) -> None:
+    def _prepare_seed(self, workload: Workload) -> Flow[None]:
         """Prepare the study's text with the weights of another seed, unless they exist."""
         folder = (
             self._study.folder / prepared_folder(self._study.definition.workload, workload)
         ).absolute()
         if not folder.exists():
             prepared = folder.with_name(PREPARED)
-            self._executor.run(PrepareSeed(workload=workload, prepared=prepared, folder=folder))
+            task = PrepareSeed(workload=workload, prepared=prepared, folder=folder)
+            yield from self._executor.perform(task)
 
-    def repeat_speed(self, config: TrainingConfig, *, log_name: str) -> RepeatedSpeed:
+    def repeat_speed(self, config: TrainingConfig, *, log_name: str) -> Flow[RepeatedSpeed]:
         """Measure the speed of a configuration once more, alone as in a trial.
 
         The cap is not enforced: the baseline may be over it. Raises as `measure` does.
         """
         began = self._study.clock()
-        repeat = self._train(config, log_name=log_name, enforce_cap=False, pruning_bounds=())
+        repeat = yield from self._train(
+            config, log_name=log_name, enforce_cap=False, pruning_bounds=()
+        )
         measurement = repeat.measurement
         failure = ""
         if measurement.tokens_per_second is None:
@@ -304,7 +311,7 @@ class TrialRunner:
             seconds=self._study.clock() - began,
         )
 
-    def evaluate_untrained(self) -> InitialPerplexity:
+    def evaluate_untrained(self) -> Flow[InitialPerplexity]:
         """Returns the perplexity of the pretrained weights before any training.
 
         It is measured in the precision of the baseline or, where the cap has no room for that, with
@@ -312,7 +319,7 @@ class TrialRunner:
         """
         began = self._study.clock()
         for config in self._untrained_configs():
-            finished = self._train(
+            finished = yield from self._train(
                 config,
                 log_name=f"before-training-{config.fingerprint}",
                 enforce_cap=True,
@@ -363,13 +370,13 @@ class TrialRunner:
         log_name: str,
         reference: ParityTrace | None,
         pruning_bounds: Sequence[PruningBound] | None,
-    ) -> FinishedTrial:
+    ) -> Flow[FinishedTrial]:
         """Train once; the baseline, if it does not fit the cap, without it.
 
         `pruning_bounds` is None where perplexity is to be measured, not shared.
         """
 
-        def train(*, enforce_cap: bool) -> FinishedTrial:
+        def train(*, enforce_cap: bool) -> Flow[FinishedTrial]:
             return self._train(
                 config,
                 log_name=log_name,
@@ -382,10 +389,10 @@ class TrialRunner:
         if is_baseline and self._study.prediction_cache.measurement_if_over(
             config, limit_bytes=self._study.definition.cap_bytes
         ):
-            return train(enforce_cap=False)
-        finished = train(enforce_cap=True)
+            return (yield from train(enforce_cap=False))
+        finished = yield from train(enforce_cap=True)
         if is_baseline and finished.measurement.ran_out_of_memory:
-            return train(enforce_cap=False)
+            return (yield from train(enforce_cap=False))
         return finished
 
     def _train(
@@ -398,7 +405,7 @@ class TrialRunner:
         reference: ParityTrace | None = None,
         evaluates_only: bool = False,
         pruning_bounds: Sequence[PruningBound] | None = None,
-    ) -> FinishedTrial:
+    ) -> Flow[FinishedTrial]:
         shares_perplexity = pruning_bounds is not None
         snapshot_file = None
         if self._study.trial_options.memory_snapshot:
@@ -412,9 +419,12 @@ class TrialRunner:
             pruning_bounds=pruning_bounds or (),
             snapshot_file=snapshot_file,
         )
-        limits = self._study.trial_options.time_limits()
-        future = self._executor.call(Train(training=training), log_name=log_name, limits=limits)
-        finished = self._wait_for(future)
+        finished = yield from self._executor.perform(
+            Train(training=training),
+            log_name=log_name,
+            limits=self._study.trial_options.time_limits(),
+            each=self._phases(),
+        )
         self._store_script_files(finished.script_files)
         return finished
 
@@ -427,30 +437,25 @@ class TrialRunner:
             definition = replace(self._study.definition, workload=workload)
             self._study = replace(self._study, definition=definition)
 
-    def _wait_for(self, future: Future[FinishedTrial]) -> FinishedTrial:
-        """Returns the trial's result; an exception during the wait cancels the trial."""
+    def _phases(self) -> Callable[[Doing], None]:
+        """Returns what tells the user each new phase of a training, while it runs."""
         phase = TrialPhase(doing="starting")
         self._study.listener(phase)
-        try:
-            while True:
-                try:
-                    return future.result(timeout=self._poll_seconds)
-                except NotYet:
-                    self._check_stop()
-                    known = self._executor.doing(future)
-                    doing = _DOING.get(known.phase, phase.doing)
-                    now = TrialPhase(doing=doing, steps=known.steps, used_bytes=known.used_bytes)
-                    if now != phase:
-                        phase = now
-                        self._study.listener(phase)
-        except BaseException:
-            self._executor.cancel(future)
-            wait([future], timeout=_SECONDS_TO_END_A_TRIAL)
-            raise
+
+        def tell(known: Doing) -> None:
+            nonlocal phase
+            self._check_lease()
+            doing = _DOING.get(known.phase, phase.doing)
+            now = TrialPhase(doing=doing, steps=known.steps, used_bytes=known.used_bytes)
+            if now != phase:
+                phase = now
+                self._study.listener(phase)
+
+        return tell
 
     def _trace(
         self, config: TrainingConfig, *, dropout: bool, dequantized: bool, layers: int | None
-    ) -> ParityTrace | NoTrace:
+    ) -> Flow[ParityTrace | NoTrace]:
         workload = self._study.definition.workload
         if layers is not None:
             workload = at_depth(workload, layers)
@@ -458,8 +463,10 @@ class TrialRunner:
         task = Trace(training=replace(training, dequantized=dequantized), dropout=dropout)
         log_name = f"trace-{config.fingerprint}"
         try:
-            return self._executor.run(
-                task, log_name=log_name, limits=self._study.trial_options.time_limits()
+            return (
+                yield from self._executor.perform(
+                    task, log_name=log_name, limits=self._study.trial_options.time_limits()
+                )
             )
         except PreparationFailed as error:
             return NoTrace(outcome="crashed", message=error.message)
@@ -481,72 +488,58 @@ def at_depth(workload: Workload, layers: int) -> Workload:
     return replace(workload, layers=layers, pretrained=False)
 
 
-IsSameTraining = Callable[[TrainingConfig, TrainingConfig], bool]
+def possible_representatives(
+    config: TrainingConfig, records: Iterable[TrialRecord], *, steps: int
+) -> list[TrialRecord]:
+    """Returns the trials of its numerics class that were trained for all `steps`, in order.
 
-
-def _always_same(config: TrainingConfig, other: TrainingConfig) -> bool:
-    return True
-
-
-def representative(
-    config: TrainingConfig,
-    records: Iterable[TrialRecord],
-    *,
-    steps: int,
-    is_same: IsSameTraining = _always_same,
-) -> TrialRecord | None:
-    """Returns the first trial of the same training that was trained for all `steps`, if any.
-
-    It is of the numerics class of `config`; `is_same` decides whether two configurations of a
-    numerics class are one training.
+    Of these, the first one that is the same training shares its perplexity.
     """
-    for record in sorted(records, key=lambda record: record.number):
-        if (
-            record.is_same_training
-            and record.perplexity is not None
-            and record.perplexity_source is not None
-            and record.perplexity_source.is_after_all_steps(steps)
-            and record.config.numerics_class == config.numerics_class
-            and is_same(config, record.config)
-        ):
-            return record
-    return None
+    return [
+        record
+        for record in sorted(records, key=lambda record: record.number)
+        if record.is_same_training
+        and record.perplexity is not None
+        and record.perplexity_source is not None
+        and record.perplexity_source.is_after_all_steps(steps)
+        and record.config.numerics_class == config.numerics_class
+    ]
 
 
-def pruning_bounds(
-    config: TrainingConfig,
-    records: Iterable[TrialRecord],
-    *,
-    is_same: IsSameTraining = _always_same,
-    speed_noise: float = PRIOR_NOISE_ALONE,
-) -> tuple[PruningBound, ...]:
-    """Returns the feasible trials of the same training: one better in memory and speed prunes it.
-
-    `speed_noise` is the relative standard deviation of a speed between runs.
+def possible_rivals(config: TrainingConfig, records: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Returns the feasible trials of its numerics class, whose speed and memory are known.
 
     Trials reused from an earlier study are excluded: how fast the device was then is not known.
     """
-    bounds = []
+    return [
+        record
+        for record in records
+        if record.feasible
+        and record.is_same_training
+        and record.reused_from is None
+        and record.config.numerics_class == config.numerics_class
+        and record.peak_memory_bytes is not None
+        and record.tokens_per_second is not None
+    ]
+
+
+def pruning_bounds(
+    rivals: Iterable[TrialRecord], *, speed_noise: float = PRIOR_NOISE_ALONE
+) -> tuple[PruningBound, ...]:
+    """Returns what ends a trial early: a rival that is better in memory and speed.
+
+    `speed_noise` is the relative standard deviation of a speed between runs.
+    """
     margin = speed_margin(speed_noise)
-    for record in records:
-        if (
-            record.feasible
-            and record.is_same_training
-            and record.reused_from is None
-            and record.config.numerics_class == config.numerics_class
-            and record.peak_memory_bytes is not None
-            and record.tokens_per_second is not None
-            and is_same(config, record.config)
-        ):
-            bounds.append(
-                PruningBound(
-                    number=record.number,
-                    peak_memory_bytes=record.peak_memory_bytes,
-                    tokens_per_second=record.tokens_per_second,
-                    speed_margin=margin,
-                )
-            )
-    return tuple(bounds)
+    return tuple(
+        PruningBound(
+            number=rival.number,
+            peak_memory_bytes=rival.peak_memory_bytes or 0,
+            tokens_per_second=rival.tokens_per_second or 0.0,
+            speed_margin=margin,
+        )
+        for rival in rivals
+    )
 
 
 def _with_perplexity_of(record: TrialRecord, measurement: Measurement) -> Measurement:

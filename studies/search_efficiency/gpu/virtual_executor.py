@@ -3,7 +3,6 @@
 import math
 import random
 from collections import defaultdict
-from concurrent.futures import Future
 from typing import Any
 
 from autotune.spec.attempt import FinishedTrial
@@ -109,7 +108,7 @@ class VirtualExecutor(StandInExecutor):
             draws_random_numbers=False,
         )
 
-    def train(self, training: TrainingRequest) -> Future[FinishedTrial]:
+    def train(self, training: TrainingRequest) -> FinishedTrial:
         """Run as far as the real trial would: to its memory, its first timed steps, or its end."""
         config, shares_perplexity = training.config, training.shares_perplexity
         table, clock = self._table, self.clock
@@ -168,9 +167,7 @@ class VirtualExecutor(StandInExecutor):
             recomputed_flops_per_token=float(table.flops[row]) - MODEL_FLOPS,
             **measured,
         )
-        future: Future[FinishedTrial] = Future()
-        future.set_result(FinishedTrial(measurement=measurement, seconds=clock.seconds - began))
-        return future
+        return FinishedTrial(measurement=measurement, seconds=clock.seconds - began)
 
     def _compile_seconds(self, config: TrainingConfig) -> float:
         program = self._table.program(config)

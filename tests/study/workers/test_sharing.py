@@ -11,7 +11,7 @@ import autotune
 from autotune.spec.config import TrainingConfig
 from autotune.spec.provenance import MEASURED
 from autotune.spec.result import Measurement, bits_per_byte_at
-from autotune.study.running.trial_runner import representative
+from autotune.study.running.trial_runner import possible_representatives
 from tests.building.results import mean_of, record, shared_with
 
 SPACE = """
@@ -114,7 +114,7 @@ def test_every_trial_was_held_against_a_plain_training(shared):
 
 def test_another_precision_is_represented_by_none_of_ours():
     known = [record(0, config=TrainingConfig(precision="bf16-mixed"), **TRAINED)]
-    assert representative(CHECKPOINTED, known, steps=30) is None
+    assert possible_representatives(CHECKPOINTED, known, steps=30) == []
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,15 @@ def test_another_precision_is_represented_by_none_of_ours():
     ids=["shared itself", "not compared", "not measured"],
 )
 def test_a_trial_without_a_measured_and_compared_perplexity_represents_no_others(changes):
-    assert representative(CHECKPOINTED, [record(0, **{**TRAINED, **changes})], steps=30) is None
+    assert (
+        possible_representatives(CHECKPOINTED, [record(0, **{**TRAINED, **changes})], steps=30)
+        == []
+    )
 
 
 def test_the_baseline_represents_its_class_also_over_the_cap():
     baseline = replace(record(0, outcome="over_cap", **TRAINED), feasible=False)
-    assert representative(CHECKPOINTED, [baseline], steps=30) == baseline
+    assert possible_representatives(CHECKPOINTED, [baseline], steps=30) == [baseline]
 
 
 def test_bits_a_byte_follow_the_mean_perplexity_of_the_seeds():
