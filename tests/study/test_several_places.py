@@ -272,14 +272,35 @@ class LocksTheDatabase(Opened):
         super().__call__(event)
 
 
+class Together(LocalExecutor):
+    """No training has ended before two have."""
+
+    ended = ()
+
+    def call(self, task, **options):
+        called = super().call(task, **options)
+        if not isinstance(task, Train):
+            return called
+        future = Future()
+
+        def pass_on(done):
+            Together.ended += ((future, done),)
+            if len(Together.ended) == 2:
+                for one, result in Together.ended:
+                    one.set_result(result.result())
+
+        called.add_done_callback(pass_on)
+        return future
+
+
 def test_results_of_all_places_wait_on_disk_while_the_database_is_away(gate, folder):
     run(Opened(gate, at=1), name="away", devices="2", trials=1)
     gate.unlink()
     holder = sqlite3.connect(folder / "studies" / "autotune.db", isolation_level=None)
     again = {"name": "away", "space": None, "fresh": False, "database_wait": 0.5}
-    locks = LocksTheDatabase(gate, holder, at=2)
+    locks, Together.ended = LocksTheDatabase(gate, holder, at=2), ()
     with closing(holder), pytest.raises(StorageUnreachable):
-        run(locks, devices="2", trials=3, **again)
+        run(locks, devices="2", trials=3, make_executor=Together, **again)
     observer = Observer()
     result = run(observer, devices="2", trials=3, **again)
     assert [trial.is_finished for trial in result.trials] == [True] * 3
