@@ -47,6 +47,8 @@ class Task(Schema, Generic[R]):
     answer: ClassVar[Any]
     is_training: ClassVar[bool] = False
     """Whether it reports what it does and cleans up when it is ended; others are killed at once."""
+    rests: ClassVar[bool] = False
+    """Whether its process stands still while a training of the same server is timed."""
     most_seconds: ClassVar[float | None] = None
     """Its time limit where the caller gives none; None: there is no limit."""
 
@@ -263,6 +265,7 @@ class Predict(Task[Prediction]):
     """
 
     answer = Prediction
+    rests = True
     most_seconds = 1800.0
 
     request: PredictionRequest

@@ -13,6 +13,9 @@ from autotune.spec.workload import Workload
 
 Stage = Literal["step", "evaluation", "parity", "waiting"]
 
+TIMED_STAGES = ("step", "evaluation")
+"""In these a training is timed, and nothing else of a search shall need the host's processors."""
+
 
 class ReportsStage(Protocol):
     """Callback that gets the stage that starts now.

@@ -22,6 +22,7 @@ from autotune.execution.server.replies import (
 )
 from autotune.execution.server.trial_log import MOST_WRITTEN_BYTES, TrialLog
 from autotune.spec.result import Measurement, Outcome
+from autotune.spec.training_request import TIMED_STAGES
 from autotune.units import format_size
 
 GRACE_SECONDS = 2.0
@@ -82,6 +83,8 @@ class ChildProcess:
     """When to send SIGKILL."""
     give_up_at: float | None = None
     """When to stop waiting for the end after SIGKILL."""
+    rests_since: float | None = None
+    """Since when it stands still; None: it runs."""
 
     def __post_init__(self) -> None:
         self._phase_began = self.started
@@ -137,6 +140,31 @@ class ChildProcess:
         self._told_at = now
         return {"id": self.id, "phase": self.phase, "steps": self.steps}
 
+    # -- rest --------------------------------------------------------------------------------------
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is a training whose speed other processes could change now."""
+        is_training = bool(self.request.get("is_training"))
+        return is_training and self.phase in TIMED_STAGES and not self.ended_because
+
+    def is_to_change(self, *, rests: bool) -> bool:
+        """Whether it is to be stopped, or to go on, where a training is timed or no longer is."""
+        may_rest = self.request.get("rests") and not self.ended_because
+        return bool(may_rest) and (self.rests_since is not None) != rests
+
+    def rest(self, now: float) -> None:
+        """Takes note that it was stopped; no limit of time applies until it goes on."""
+        self.rests_since = now
+
+    def go_on(self, now: float) -> None:
+        """Takes note that it runs again, with as much time left as it had."""
+        assert self.rests_since is not None
+        rested_seconds = now - self.rests_since
+        self.rests_since = None
+        self._outside_seconds += rested_seconds
+        self._phase_began += rested_seconds
+
     # -- deadlines ---------------------------------------------------------------------------------
 
     def deadline(self) -> float | None:
@@ -168,8 +196,8 @@ class ChildProcess:
         """Returns {deadline: what to say when it has passed} for the current phase."""
         assert self.limits is not None
         limits = self.limits
-        if self.phase == "waiting":
-            return {}  # for its turn, however long that takes
+        if self.phase == "waiting" or self.rests_since is not None:
+            return {}  # for its turn, or until no training is timed, however long that takes
         if self.phase == "parity":
             message = f"reading the gradients took more than {limits.trial_seconds:g} s"
             return {self._phase_began - self._parity_seconds + limits.trial_seconds: message}

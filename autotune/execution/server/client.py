@@ -157,6 +157,7 @@ class TrialServer:
             "task": task.name,
             "payload": asdict(task),
             "is_training": task.is_training,
+            "rests": task.rests,
             "requested_at": time.monotonic(),
             "log_file": log_file.absolute(),
             "limits": limits,

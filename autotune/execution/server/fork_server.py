@@ -5,7 +5,7 @@ no device. A forked trial thus starts within a fraction of a second and creates 
 context. Requests are JSON lines on stdin, replies are JSON lines on stdout:
 
     {"id": 3, "task": "train", "payload": {...}, "is_training": true, "requested_at": 12.5,
-     "limits": {...}, "log_file": "...", "environment": {...}}
+     "rests": false, "limits": {...}, "log_file": "...", "environment": {...}}
     {"cancel": 3}
     -> {"id": 3, "result": ..., "error": null, "ended": null, "seconds": 7.1}
     -> {"beat": 12}
@@ -15,9 +15,11 @@ that no longer does: a trial may have stopped it, and would then have no limit o
 
 A trial reports through a pipe what it is doing (`process/progress.py`), and has a deadline for each
 phase (`limits.py`). It is ended by SIGTERM, and by SIGKILL a little later, together with every
-process that it started (`process_tree.py`). When stdin closes, because the search has ended or was
-killed, the server ends every trial and then itself: nothing outlives a killed search. When the
-server dies, the kernel kills its trials.
+process that it started (`process_tree.py`). While a training is timed, the processes of a request
+that `rests`, such as a prediction beside it, are stopped, so that they do not slow it down.
+
+When stdin closes, because the search has ended or was killed, the server ends every trial and then
+itself: nothing outlives a killed search. When the server dies, the kernel kills its trials.
 """
 
 import fcntl
@@ -108,6 +110,7 @@ class Server:
                 else:
                     self._read_output(key.data)
             self._finish_ended()  # before the deadlines, which a child that has ended has met
+            self._let_rest()
             self._enforce_deadlines()
 
     def _beat(self) -> None:
@@ -223,6 +226,17 @@ class Server:
             if not received:
                 return
             bytes_left -= received
+
+    def _let_rest(self) -> None:
+        """Stops what rests while a training is timed, and lets it go on as soon as none is."""
+        is_timed = any(child.is_timed for child in self._children.values())
+        for child in self._children.values():
+            if child.is_to_change(rests=is_timed):
+                number = signal.SIGSTOP if is_timed else signal.SIGCONT
+                send_to_group(child.pid, number)
+                send(descendants(child.pid), number)
+                note = child.rest if is_timed else child.go_on
+                note(time.monotonic())
 
     def _seconds_to_deadline(self) -> float:
         now = time.monotonic()
