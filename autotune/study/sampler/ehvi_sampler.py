@@ -14,6 +14,9 @@ one that would bring much if it fitted is worth a look even where that is not li
 value z, with which the box of the largest value is opened: cost = P * (EHVI - z), here
 
     z = EHVI - PREDICTION_COST * (largest score) / P(fits the cap)
+
+A prediction may fail and say nothing, and then the next one probably does, too: after n failures in
+a row it costs n + 1 times as much. Where none succeeds, the best by its score is trained.
 """
 
 import math
@@ -21,6 +24,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import numpy
@@ -419,6 +423,8 @@ class Knowledge:
         } - {None}
         self._looked_at = {forecast.config.fingerprint for forecast in forecasts}
         """What has a prediction, or could not be predicted."""
+        last_failed = takewhile(lambda one: one.prediction is None, reversed(forecasts))
+        self._prediction_cost = PREDICTION_COST * (1 + len(list(last_failed)))
         self.points = points
         """The Pareto front, without any tolerance."""
         self._training_subset = training_subset
@@ -550,7 +556,7 @@ class Knowledge:
         improvements = improvements / costs
         if largest is None:
             largest = float((expected / costs).max())
-        cost = PREDICTION_COST * largest / numpy.maximum(assessed.fits, _LEAST_PROBABILITY)
+        cost = self._prediction_cost * largest / numpy.maximum(assessed.fits, _LEAST_PROBABILITY)
         if_predicted = numpy.maximum(0.0, assessed.no_failure * improvements - cost)
         return Scores(
             expected=expected,
