@@ -2,9 +2,42 @@
 
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import InvalidInput
+
+LEAST_CORES_BESIDE, MOST_BESIDE = 4, 4
+
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
+def usable_cpus() -> tuple[int, ...]:
+    """Returns the CPUs that this process may use, by their numbers."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> float:
+    """Returns how many cores this process may use, which may be a part of its CPUs' time.
+
+    A container may have such a part (`cpu.max` of control groups, Linux 4.15).
+    """
+    cores = float(len(usable_cpus()))
+    with suppress(OSError, ValueError):  # no such file, or `max` in the place of a quota
+        quota, period = _CPU_MAX.read_text().split()
+        cores = min(cores, int(quota) / int(period))
+    return cores
+
+
+def processes_beside(*, places: int) -> int:
+    """Returns how many processes may run beside the trial of each of several places.
+
+    None where it has fewer than `LEAST_CORES_BESIDE` cores.
+    """
+    cores = int(usable_cores() / places)
+    return 0 if cores < LEAST_CORES_BESIDE else min(cores // 2, MOST_BESIDE)
 
 
 def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int, ...] | None:
@@ -15,14 +48,14 @@ def cpu_share(place: int, *, of: int, most_cpus: int | None = None) -> tuple[int
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
-    all_usable = sorted(os.sched_getaffinity(0))
+    all_usable = usable_cpus()
     usable = all_usable[: most_cpus or None]
     if of == 1:
-        return None if len(usable) == len(all_usable) else tuple(usable)
+        return None if usable == all_usable else usable
     if of >= len(usable):
         return (usable[place % len(usable)],)
     size = len(usable) // of
-    return tuple(usable[size * place : size * (place + 1)])
+    return usable[size * place : size * (place + 1)]
 
 
 def cpu_shares(count: int) -> list[tuple[int, ...] | None]:
@@ -38,7 +71,7 @@ def sharing_of_cpus(count: int, *, most_cpus: int | None = None) -> str:
     """
     if not hasattr(os, "sched_getaffinity"):
         return ""
-    usable = len(sorted(os.sched_getaffinity(0))[: most_cpus or None])
+    usable = len(usable_cpus()[: most_cpus or None])
     return f"{count} trials on {usable} CPU{'s' * (usable > 1)}" if count > usable else ""
 
 
@@ -62,7 +95,7 @@ def check_ranks_on_cpu(count: int, *, trials: int = 1, cores: int | None = None)
     `count` are those of a trial, of which `trials` run at a time. `cores` None: this machine's.
     """
     if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        cores = len(usable_cpus())
     most = RANKS_PER_CORE * cores
     if count > most:
         raise InvalidInput(

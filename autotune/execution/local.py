@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -189,15 +188,8 @@ class LocalExecutor:
 
     def wait_for(self, future: Future[R]) -> R:
         """Waits for a task and returns what it finds, as `run` does."""
-        while True:
-            try:
-                return future.result(timeout=POLL_SECONDS)
-            except NotYet:
-                try:
-                    self.check_stop(hint="the same command begins again")
-                except Stopped:
-                    self.cancel(future)
-                    raise
+        check_stop = partial(self.check_stop, hint="the same command begins again")
+        return result_of(self._watch(future), each=check_stop)
 
     def check_stop(self, *, hint: str = "run the same command again to continue") -> None:
         """Raises Stopped once the search is to stop, or this executor was shut down."""
@@ -216,7 +208,11 @@ class LocalExecutor:
 
         What ends the flow, or what `each` raises, ends the task.
         """
-        future = self.call(task, log_name=log_name, limits=limits)
+        return self._watch(self.call(task, log_name=log_name, limits=limits), each)
+
+    def _watch(
+        self, future: Future[R], each: Callable[[Doing], None] = lambda doing: None
+    ) -> Flow[R]:
         try:
             while not future.done():
                 each(self.doing(future))

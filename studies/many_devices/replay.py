@@ -54,10 +54,12 @@ def run(
     sampler: str = "ehvi",
     table_name: str = "gpt",
     usable: Callable[[int], int] | None = None,
+    beside: int = 0,
 ) -> dict[str, Any]:
     """Searches until 99 % of the hypervolume are found, or MOST_TRIALS trials have begun.
 
-    `usable` returns how many of the devices may begin trials once so many trials have ended.
+    `usable` returns how many of the devices may begin trials once so many trials have ended, and
+    `beside` predictions run at a time beside each trial.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -68,7 +70,7 @@ def run(
     begun, ended = 0, 0
     in_memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.TemporaryDirectory(dir=in_memory) as folder, ExitStack() as stack:
-        virtual = recorded_devices(table, count=devices, seed=seed)
+        virtual = recorded_devices(table, count=devices, seed=seed, predictions_beside=beside)
 
         if usable is not None:
             virtual.usable = usable(0)
@@ -132,6 +134,9 @@ def main() -> None:
     parser.add_argument("--tables", default=",".join(TABLES))
     parser.add_argument("--devices", default=",".join(map(str, SEEDS)))
     parser.add_argument("--caps", default=",".join(CAPS))
+    parser.add_argument(
+        "--beside", type=int, default=0, help="predictions at a time beside each trial"
+    )
     parser.add_argument("--summary", action="store_true", help="print the table of replay.json.xz")
     arguments = parser.parse_args()
     if arguments.summary:
@@ -144,7 +149,15 @@ def main() -> None:
         map(int, arguments.devices.split(",")),
     ):
         for seed in range(min(arguments.seeds, SEEDS[devices])):
-            runs.append(run(cap, devices=devices, seed=FIRST_SEED + seed, table_name=table))
+            runs.append(
+                run(
+                    cap,
+                    devices=devices,
+                    seed=FIRST_SEED + seed,
+                    table_name=table,
+                    beside=arguments.beside,
+                )
+            )
     print(json.dumps(rounded({"enough": ENOUGH, "runs": runs})))
 
 

@@ -231,7 +231,7 @@ class StandIn(StandInExecutor):
         self._timers = timers
         self._draw = draw
 
-    def _work(self, _: object, work: Callable[[], T]) -> Flow[T]:
+    def _work(self, _: object, work: Callable[[], T], *, rests: bool = False) -> Flow[T]:
         with self.clock.stopped():
             result = work()
         future = self._timers.after(_seconds_of(result), result)

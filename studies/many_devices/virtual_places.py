@@ -21,15 +21,47 @@ T = TypeVar("T")
 
 
 class _Work(Future[Any]):
-    """What a device does until a moment."""
+    """Ends at a moment in virtual time."""
 
-    def __init__(self, ends_at: float, result: Any) -> None:
+    ends_at: float
+
+    def __init__(self, result: Any) -> None:
         super().__init__()
-        self.ends_at = ends_at
         self.at_end = result
 
 
-def recorded_devices(table: Table, *, count: int, seed: int) -> "VirtualTime":
+class _OnDevice(_Work):
+    """What a device does."""
+
+    def __init__(self, ends_at: float, result: Any) -> None:
+        super().__init__(result)
+        self.ends_at = ends_at
+
+
+class _Beside(_Work):
+    """What a host does beside its device, except while a training on the device is timed.
+
+    When it ends is known as far as it is known what the device will do.
+    """
+
+    def __init__(self, began_at: float, seconds: float, result: Any, *, device: Any) -> None:
+        super().__init__(result)
+        self._began_at = began_at
+        self._seconds = seconds
+        self._device = device
+
+    @property
+    def ends_at(self) -> float:
+        ends_at = self._began_at + self._seconds
+        for timed_from, until in self._device.timed:
+            if until > self._began_at and timed_from < ends_at:
+                ends_at += until - max(timed_from, self._began_at)
+        return ends_at
+
+
+def recorded_devices(
+    table: Table, *, count: int, seed: int, predictions_beside: int = 0
+) -> "VirtualTime":
     """Returns `count` devices that replay `table`."""
 
     def seconds_of_cache(program: Any) -> float:
@@ -37,7 +69,9 @@ def recorded_devices(table: Table, *, count: int, seed: int) -> "VirtualTime":
         return first - from_cache
 
     executors = [ReplayExecutor(table, seed=seed) for _ in range(count)]
-    return VirtualTime(executors, seconds_of_cache=seconds_of_cache)
+    return VirtualTime(
+        executors, seconds_of_cache=seconds_of_cache, predictions_beside=predictions_beside
+    )
 
 
 class VirtualTime:
@@ -48,14 +82,16 @@ class VirtualTime:
 
     def __init__(
         self,
-        executors: Sequence[Any],  # StandInExecutors
+        executors: Sequence[Any],  # VirtualDevices
         *,
         seconds_of_cache: Callable[[Any], float],
+        predictions_beside: int = 0,
     ) -> None:
+        self._predictions_beside = predictions_beside
         self.seconds = 0.0
         """The time on the clock of all devices."""
         self.seconds_at_work = 0.0
-        """Summed over the devices."""
+        """Summed over the devices; a prediction counts where its device has nothing else to do."""
         self.usable = len(executors)
         """At most so many devices have a slot at a time."""
         self.seconds_compiling_again = 0.0
@@ -75,11 +111,20 @@ class VirtualTime:
         for executor in self.executors:
             executor.takes_time = self._work
             executor.take_slot = self._take_slot
-            clock = partial(getattr, executor, "seconds")
             places.append(
-                TrialPlace(executor=executor, device=device, predict=executor.predict, clock=clock)
+                TrialPlace(
+                    executor=executor,
+                    device=device,
+                    predict=executor.predict,
+                    predictions_beside=self._predictions_beside,
+                    clock=partial(self._clock_at, executor),
+                )
             )
         return Places(places, listener=ThreadedListener(listener), wait_for_one=self.wait_for_one)
+
+    def _clock_at(self, executor: Any) -> float:
+        """Returns the time at a place, whose device may be ahead of what the others know."""
+        return max(self.seconds, executor.seconds)
 
     def _take_slot(self, device: object, **_: Any) -> Flow[ExitStack]:
         while self._taken >= self.usable:
@@ -92,7 +137,9 @@ class VirtualTime:
     def _leave_slot(self) -> None:
         self._taken -= 1
 
-    def _work(self, executor: Any, work: Callable[[], T]) -> Flow[T]:
+    def _work(self, executor: Any, work: Callable[[], T], *, rests: bool = False) -> Flow[T]:
+        if rests:
+            return (yield self._beside(executor, work))
         executor.seconds = self.seconds
         known = {name for name, at in self._programs.items() if at <= self.seconds}
         executor.compiled = set(known)
@@ -103,12 +150,21 @@ class VirtualTime:
             at = self._programs.get(program, executor.seconds)
             self._programs[program] = min(at, executor.seconds)
         self.seconds_at_work += executor.seconds - self.seconds
-        ended = _Work(executor.seconds, result)
+        ended = _OnDevice(executor.seconds, result)
         try:
             return (yield ended)
         except BaseException:
             self.seconds_at_work -= executor.seconds - self.seconds
             raise
+
+    def _beside(self, executor: Any, work: Callable[[], Any]) -> Future[Any]:
+        device_ends_at = executor.seconds
+        result = work()
+        seconds = executor.seconds - device_ends_at
+        executor.seconds = device_ends_at
+        if device_ends_at <= self.seconds:
+            self.seconds_at_work += seconds
+        return _Beside(self.seconds, seconds, result, device=executor)
 
     def wait_for_one(self, futures: Collection[Future[Any]], seconds: float) -> None:
         """Let time pass until the next work ends; none where `seconds` is 0."""

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from autotune.system.failpoints import FAILPOINTS
 from studies.reliability.watch import Watch, snapshot, violations_at_the_end
 from tests.building.old_databases import copy_to_postgres
 from tests.quick_study.quick_executor import QuickExecutor
-from tests.quick_study.worker import SPACE
+from tests.quick_study.worker import SPACE, predict_beside
 
 STUDY, TRIALS = "points", 5
 SCHEMA_1 = Path(__file__).parents[2] / "tests" / "storage" / "data" / "schema-1.db"
@@ -57,6 +57,8 @@ class Point:
     old_schema: bool = False
     confirms: bool = False
     """Whether the searches measure their finalists again."""
+    beside: int = 0
+    """How many predictions run at a time beside each trial, which then takes a while."""
 
     @property
     def words(self) -> str:
@@ -116,12 +118,13 @@ def found_at(point: Point, *, url: str, folder: Path) -> list[str]:
             crash_point=words,
             point=point if words == point.words else None,
             confirms=point.confirms,
+            beside=point.beside,
         )
         if ended != -signal.SIGKILL:
             found.append(f"it was not killed at {words} but ended with {ended}")
         look(watch, url)
     confirmed = confirmations(url) if point.confirms else []
-    if (ended := run(url, folder, confirms=point.confirms)) != 0:
+    if (ended := run(url, folder, confirms=point.confirms, beside=point.beside)) != 0:
         found.append(f"continued, it ended with {ended}")
     if point.confirms and confirmations(url)[: len(confirmed)] != confirmed:
         found.append("a confirmation was lost or changed")
@@ -156,25 +159,32 @@ def run(
     crash_point: str = "",
     point: Point | None = None,
     confirms: bool = False,
+    beside: int = 0,
 ) -> int:
     """How a search in a process of its own ended: its exit code, or its signal below zero."""
     pid = os.fork()
     if pid == 0:
-        _be_the_search(url, folder, crash_point, point, confirms)
+        _be_the_search(url, folder, crash_point, point, confirms, beside)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def _be_the_search(
-    url: str, folder: Path, crash_point: str, point: Point | None, confirms: bool
+    url: str,
+    folder: Path,
+    crash_point: str,
+    point: Point | None,
+    confirms: bool,
+    beside: int,
 ) -> None:
     exit_code = 70
     try:
         os.chdir(folder)
         os.environ["AUTOTUNE_LOCK_FOLDER"] = str(folder)
+        predict_beside(beside)
         if crash_point:
             os.environ["AUTOTUNE_FAILPOINT"] = crash_point
-        begin(url, point, confirms=confirms)
+        begin(url, point, confirms=confirms, beside=beside)
         exit_code = 0
     except Stopped:
         exit_code = 143
@@ -185,7 +195,7 @@ def _be_the_search(
         os._exit(exit_code)
 
 
-def begin(url: str, point: Point | None = None, *, confirms: bool = False) -> None:
+def begin(url: str, point: Point | None = None, *, confirms: bool = False, beside: int = 0) -> None:
     """Begins the study, or continues it."""
     began: list[int] = []
 
@@ -197,16 +207,18 @@ def begin(url: str, point: Point | None = None, *, confirms: bool = False) -> No
         name=STUDY,
         storage=url,
         space=str(SPACE),
-        max_mem=1024**3,
+        max_mem=80 * 1024**2 if beside else 1024**3,
         device="cpu",
-        sampler="random",
+        sampler="ehvi" if beside else "random",
         trials=TRIALS,
         database_wait=10.0,
         fresh=True,
         confirm=confirms,
     )
     is_stopped, lost = (point.is_stopped, point.lost) if point else (False, 0)
-    make_executor = partial(QuickExecutor, lost=lost, hangs=is_stopped)
+    make_executor = partial(
+        QuickExecutor, lost=lost, hangs=is_stopped, seconds=0.05 if beside else 0.0
+    )
     search(
         request,
         listener=listener,
@@ -257,11 +269,14 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--visits", type=int, default=5)
+    parser.add_argument(
+        "--beside", type=int, default=0, help="predictions at a time beside each trial"
+    )
     parser.add_argument("--only", action="append", choices=FAILPOINTS, help="one point, repeatable")
     arguments = parser.parse_args()
     said: dict[str, Any] = about_this_machine()
     chosen = [
-        point
+        replace(point, beside=arguments.beside)
         for point in points(visits=arguments.visits)
         if not arguments.only or point.name in arguments.only
     ]

@@ -48,6 +48,8 @@ class Run:
     folder: Path
     workers: int
     places: int
+    beside: int
+    """How many predictions run at a time beside a trial; 0: nothing is predicted."""
     chance: random.Random
     started: dict[int, float] = field(default_factory=dict)
     """Process id of each worker to when it began."""
@@ -104,6 +106,8 @@ class Run:
     def _start(self) -> None:
         words = ["--name", STUDY, "--storage", self.url, "--trials", str(self.trials_wanted)]
         words += ["--places", str(self.places), "--events"]
+        if self.beside:
+            words += ["--sampler", "ehvi", "--beside", str(self.beside)]
         start = nursery.start_command if self.chance.random() < 0.05 else nursery.start_forked
         environment = {"STAND_IN_SECONDS": "0.05"}
         self.started[start(words, folder=self.folder, environment=environment)] = time.monotonic()
@@ -208,6 +212,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--places", type=int, default=2, help="trials at a time on the device")
+    parser.add_argument(
+        "--beside", type=int, default=0, help="predictions at a time beside each trial"
+    )
     parser.add_argument("--storage", default="sqlite")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -231,6 +238,7 @@ def main() -> int:
                 folder=folder,
                 workers=arguments.workers,
                 places=arguments.places,
+                beside=arguments.beside,
                 chance=random.Random(arguments.seed),
             )
             said |= {

@@ -377,6 +377,7 @@ def main() -> int:
                 folder=folder,
                 workers=arguments.drivers,
                 places=1,
+                beside=0,
                 chance=random.Random(arguments.seed),
                 more_trials=MORE_TRIALS,
                 trials_wanted=MORE_TRIALS,

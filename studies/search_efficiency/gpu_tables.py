@@ -29,6 +29,7 @@ import autotune
 from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import DEFAULT_PREFERENCES, choose
 from autotune.errors import Stopped
+from autotune.execution.cpu_shares import MOST_BESIDE
 from autotune.execution.trial_options import TrialOptions
 from autotune.spec.config import TrainingConfig
 from autotune.spec.result import Pick, TrialRecord
@@ -78,16 +79,24 @@ class Run:
     """One run of a strategy, with what it knew at each virtual second."""
 
     def __init__(
-        self, table: DeviceTable, *, cap_bytes: int, seed: int, until: float, devices: int = 1
+        self,
+        table: DeviceTable,
+        *,
+        cap_bytes: int,
+        seed: int,
+        until: float,
+        devices: int = 1,
+        predictions_beside: int = MOST_BESIDE,
     ) -> None:
         self.table = table
         self.cap_bytes = cap_bytes
         self.seed = seed
         self.until = until
+        self.predictions_beside = predictions_beside
         self.executors = [VirtualExecutor(table, seed=seed + 97 * k) for k in range(devices)]
         self.executor = self.executors[0]
         self.time: VirtualTime | None = None
-        """Of several devices, once the search has begun."""
+        """Of a search, once it has begun."""
         self.ended: list[tuple[float, TrialRecord]] = []
         """Each trial with the second at which it ended."""
 
@@ -172,10 +181,11 @@ def search(run: Run) -> None:
             closing(StudyStore(f"sqlite:///{folder}/replay.db", create=True))
         )
         store.create_study(definition, trials_wanted=MOST_TRIALS)
-        places: Any = None
-        if len(run.executors) > 1:
-            run.time = VirtualTime(run.executors, seconds_of_cache=executor.seconds_of_cache)
-            places = stack.enter_context(run.time.places(definition.device, listener=listen))
+        run.time = VirtualTime(
+            run.executors,
+            seconds_of_cache=executor.seconds_of_cache,
+            predictions_beside=run.predictions_beside,
+        )
         session = StudySession(
             RunningStudy(
                 definition=definition,
@@ -190,7 +200,7 @@ def search(run: Run) -> None:
             ),
             executor=executor,
             should_stop=lambda: False,
-            places=places,
+            places=stack.enter_context(run.time.places(definition.device, listener=listen)),
         )
         with suppress(Stopped):
             session.run(trials_wanted=MOST_TRIALS, deadline=run.until)
@@ -257,18 +267,24 @@ STRATEGIES: dict[str, Callable[[Run], None]] = {"autotune": search, "human": hum
 
 # -- the replays -----------------------------------------------------------------------------------
 
-Job = tuple[str, TableName, float, int, tuple[float, ...], int]
-"""Strategy, table, cap in GiB, seed, the seconds that are looked at, and the number of devices."""
+Job = tuple[str, TableName, float, int, tuple[float, ...], int, int]
+"""Strategy, table, cap in GiB, seed, the seconds that are looked at, the number of devices, and how
+many predictions run beside a trial."""
 
 
 def replay(job: Job) -> dict[str, Any]:
     """Run a strategy once, and return its shares and all its trials."""
-    strategy, name, cap, seed, times, devices = job
+    strategy, name, cap, seed, times, devices, beside = job
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
     began = time.perf_counter()
     run = Run(
-        table_of(name), cap_bytes=int(cap * GIB), seed=seed, until=max(times), devices=devices
+        table_of(name),
+        cap_bytes=int(cap * GIB),
+        seed=seed,
+        until=max(times),
+        devices=devices,
+        predictions_beside=beside,
     )
     STRATEGIES[strategy](run)
     return {
@@ -283,7 +299,7 @@ def replay(job: Job) -> dict[str, Any]:
             (round(ended_at, 1), one.config.describe(), one.outcome, one.tokens_per_second)
             for ended_at, one in run.ended
         ],
-        "seconds_by_part": dict(run.executor.clock.seconds_by_part),
+        "seconds_by_part": dict(run.executor.seconds_by_part),
         "over_cap": run.executor.over_cap,
         "ended_early": run.executor.ended_early,
         "predictions": run.executor.predictions,
@@ -334,6 +350,9 @@ def main() -> None:
     parser.add_argument("--redraw", type=_listed(int), default=[None], help="redrawn assumptions")
     parser.add_argument("--no-gain", action="store_true", help="16 bit and compiling bring nothing")
     parser.add_argument("--devices", type=int, default=1, help="of autotune's search")
+    parser.add_argument(
+        "--beside", type=int, default=MOST_BESIDE, help="predictions at a time beside a trial"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument(
         "--out", type=Path, help="write every run with its trials to this JSON file"
@@ -353,7 +372,7 @@ def main() -> None:
         _print_table(name, arguments.caps)
     print("\nbest speed / hypervolume / pick's speed, as shares of the optimum; medians over seeds")
     jobs: list[Job] = [
-        (strategy, name, cap, seed, tuple(arguments.times), arguments.devices)
+        (strategy, name, cap, seed, tuple(arguments.times), arguments.devices, arguments.beside)
         for name in names
         for strategy in arguments.strategies
         for cap in arguments.caps

@@ -1,5 +1,6 @@
 """The executor of a study whose trainings are looked up or drawn, and never run."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,15 +18,21 @@ from autotune.spec.training_request import TrainingRequest
 
 T = TypeVar("T")
 
+TIMED_PARTS = ("training", "evaluation")
+"""Parts of a training, while which what needs the host only stands still."""
+
 
 class TakesTime(Protocol):
     """Has what an executor does take its time on a clock that it shares with others."""
 
-    def __call__(self, executor: Any, work: Callable[[], T]) -> Flow[T]:
-        """Returns what a work returns, once it has ended."""
+    def __call__(self, executor: Any, work: Callable[[], T], *, rests: bool = False) -> Flow[T]:
+        """Returns what a work returns, once it has ended.
+
+        One that `rests` needs the host only, and stands still while a training is timed.
+        """
 
 
-def at_once(executor: Any, work: Callable[[], T]) -> Flow[T]:
+def at_once(executor: Any, work: Callable[[], T], *, rests: bool = False) -> Flow[T]:
     """Returns what a work returns; the executor's own clock is the only one."""
     return work()
     yield
@@ -74,7 +81,7 @@ class StandInExecutor:
         raise AssertionError(f"a study does not ask for {task}")
 
     def predict(self, config: TrainingConfig) -> Flow[Forecast]:
-        return self.takes_time(self, lambda: self.forecast(config))
+        return self.takes_time(self, lambda: self.forecast(config), rests=True)
 
     def take_slot(self, device: object, **_: Any) -> Flow[ExitStack]:
         """There is no device to share."""
@@ -88,3 +95,24 @@ class StandInExecutor:
 
     def shutdown(self) -> None:
         """There is nothing to end."""
+
+
+class VirtualDevice(StandInExecutor):
+    """A device on which no time passes but what it says that it spends."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The time on its clock."""
+        self.seconds_by_part: dict[str, float] = defaultdict(float)
+        self.timed: list[tuple[float, float]] = []
+        """When a training was timed, from and until, in order."""
+
+    def clock(self) -> float:
+        return self.seconds
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Let the device, and with it the search, be busy for so long."""
+        if part in TIMED_PARTS:
+            self.timed.append((self.seconds, self.seconds + seconds))
+        self.seconds += seconds
+        self.seconds_by_part[part] += seconds

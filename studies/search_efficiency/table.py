@@ -32,7 +32,7 @@ from autotune.storage.rows import measurement_from_values
 from autotune.study.sampler.ehvi import Point, hypervolume
 from autotune.units import format_size
 from studies.compressed import read_rows
-from studies.search_efficiency.stand_in import StandInExecutor
+from studies.search_efficiency.stand_in import VirtualDevice
 
 TABLES = ("gpt", "llama")
 """The table that constants of the sampler were chosen on, and the one that was held out."""
@@ -306,20 +306,20 @@ def _at_speed(training: Training, tokens_per_second: float) -> Training:
     return Training(measurement=measured, seconds=training.seconds - saved)
 
 
-class ReplayExecutor(StandInExecutor):
-    """Replaces the executor of a study on the table's workload; `seconds` is its clock."""
+class ReplayExecutor(VirtualDevice):
+    """Replaces the executor of a study on the table's workload."""
 
     def __init__(
         self, table: Table, *, seed: int = 0, ends_early: bool = True, noise: float = 0.0
     ) -> None:
         """`noise`: standard deviation of the logarithm of a speed from one training to another."""
+        super().__init__()
         self._table = table
         self._noise = noise
         self._draw = random.Random(7 * seed + 1)
         self._ends_early = ends_early
         self.compiled: set[str] = set()
-        self.seconds = 0.0
-        self.seconds_by_part = dict.fromkeys(("prediction", "comparison", *PARTS), 0.0)
+        self.seconds_by_part.update(dict.fromkeys(("prediction", "comparison", *PARTS), 0.0))
         self.trainings = 0
         self.over_cap = 0
         self.ended_early = 0
@@ -329,19 +329,16 @@ class ReplayExecutor(StandInExecutor):
         chance."""
         self._seed = seed
 
-    def clock(self) -> float:
-        return self.seconds
-
     def forecast(self, config: TrainingConfig) -> Forecast:
         if config.fingerprint not in self._table.predictions:
             return Forecast(config=config, error="the table does not have it")
         prediction, seconds = self._table.predictions[config.fingerprint]
-        self._spend("prediction", seconds)
+        self.spend("prediction", seconds)
         return Forecast(config=config, prediction=prediction)
 
     def trace(self, config: TrainingConfig) -> ParityTrace:
         trace, seconds = self._table.traces[config.fingerprint]
-        self._spend("comparison", seconds)
+        self.spend("comparison", seconds)
         return trace
 
     def train(self, training: TrainingRequest) -> FinishedTrial:
@@ -355,7 +352,7 @@ class ReplayExecutor(StandInExecutor):
         parts = full.seconds_by_part or {}
         compile_seconds, was_known = self._table.compilation(config, compiled=self.compiled)
         evaluation_compile_seconds = compile_seconds * recorded.evaluation_share_of_compilation
-        self._spend("compilation", compile_seconds - evaluation_compile_seconds)
+        self.spend("compilation", compile_seconds - evaluation_compile_seconds)
         if config.compile != "none":
             full = replace(
                 full,
@@ -363,8 +360,8 @@ class ReplayExecutor(StandInExecutor):
                 compile_seconds=compile_seconds - evaluation_compile_seconds,
                 seconds_by_part={**parts, "compilation": compile_seconds},
             )
-        self._spend("startup", parts["startup"])
-        self._spend("other", recorded.seconds - sum(parts.values()))
+        self.spend("startup", parts["startup"])
+        self.spend("other", recorded.seconds - sum(parts.values()))
         measurement = self._outcome(
             full, config, cap_bytes, training.shares_perplexity, training.pruning_bounds
         )
@@ -391,13 +388,13 @@ class ReplayExecutor(StandInExecutor):
             or full.device_bytes is None
             or full.peak_memory_bytes is None
         ):
-            self._spend("training", parts.get("training", 0.0))
+            self.spend("training", parts.get("training", 0.0))
             return full
         step_seconds = workload.tokens_per_step / full.tokens_per_second
         before_timing = parts["training"] - step_seconds * (
             workload.steps - workload.warmup_steps - MEMORY_STEPS
         )
-        self._spend("training", max(0.0, before_timing))
+        self.spend("training", max(0.0, before_timing))
         if cap_bytes is not None and full.device_bytes > cap_bytes:
             self.over_cap += 1
             return _without_speed(full, cap_bytes)
@@ -406,7 +403,7 @@ class ReplayExecutor(StandInExecutor):
             pruning_bounds, peak_memory_bytes=full.peak_memory_bytes, tokens_per_second=speed_so_far
         )
         if rival is not None and self._ends_early:
-            self._spend("training", SETTLED_STEPS * step_seconds)
+            self.spend("training", SETTLED_STEPS * step_seconds)
             self.ended_early += 1
             if not self._is_dominated(config, pruning_bounds):
                 self.ended_wrongly += 1
@@ -420,17 +417,17 @@ class ReplayExecutor(StandInExecutor):
                 final_loss=None,
             )
         if config.compile != "none":
-            self._spend("compilation", parts["compilation"] - (full.compile_seconds or 0.0))
+            self.spend("compilation", parts["compilation"] - (full.compile_seconds or 0.0))
         evaluation = parts["evaluation"]
         left = workload.steps - workload.warmup_steps - MEMORY_STEPS
         if shares_perplexity:
-            self._spend("training", min(left, SHORT_TIMED_STEPS) * step_seconds)
-            self._spend(
+            self.spend("training", min(left, SHORT_TIMED_STEPS) * step_seconds)
+            self.spend(
                 "evaluation", evaluation * config.micro_batch_size / workload.evaluation_sequences
             )
             return replace(full, perplexity=None, perplexity_source=None, final_loss=None)
-        self._spend("training", left * step_seconds)
-        self._spend("evaluation", evaluation)
+        self.spend("training", left * step_seconds)
+        self.spend("evaluation", evaluation)
         return full
 
     def _is_dominated(self, config: TrainingConfig, pruning_bounds: Sequence[PruningBound]) -> bool:
@@ -457,10 +454,6 @@ class ReplayExecutor(StandInExecutor):
         noise = random.Random(f"{self._seed} {config.fingerprint}")
         draws = [noise.gauss(full.tokens_per_second, deviation) for _ in range(SETTLED_STEPS)]
         return max(1.0, statistics.median(draws))
-
-    def _spend(self, part: str, seconds: float) -> None:
-        self.seconds += seconds
-        self.seconds_by_part[part] += seconds
 
 
 def _without_speed(full: Measurement, cap_bytes: int) -> Measurement:

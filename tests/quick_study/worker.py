@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from unittest import mock
 
 from autotune.errors import AutotuneError, Stopped
 from autotune.execution.device_slots import LOCK_FOLDER_VARIABLE
@@ -43,6 +44,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "--quick", type=float, default=None, help="run trials of so many seconds without processes"
     )
     parser.add_argument("--sampler", default="random")
+    parser.add_argument(
+        "--beside", type=int, default=None, help="predict, so many beside each trial"
+    )
     parser.add_argument("--cap-mib", type=int, default=80)
     parser.add_argument("--database-wait", type=float, default=300.0)
     parser.add_argument("--time-limit", type=float, default=60.0)
@@ -80,10 +84,12 @@ def main(words: Sequence[str] | None = None) -> int:
         trials_per_device=arguments.places,
         database_wait=arguments.database_wait,
         trial_time_limit=arguments.time_limit,
-        predict=False,
+        predict=arguments.beside is not None,
         fresh=True,
         confirm=False,  # the stand-in has no steps to time in turn
     )
+    if arguments.beside is not None:
+        predict_beside(arguments.beside)
     executor: partial[LocalExecutor]
     try:
         executor = partial(LocalExecutor, server_command=(sys.executable, str(STAND_IN)))
@@ -98,6 +104,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def predict_beside(count: int) -> None:
+    """Have so many predictions run beside each trial, however many cores there are."""
+    name = "autotune.study.running.devices_of_search.processes_beside"
+    mock.patch(name, return_value=count).start()
 
 
 if __name__ == "__main__":

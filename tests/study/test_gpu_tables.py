@@ -8,7 +8,6 @@ import pytest
 from autotune.spec.config import TrainingConfig
 from studies.search_efficiency.gpu.assumptions import Assumptions, Card
 from studies.search_efficiency.gpu.device_table import GIB, DeviceTable
-from studies.search_efficiency.gpu.virtual_executor import Clock
 from studies.search_efficiency.gpu_tables import Run, TableName, search, table_of
 
 H200 = TableName(gpu="h200")
@@ -43,18 +42,6 @@ def test_redrawn_assumptions_are_others_and_the_same_for_the_same_seed():
     for kind, share in assumed.linear_efficiency.items():
         assert 0.7 <= drawn.linear_efficiency[kind] / share <= 1.3
     assert 0.5 <= drawn.host_time <= 2.0
-
-
-def test_work_beside_the_device_costs_what_it_takes_longer_than_the_training():
-    clock = Clock()
-    ended = clock.begin_beside(10.0)
-    clock.spend("training", 7.0)
-    clock.wait_until("prediction", ended)
-    assert (clock.seconds, clock.seconds_by_part["prediction"]) == (10.0, 3.0)
-    ended = clock.begin_beside(2.0)
-    clock.spend("training", 5.0)
-    clock.wait_until("prediction", ended)
-    assert clock.seconds == 15.0
 
 
 def test_a_search_of_a_minute_has_most_of_what_a_gpu_can_do_under_the_cap():

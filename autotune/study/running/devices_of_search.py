@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Self
 
 from autotune.execution.cluster.environment import check_ray_is_installed, prepare_environment
-from autotune.execution.cpu_shares import check_ranks_on_cpu, cpu_shares, sharing_of_cpus
+from autotune.execution.cpu_shares import (
+    check_ranks_on_cpu,
+    cpu_shares,
+    processes_beside,
+    sharing_of_cpus,
+    usable_cpus,
+)
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import ListDevices
 from autotune.spec.device_group import joint_name
@@ -230,8 +236,7 @@ class DevicesOfMachine(Devices):
             return self._shares
         if threads is None or threads_of(self.executor.identify("cpu")) == threads:
             return self._shares
-        usable = tuple(sorted(os.sched_getaffinity(0)))
-        return [(share or usable)[:threads] for share in self._shares]
+        return [(share or usable_cpus())[:threads] for share in self._shares]
 
     @contextmanager
     def places(self, definition: StudyDefinition, *, predicts: bool) -> Iterator[Places]:
@@ -263,6 +268,8 @@ class DevicesOfMachine(Devices):
                 if predicts and places:
                     place.predict = forecast_by(place.executor, device, definition)
                 places.append(place)
+        for place in places:
+            place.predictions_beside = processes_beside(places=len(places))
         if len(places) == 1:
             places[0].name = ""
             with Places(places, listener=self._listener) as only:
@@ -273,9 +280,9 @@ class DevicesOfMachine(Devices):
             first = number - number % slots_on_each
             place.executor.cpus = cpus
             place.executor.cpus_of_slots = self._shares[first : first + slots_on_each]
-        if hasattr(os, "sched_getaffinity") and len(places) > len(os.sched_getaffinity(0)):
+        if sharing_of_cpus(len(places)):
             self._note(
-                f"{len(places)} trials at a time share {len(os.sched_getaffinity(0))} CPUs: their "
+                f"{len(places)} trials at a time share {len(usable_cpus())} CPUs: their "
                 "speeds are those of sharing them"
             )
         with Places(places, listener=self._listener, ending=self._ending) as several:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import islice
 
 from autotune.analysis.confirmed_speed import PRIOR_NOISE_ALONE, speed_noise
 from autotune.analysis.counting_perplexity import with_neutral_perplexities
@@ -46,6 +47,8 @@ from autotune.study.events import (
     TrialEnded,
     WaitingForOthers,
 )
+from autotune.study.prediction.prediction_cache import Predictor
+from autotune.study.prediction.predictions_beside import PredictionsBeside
 from autotune.study.running.named_order import Named, NamedOrder, is_unlikely
 from autotune.study.running.places import Places, PlaceUnusable, ThreadedListener, TrialPlace
 from autotune.study.running.running_study import RunningStudy
@@ -65,6 +68,9 @@ TRIALS_PER_REPEAT = 8
 
 SECONDS_OF_A_ROUND = 1.0
 """Suggestions take in every result that is older than this, unless choosing alone takes as long."""
+
+_MOST_LIKELY = 8
+"""So many suggestions of a round may be predicted beside its trials."""
 
 _SECONDS_BETWEEN_POLLS = 0.5
 """After how long a place asks again that had nothing to do, unless a trial ends before."""
@@ -170,6 +176,9 @@ class StudySession:
         """Is done once the next step of a place has ended, which may leave something to do."""
         self._suggestions: Iterator[Choice] | None = None
         """What to begin next, by what was known at the beginning of this round."""
+        self._beside = PredictionsBeside(study.prediction_cache)
+        self._likely: Iterator[TrainingConfig] | None = None
+        """What this round's trials may be followed by, and is worth a prediction."""
         self._predicted_here: set[TrainingConfig] = set()
         self._has_stored = False
         """Whether results were stored that this process has not read yet."""
@@ -225,18 +234,24 @@ class StudySession:
 
     def _run_places(self) -> None:
         for place in list(self._places.usable):
-            self._flows.begin(self._work_at(place))
+            self._begin_at(place)
         while self._flows or not self._is_done():
             self._places.deliver()
             for place in self._places.newly_joined():
-                self._flows.begin(self._work_at(place))
+                self._begin_at(place)
             if self._is_done() and not self._at_work:
-                self._flows.end()  # places that still wait for their devices
+                self._flows.end()  # places that still wait for their devices, and what is beside
                 return
             if self._asking or self._has_stored:
                 self._refresh()
             self._answer()
             self._flows.wait(0.0 if self._asking else POLL_SECONDS)
+
+    def _begin_at(self, place: TrialPlace) -> None:
+        self._flows.begin(self._work_at(place))
+        if self._study.prediction_cache.predicts:
+            for _ in range(place.predictions_beside):
+                self._flows.begin(self._predict_beside(place))
 
     def _is_done(self) -> bool:
         """Whether no place is to begin anything more; raises Stopped."""
@@ -375,7 +390,7 @@ class StudySession:
         waiting, self._asking = self._asking, []  # a place that is told its step may ask again
         if not waiting:
             return
-        self._suggestions = None
+        self._suggestions = self._likely = None
         revision = self._study.shared.revision
         began_at = self._study.clock()
         seconds = SECONDS_OF_A_ROUND
@@ -683,7 +698,10 @@ class StudySession:
     def _predict(self, place: TrialPlace, config: TrainingConfig) -> Flow[None]:
         """Predict a configuration; one whose process is lost each time is trained unpredicted."""
         self._study.listener(_of_place(Predicting(config=config), place))
-        predict = place.predict or self._study.prediction_cache.predict
+        predict = self._predictor(place)
+        yield from self._beside.wait_for(config, predict)
+        if self._study.prediction_cache.is_known(config):
+            return
         for attempts_left in reversed(range(MAX_RETRIES + 1)):
             try:
                 forecast = yield from predict(config)
@@ -696,6 +714,47 @@ class StudySession:
                 reason = f"its process was lost each time: {error.message}"
                 forecast = Forecast(config=config, error=reason)
         self._study.prediction_cache.add(forecast)
+
+    def _predictor(self, place: TrialPlace) -> Predictor:
+        return place.predict or self._study.prediction_cache.predict
+
+    # -- beside a trial ----------------------------------------------------------------------------
+
+    def _predict_beside(self, place: TrialPlace) -> Flow[None]:
+        """Predict what may come next while the place is at work, until all ends.
+
+        The trial server stops such a prediction while a training is timed, and what comes next is
+        not chosen meanwhile either.
+        """
+        while True:
+            is_free = place in self._at_work and not self._runner(place).is_timed
+            config = self._likely_next() if is_free else None
+            if config is None:
+                yield Pause(_SECONDS_BETWEEN_POLLS, unless=self._news, clock=self._study.clock)
+            else:
+                yield from self._beside.predict(config, self._predictor(place))
+
+    def _likely_next(self) -> TrainingConfig | None:
+        """Returns a configuration that may come next and has no forecast; None without any."""
+        if self._is_time_up() or not self._has_room():
+            return None
+        with self._timed_as_sampler():
+            if self._likely is None:
+                self._likely = self._likely_after_this_round()
+            return next(filter(self._beside.wants, self._likely), None)
+
+    def _likely_after_this_round(self) -> Iterator[TrainingConfig]:
+        """Yield the named configurations, then the suggestions that have followed the round's."""
+        for _, config in self._named_next(self._named_left()):
+            if config != self._baseline:
+                yield config
+        if not self._legal.values or self._study.definition.sampler != "ehvi":
+            return  # what these suggest depends on the result of the trial
+        if self._suggestions is None:
+            self._suggestions = self._new_suggestions()
+        for choice in islice(self._suggestions, _MOST_LIKELY):
+            if not choice.surely_fits:
+                yield choice.config
 
     def _is_time_up(self) -> bool:
         """Whether no more is to begin; raises Stopped, also while all places are at work."""

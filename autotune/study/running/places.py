@@ -45,6 +45,8 @@ class TrialPlace:
     """What a user is told of it, such as cuda:1; empty for the only place of a search."""
     predict: Predictor | None = None
     """Predicts in a process of this place; None: the prediction cache does as it always does."""
+    predictions_beside: int = 0
+    """How many configurations are predicted at a time while a trial runs here."""
     prepare: Callable[[], DeviceInfo] | None = None
     """Starts the trial server and finds out about the device, once, in a thread of its own, before
     the first slot."""

@@ -30,7 +30,7 @@ from autotune.spec.early_stopping import PruningBound, speed_margin
 from autotune.spec.parity import NoTrace, ParityTrace
 from autotune.spec.provenance import MEASURED, FailedSeed
 from autotune.spec.result import Measurement, TrialRecord, bits_per_byte_at
-from autotune.spec.training_request import TrainingRequest
+from autotune.spec.training_request import TIMED_STAGES, TrainingRequest
 from autotune.spec.user_code import takes_size
 from autotune.spec.workload import Workload
 from autotune.study.events import Comparing, Notice, TrialPhase
@@ -69,6 +69,8 @@ class TrialRunner:
         self._check_lease = check_lease
         self._noted = set() if noted is None else noted
         self._any_micro_batch = workload.has_loss_of_tokens
+        self.is_timed = False
+        """Whether a training runs whose speed what else the host does could change."""
         self._gate = ParityGate(
             self._trace,
             folder=study.folder / "parity",
@@ -419,12 +421,15 @@ class TrialRunner:
             pruning_bounds=pruning_bounds or (),
             snapshot_file=snapshot_file,
         )
-        finished = yield from self._executor.perform(
-            Train(training=training),
-            log_name=log_name,
-            limits=self._study.trial_options.time_limits(),
-            each=self._phases(),
-        )
+        try:
+            finished = yield from self._executor.perform(
+                Train(training=training),
+                log_name=log_name,
+                limits=self._study.trial_options.time_limits(),
+                each=self._phases(),
+            )
+        finally:
+            self.is_timed = False
         self._store_script_files(finished.script_files)
         return finished
 
@@ -445,6 +450,7 @@ class TrialRunner:
         def tell(known: Doing) -> None:
             nonlocal phase
             self._check_lease()
+            self.is_timed = known.phase in TIMED_STAGES
             doing = _DOING.get(known.phase, phase.doing)
             now = TrialPhase(doing=doing, steps=known.steps, used_bytes=known.used_bytes)
             if now != phase:

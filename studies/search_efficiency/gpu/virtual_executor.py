@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections import defaultdict
 from typing import Any
 
 from autotune.spec.attempt import FinishedTrial
@@ -15,7 +14,7 @@ from autotune.spec.result import Measurement
 from autotune.spec.training_request import TrainingRequest
 from autotune.spec.workload import MEMORY_STEPS, SHORT_TIMED_STEPS
 from studies.search_efficiency.gpu.device_table import MODEL_FLOPS, TOKENS, DeviceTable
-from studies.search_efficiency.stand_in import StandInExecutor
+from studies.search_efficiency.stand_in import VirtualDevice
 
 STARTUP_SECONDS, PARITY_SECONDS, PROCESS_SECONDS, FIRST_STEP_SECONDS = 0.45, 0.33, 0.15, 0.3
 PLAIN_TRAINING_SECONDS = 1.5
@@ -28,54 +27,18 @@ EVALUATION_STEPS = 1.2
 SPREAD_WITHIN_A_RUN = 3e-4
 
 
-class Clock:
-    """The seconds of a search, and of what its host does beside the device.
-
-    Work beside the device has a timeline of its own: it begins when it is asked for, after earlier
-    work of that kind, and costs the search only what it still takes when its result is waited for.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.seconds_by_part: dict[str, float] = defaultdict(float)
-        self._beside_until = 0.0
-
-    def spend(self, part: str, seconds: float) -> None:
-        """Let the device, and with it the search, be busy for so long."""
-        self.seconds += seconds
-        self.seconds_by_part[part] += seconds
-
-    def begin_beside(self, seconds: float) -> float:
-        """Begin a work beside the device; return when it will have ended."""
-        self._beside_until = max(self._beside_until, self.seconds) + seconds
-        return self._beside_until
-
-    def wait_until(self, part: str, moment: float) -> None:
-        """Wait for a work that ends at that moment: the later of the two clocks counts."""
-        self.spend(part, max(0.0, moment - self.seconds))
-
-
-class VirtualExecutor(StandInExecutor):
+class VirtualExecutor(VirtualDevice):
     """Answers for one search with what the table has."""
 
     def __init__(self, table: DeviceTable, *, seed: int = 0) -> None:
+        super().__init__()
         self._table = table
         self._draw = random.Random(7 * seed + 1)
         self.compiled: set[Any] = set()
         self.traced_at: dict[str, float] = {}
-        self.clock = Clock()
         self.over_cap = 0
         self.ended_early = 0
         self.predictions = 0
-
-    @property
-    def seconds(self) -> float:
-        """The time on its clock."""
-        return self.clock.seconds
-
-    @seconds.setter
-    def seconds(self, seconds: float) -> None:
-        self.clock.seconds = seconds
 
     def seconds_of_cache(self, program: Any) -> float:
         """Returns what a program spares that is compiled already."""
@@ -84,13 +47,12 @@ class VirtualExecutor(StandInExecutor):
         return assumed.compile_seconds[kind] - assumed.cached_compile_seconds[kind]
 
     def forecast(self, config: TrainingConfig) -> Forecast:
-        """Predict a configuration while the device waits."""
+        """Predict a configuration."""
         seconds = PREDICTION_SECONDS[config.compile]
         if config.memory_budget < 1:
             seconds = PREDICTION_SECONDS_OF_BUDGETS[config.compile]
         first = 0.0 if self.predictions else FIRST_PREDICTION_SECONDS
-        ended = self.clock.begin_beside(seconds + first)
-        self.clock.wait_until("prediction", ended)
+        self.spend("prediction", seconds + first)
         self.predictions += 1
         return Forecast(config=config, prediction=self._table.prediction(config))
 
@@ -99,8 +61,8 @@ class VirtualExecutor(StandInExecutor):
         table = self._table
         row = table.row.get(config, table.row[table.baseline])
         steps = 3 * float(table.step_seconds[row])
-        self.clock.spend("comparison", PLAIN_TRAINING_SECONDS + steps)
-        self.traced_at[config.fingerprint] = self.clock.seconds
+        self.spend("comparison", PLAIN_TRAINING_SECONDS + steps)
+        self.traced_at[config.fingerprint] = self.seconds
         return ParityTrace(
             losses=(1.0, 1.0, 1.0),
             gradient_norms={},
@@ -111,19 +73,19 @@ class VirtualExecutor(StandInExecutor):
     def train(self, training: TrainingRequest) -> FinishedTrial:
         """Run as far as the real trial would: to its memory, its first timed steps, or its end."""
         config, shares_perplexity = training.config, training.shares_perplexity
-        table, clock = self._table, self.clock
+        table = self._table
         assumed, row = table.assumptions, table.row[config]
-        began, before = clock.seconds, dict(clock.seconds_by_part)
+        began, before = self.seconds, dict(self.seconds_by_part)
         speed = float(table.speed[row]) * math.exp(self._draw.gauss(0.0, assumed.noise))
         step_seconds = TOKENS / speed
         compile_seconds = self._compile_seconds(config)
         of_evaluation = assumed.evaluation_share[config.compile] * compile_seconds
-        clock.spend("startup", STARTUP_SECONDS)
-        clock.spend("parity", PARITY_SECONDS)
-        clock.spend("process", PROCESS_SECONDS)
-        clock.spend("compilation", compile_seconds - of_evaluation)
+        self.spend("startup", STARTUP_SECONDS)
+        self.spend("parity", PARITY_SECONDS)
+        self.spend("process", PROCESS_SECONDS)
+        self.spend("compilation", compile_seconds - of_evaluation)
         steps_before = training.workload.warmup_steps + MEMORY_STEPS
-        clock.spend("training", FIRST_STEP_SECONDS + steps_before * step_seconds)
+        self.spend("training", FIRST_STEP_SECONDS + steps_before * step_seconds)
 
         peak, device_bytes = int(table.peak_bytes[row]), int(table.device_bytes[row])
         measured: dict[str, Any] = {
@@ -136,15 +98,15 @@ class VirtualExecutor(StandInExecutor):
         elif dominated_by(training.pruning_bounds, peak_memory_bytes=peak, tokens_per_second=speed):
             self.ended_early += 1
             outcome = "dominated"
-            clock.spend("training", SETTLED_STEPS * step_seconds)
+            self.spend("training", SETTLED_STEPS * step_seconds)
         else:
             outcome = "ok"
             steps = training.workload.steps - steps_before
             steps = SHORT_TIMED_STEPS if shares_perplexity else steps
-            clock.spend("training", steps * step_seconds)
-            clock.spend("compilation", of_evaluation)
+            self.spend("training", steps * step_seconds)
+            self.spend("compilation", of_evaluation)
             evaluation = 0.1 if shares_perplexity else 0.05 + EVALUATION_STEPS * step_seconds
-            clock.spend("evaluation", evaluation)
+            self.spend("evaluation", evaluation)
             if not shares_perplexity:
                 measured["perplexity"] = float(table.perplexity[row])
                 measured["perplexity_source"] = MEASURED
@@ -161,13 +123,13 @@ class VirtualExecutor(StandInExecutor):
             compile_seconds=compile_seconds or None,
             startup_seconds=STARTUP_SECONDS,
             seconds_by_part={
-                part: clock.seconds_by_part[part] - before.get(part, 0.0) for part in parts
+                part: self.seconds_by_part[part] - before.get(part, 0.0) for part in parts
             },
             model_flops_per_token=MODEL_FLOPS,
             recomputed_flops_per_token=float(table.flops[row]) - MODEL_FLOPS,
             **measured,
         )
-        return FinishedTrial(measurement=measurement, seconds=clock.seconds - began)
+        return FinishedTrial(measurement=measurement, seconds=self.seconds - began)
 
     def _compile_seconds(self, config: TrainingConfig) -> float:
         program = self._table.program(config)
