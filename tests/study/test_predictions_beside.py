@@ -1,8 +1,10 @@
 """What is predicted while a trial runs: a search with stand-ins for trainings and predictions."""
 
+import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,21 @@ import pytest
 
 from autotune.errors import Stopped, TrialLost
 from autotune.execution import cpu_shares
+from autotune.execution.flow import Flows, result_of
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict, Train
+from autotune.spec.config import TrainingConfig
+from autotune.storage.store import StudyStore
 from autotune.study.events import TrialBegan
+from autotune.study.prediction.prediction_cache import PredictionCache
+from autotune.study.prediction.predictions_beside import PredictionsBeside
 from autotune.study.request import SearchRequest
 from autotune.study.running import devices_of_search
 from autotune.study.search import search
 from studies.many_devices.virtual_places import VirtualTime
 from studies.search_efficiency.stand_in import VirtualDevice
+from tests.building import made_study
+from tests.building.flows import as_flow
 from tests.building.trial_servers import STAND_IN, STAND_IN_COMMAND
 
 WAIT_SECONDS = 60
@@ -59,6 +68,15 @@ class LosesThoseBeside(Watched):
         lost = Future()
         called.add_done_callback(lambda _: lost.set_exception(TrialLost("it was killed")))
         return lost
+
+
+class OpensLater(Watched):
+    """Opens the gate a while after a training has begun."""
+
+    def call(self, task, **options):
+        if isinstance(task, Train):
+            threading.Timer(1.5, self.gate.touch).start()
+        return super().call(task, **options)
 
 
 @pytest.fixture
@@ -134,10 +152,54 @@ def test_a_search_that_is_stopped_ends_what_it_predicts_beside_its_trial(run, mo
         assert time.monotonic() < began + WAIT_SECONDS
 
 
-def test_where_nothing_more_is_to_be_tried_nothing_is_predicted_beside_a_trial(run, tmp_path):
-    (tmp_path / "gate").touch()
-    run(enough=10**6, trials=1)
-    assert not [one for one in Watched.predicted if one[1]]
+def test_where_nothing_more_is_to_be_tried_nothing_is_predicted_beside_a_trial(run):
+    run(enough=10**6, trials=1, executor=OpensLater)
+    assert len(Watched.predicted) == 1  # the baseline, by its place
+
+
+CONFIG = TrainingConfig()
+
+
+@pytest.fixture
+def cache(tmp_path):
+    definition = made_study.definition("beside")
+    with closing(StudyStore(f"sqlite:///{tmp_path}/studies.db", create=True)) as store:
+        store.create_study(definition, trials_wanted=1)
+        yield PredictionCache(definition, store=store, predict=as_flow(made_study.forecast))
+
+
+def test_what_was_begun_beside_a_trial_is_not_wanted_again_even_where_it_was_lost(cache):
+    def lost(config):
+        raise TrialLost("it was killed")
+
+    beside = PredictionsBeside(cache)
+    assert beside.wants(CONFIG)
+    result_of(beside.predict(CONFIG, as_flow(lost)))
+    assert not cache.is_known(CONFIG)
+    assert not beside.wants(CONFIG)
+
+
+def test_a_place_waits_for_its_own_prediction_and_not_for_that_of_another_place(cache):
+    answer: Future = Future()
+    went_on = []
+
+    def own(config):
+        yield answer
+        return made_study.forecast(config)
+
+    def wait(predict):
+        yield from beside.wait_for(CONFIG, predict)
+        went_on.append(predict)
+
+    beside, flows, of_another = PredictionsBeside(cache), Flows(), as_flow(made_study.forecast)
+    flows.begin(beside.predict(CONFIG, own))
+    flows.begin(wait(own))
+    flows.begin(wait(of_another))
+    assert went_on == [of_another]
+    flows.settle(answer, None)
+    flows.wait(0.0)
+    assert went_on == [of_another, own]
+    assert cache.is_known(CONFIG)
 
 
 def test_in_virtual_time_a_prediction_rests_while_a_training_is_timed():

@@ -117,6 +117,22 @@ def test_its_limits_of_time_do_not_count_the_rest(tmp_path):
     assert child.exceeded_limit(1006.1)[0] == "timeout"
 
 
+def test_a_training_that_has_its_result_is_no_longer_timed(tmp_path):
+    child = ChildProcess(
+        id=1,
+        pid=0,
+        pipe=0,
+        log_file=tmp_path / "log",
+        limits=None,
+        host_memory_kills=0,
+        request={"is_training": True},
+        phase="step",
+    )
+    assert child.is_timed
+    child.ended_because = "has its result"
+    assert not child.is_timed
+
+
 def test_of_all_tasks_only_predictions_rest():
     def kinds(task: type[Task]) -> set[type[Task]]:
         return {task}.union(*(kinds(kind) for kind in task.__subclasses__()))
