@@ -437,28 +437,38 @@ class LocalExecutor:
     # -- models and scripts ------------------------------------------------------------------------
 
     def examine(
-        self, workload: Workload, choices: Choices, *, device: str
+        self,
+        workload: Workload,
+        choices: Choices,
+        *,
+        device: str,
+        learns_global_batch: bool = False,
     ) -> tuple[Workload, dict[str, dict[str, str]]]:
         """Returns the workload, and which of `choices` its model does not support.
 
         The second result is {technique: {value: reason}}. The workload of a script has the files
-        that it was seen to read, and says whether it needs the environment of torchrun. Raises
-        InvalidInput.
+        that it was seen to read, says whether it needs the environment of torchrun and, with
+        `learns_global_batch`, has the sequences of a step that the script has. Raises InvalidInput.
         """
         # Attention is tried on the device, and a script runs until it has built its model.
         with self._slot_if_gpu(device):
-            return self._examine(workload, choices, device=device)
+            task = Examine(
+                workload=workload,
+                choices=choices,
+                device=device,
+                learns_global_batch=learns_global_batch,
+            )
+            return self._examine(task)
 
     def _slot_if_gpu(self, device: str) -> AbstractContextManager[None]:
         if not device.startswith("cuda"):
             return nullcontext()
         return self.slot_on(self.identify(device))
 
-    def _examine(
-        self, workload: Workload, choices: Choices, *, device: str
-    ) -> tuple[Workload, dict[str, dict[str, str]]]:
+    def _examine(self, task: Examine) -> tuple[Workload, dict[str, dict[str, str]]]:
+        workload = task.workload
         try:
-            found = self.run(Examine(workload=workload, choices=choices, device=device))
+            found = self.run(task)
         except ProcessEnded as error:
             if workload.script is None and not is_function_reference(workload.model):
                 raise
@@ -472,7 +482,7 @@ class LocalExecutor:
                 f"{workload.script} needs {found.missing_variable}, which torchrun sets: every "
                 "trial runs it as the only rank of a training"
             )
-            return self._examine(replace(workload, one_rank=True), choices, device=device)
+            return self._examine(replace(task, workload=replace(workload, one_rank=True)))
         if found.files is not None:
             files = found.files
             workload = replace(
@@ -481,6 +491,13 @@ class LocalExecutor:
                 script_files_after_apply={path: files[path] for path in files if not is_code(path)},
                 packages=found.packages,
             )
+        if found.trainer:
+            self._note(
+                f"{workload.script} has no line of autotune: its {found.trainer} gets "
+                "autotune.TrainerCallback in every trial; --no-callback leaves it as it is"
+            )
+        if found.global_batch is not None:
+            workload = replace(workload, global_batch=found.global_batch)
         if found.own_precision is not None and found.own_fusion is not None:
             workload = replace(
                 workload, own_precision=found.own_precision, own_fusion=found.own_fusion

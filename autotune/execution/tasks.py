@@ -186,6 +186,8 @@ class Examine(Task[Examined]):
     workload: Workload
     choices: Choices
     device: str
+    learns_global_batch: bool = False
+    """Whether a script may have another global batch than the workload."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autotune.spec.config import OptimizerFusion, Precision
+from autotune.spec.limits import Count
 from autotune.spec.schema import Schema
 
 
@@ -21,5 +22,9 @@ class Examined(Schema):
     """The precision that the weights of a script have, and its own autocast."""
     own_fusion: OptimizerFusion | None = None
     """How the optimizers of a script update."""
+    global_batch: Count | None = None
+    """How many sequences a script trains on in a step; None: it is no script."""
+    trainer: str = ""
+    """The class of the Trainer in a script that gets our callback from us; empty: none does."""
     missing_variable: str | None = None
     """The variable of torchrun without which a script cannot run; empty if it needs none."""

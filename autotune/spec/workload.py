@@ -186,6 +186,14 @@ class Workload(Settings):
         tuple[str, ...], Format(wanted="a list of texts", read=read_arguments)
     ] = setting((), "Arguments of a script.", is_typed=False, over_http=True)
     """What follows the script on its command line."""
+    callback: bool = setting(
+        True,
+        "Give a Trainer of transformers in --script autotune's callback, where the script calls "
+        "nothing of autotune. [default: give it]",
+        group=THE_MODEL,
+        off_flag="--no-callback",
+        over_http=True,
+    )
     script_files: Mapping[str, str] | None = None
     """{path: SHA-256} of the code that the script has read when it calls `autotune.apply`, or that
     the function has read to make its model, without the file of `script` or `model` itself
@@ -610,6 +618,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "script_files": None,
     "packages": None,
     "one_rank": False,
+    "callback": True,
     "own_precision": "fp32",
     "own_fusion": "none",
 }

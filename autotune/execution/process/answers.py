@@ -135,7 +135,12 @@ def check_device(task: CheckDevice) -> None:
 def examine(task: Examine) -> Examined:
     workload, device = task.workload, torch.device(task.device)
     if workload.script is not None:
-        found = examine_script(workload, task.choices, device=device)
+        found = examine_script(
+            workload,
+            task.choices,
+            device=device,
+            learns_global_batch=task.learns_global_batch,
+        )
         return replace(found, packages=imported_packages())
     with torch.device("meta"):
         parts = build_model(workload)

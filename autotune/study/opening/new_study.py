@@ -68,7 +68,16 @@ def new_definition(
         device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
     executor.use_devices_from(device, count=workload.devices_per_trial)
-    workload, lacking = executor.examine(workload, space.choices(), device=device.device)
+    is_given = any(
+        settings.get("global_batch") is not None
+        for settings in (space.workload, request.specified_workload())
+    )
+    workload, lacking = executor.examine(
+        workload,
+        space.choices(),
+        device=device.device,
+        learns_global_batch=not is_given,
+    )
     steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())
     is_possible = "backward" not in lacking.get("optimizer_fusion", {})
     if workload.script is not None and steps_in_backward and is_possible:

@@ -84,6 +84,10 @@ class TrainerCallback(TransformersCallback):
         _leave_to_configuration(args)
         _follow_trainers()
 
+    def changes(self, args: Any) -> bool:
+        """Returns whether it was made from these TrainingArguments."""
+        return args is self._args
+
     # -- events ------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:

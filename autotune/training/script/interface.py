@@ -16,7 +16,7 @@ Loads torch only in `apply`.
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
@@ -60,11 +60,26 @@ class Run(Protocol):
 
 _running: list[Run] = []
 """The trial that runs in this process; empty if there is none."""
+_learning: list[Callable[[int], None]] = []
+"""Gets the global batch of the script that runs, where the search is to learn it."""
+_called: list[str] = []
+"""Which functions of ours the script has called, or something that calls them for it."""
 
 
-def begin(run: Run) -> None:
-    """Starts a trial in this process: from now on the script's calls are delegated to `run`."""
+def begin(run: Run, *, learn_global_batch: Callable[[int], None] | None = None) -> None:
+    """Starts a trial in this process: from now on the script's calls are delegated to `run`.
+
+    `learn_global_batch` gets the sequences of an optimizer step as the script knows them, before
+    they are compared with those of the workload.
+    """
     _running[:] = [run]
+    _learning[:] = [learn_global_batch] if learn_global_batch else []
+    _called.clear()
+
+
+def was_called() -> bool:
+    """Returns whether the script asks for its configuration, or applies it, itself."""
+    return bool(_called)
 
 
 def current_run() -> Run | None:
@@ -98,8 +113,11 @@ def config_of_run(global_batch: int | None, *, set_by: str = "") -> TrainingConf
     sequences = f"{global_batch} sequences in an optimizer step"
     if set_by:
         sequences += f" ({set_by})"
+    _called.append("current_config")
     run = current_run()
     if run is not None:
+        if global_batch is not None and _learning:
+            _learning[0](global_batch)
         if global_batch not in (None, run.workload.global_batch):
             raise InvalidInput(
                 f"the script trains on {sequences}, and its search on {run.workload.global_batch}",
@@ -151,6 +169,7 @@ def apply(
     if optimizer is None:
         return _apply_to_model(config, model)
     if config is None and _running:
+        _called.append("apply")
         return _running[0].apply(model, optimizer)
     if config is None and not has_configuration():
         return model, optimizer

@@ -45,6 +45,7 @@ from autotune.techniques.user_training import (
     parts_of_user_model,
 )
 from autotune.training.parity import ParityFailed, ParityWatch
+from autotune.training.script.given_callback import give_trainers_callbacks
 from autotune.training.script.interface import Run, begin
 
 RANK_VARIABLES = (
@@ -151,18 +152,35 @@ def prepare_process(request: TrainingRequest) -> torch.device:
     return device
 
 
-def try_script(run: Run, workload: Workload, *, device: torch.device) -> None:
-    """Runs the script, as it is now, with its calls delegated to `run`. Raises what it raises."""
+def try_script(
+    run: Run,
+    workload: Workload,
+    *,
+    device: torch.device,
+    learn_global_batch: Callable[[int], None] | None = None,
+    told: Callable[[str], None] = lambda trainer: None,
+) -> None:
+    """Runs the script, as it is now, with its calls delegated to `run`. Raises what it raises.
+
+    `learn_global_batch` is as in `begin`, and `told` as in `run_script`.
+    """
     choose_device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     seed_everything(workload.seed)
-    begin(run)
-    run_script(workload, expected_sha256="")
+    begin(run, learn_global_batch=learn_global_batch)
+    run_script(workload, expected_sha256="", told=told)
 
 
-def run_script(workload: Workload, *, expected_sha256: str) -> bool:
+def run_script(
+    workload: Workload,
+    *,
+    expected_sha256: str,
+    told: Callable[[str], None] = lambda trainer: None,
+) -> bool:
     """Runs the script as `python script.py` would; returns whether ScriptEnd ended it.
+
+    A Trainer without our callback gets it, and `told` the name of its class.
 
     A module runs as `python -m` would run it. How a script ends that has caught a ScriptEnd does
     not count. Raises the reason of a ScriptEnd, RuntimeError for an exit code other than 0,
@@ -179,6 +197,8 @@ def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     sys.argv = [str(file), *workload.script_arguments]
     sys.path.insert(0, str(script_folder(script)))
     watch = watch_files(workload)
+    if workload.callback:
+        give_trainers_callbacks(told=told)
     ScriptEnd.raised.clear()
     try:
         if is_script_module(script):

@@ -81,15 +81,27 @@ def train_script(request: TrainingRequest, *, progress: ReportsStage = unwatched
 
 
 def examine_script(
-    workload: Workload, choices: Mapping[str, Sequence[Any]], *, device: torch.device
+    workload: Workload,
+    choices: Mapping[str, Sequence[Any]],
+    *,
+    device: torch.device,
+    learns_global_batch: bool = False,
 ) -> Examined:
     """Runs the script up to `autotune.apply`, and on to its model; returns what that has shown.
+
+    With `learns_global_batch` also its global batch, where it says it, whatever the workload has.
 
     Raises InvalidInput for a script that fails before `autotune.apply` or does not call it.
     """
     examination = _Examination(workload, choices)
     try:
-        try_script(examination, workload, device=device)
+        try_script(
+            examination,
+            workload,
+            device=device,
+            learn_global_batch=examination.learn_global_batch if learns_global_batch else None,
+            told=examination.note_trainer,
+        )
     except InvalidInput:  # by a callback, which says what the script has to change
         raise
     except Exception as error:
@@ -151,6 +163,7 @@ class _Examination:
         self._own_precision: Precision = "fp32"
         self._own_fusion: OptimizerFusion = "none"
         self._why_as_is = ""
+        self._trainer = ""
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
@@ -167,6 +180,15 @@ class _Examination:
         for stepped in all_optimizers(optimizer):  # where no product was seen
             stepped.register_step_pre_hook(self._end)
         return model, optimizer
+
+    def learn_global_batch(self, sequences: int) -> None:
+        """Takes the sequences of an optimizer step as the script has them."""
+        self.workload = replace(self.workload, global_batch=sequences)
+        self.config = TrainingConfig(micro_batch_size=sequences)
+
+    def note_trainer(self, name: str) -> None:
+        """Takes note of the class of a Trainer that gets our callback."""
+        self._trainer = name
 
     def _end(self, *_: Any) -> None:
         raise ScriptEnd
@@ -198,6 +220,8 @@ class _Examination:
             files=self._files,
             own_precision=self._own_precision,
             own_fusion=self._own_fusion,
+            global_batch=self.workload.global_batch,
+            trainer=self._trainer,
         )
 
 
