@@ -222,10 +222,16 @@ def _command() -> Callable[..., Any]:
 
 
 def print_error(message: str, hint: str) -> None:
-    """Print one `error:` line and, where there is a hint, one `hint:` line on stderr."""
+    """Print one `error:` line and, where there is a hint, a `hint:` line on stderr.
+
+    A hint of several lines has the others indented below it.
+    """
     print_line(f"error: {on_one_line(message)}", to_stderr=True)
     if hint:
-        print_line(f"hint: {on_one_line(hint)}", to_stderr=True)
+        first, *others = hint.splitlines()
+        print_line(f"hint: {on_one_line(first)}", to_stderr=True)
+        for line in others:
+            print_line(f"  {on_one_line(line)}", to_stderr=True)
 
 
 def _source_of_default(error: TyperException) -> str:

@@ -165,7 +165,7 @@ class FileWatch:
     def _note_read(self, path: str) -> None:
         if path in self._files or path in self._not_counted:
             return
-        if not self._is_users(path):
+        if not self.is_users(path):
             self._not_counted.add(path)
             return
         if path in self._written:
@@ -191,7 +191,13 @@ class FileWatch:
             is_written = any(os.path.dirname(path) == folder for path in self._written)
             self._files[name] = WRITTEN if is_written else digest_of(Path(folder))
 
-    def _is_users(self, path: str) -> bool:
+    def user_code(self) -> list[str]:
+        """Returns the Python files of the user's that ran until now, the main one first."""
+        others = (path for path in self._files.copy() if path.endswith(".py"))
+        return [path for path in dict.fromkeys((self._main, *others)) if path]
+
+    def is_users(self, path: str) -> bool:
+        """Returns whether the file at this absolute path is the user's."""
         installed, separator, _ = path.rpartition("-packages/")
         if separator:
             return path.startswith(self._local_packages_in(installed + separator))

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from autotune.spec.terms import Counted
+
 
 def count_tokens(batch: Any) -> int | Tensor:
     """Returns the tokens that a batch trains on, without padding where a mask tells it.
@@ -21,7 +23,7 @@ def count_tokens(batch: Any) -> int | Tensor:
         token_ids = batch.get("input_ids")
         if isinstance(token_ids, Tensor):
             return token_ids.numel()
-    first = _first_tensor(batch)
+    first = first_tensor(batch)
     if first is None or first.dim() == 0:
         return 0
     if first.is_floating_point():
@@ -29,16 +31,29 @@ def count_tokens(batch: Any) -> int | Tensor:
     return first.numel()
 
 
-def _first_tensor(batch: Any) -> Tensor | None:
+def counted_in(batch: Any) -> Counted:
+    """Returns what `count_tokens` counts in the batch."""
+    named = (
+        (batch.get("attention_mask"), batch.get("input_ids")) if isinstance(batch, Mapping) else ()
+    )
+    if any(isinstance(value, Tensor) for value in named):
+        return "tokens"
+    first = first_tensor(batch)
+    return "rows" if first is not None and first.is_floating_point() else "tokens"
+
+
+def first_tensor(batch: Any) -> Tensor | None:
+    """Returns the first tensor in a batch, or in what it is made of; None where it has none."""
     if isinstance(batch, Tensor):
         return batch
     parts: Sequence[Any] = ()
     if isinstance(batch, Mapping):
-        parts = tuple(batch.values())
+        # Some collators put the labels first.
+        parts = tuple(value for name, value in batch.items() if name not in ("label", "labels"))
     elif isinstance(batch, Sequence) and not isinstance(batch, str):
         parts = batch
     for part in parts:
-        found = _first_tensor(part)
+        found = first_tensor(part)
         if found is not None:
             return found
     return None

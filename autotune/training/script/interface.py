@@ -55,7 +55,9 @@ class Run(Protocol):
         self, model: "nn.Module", optimizer: Optimizers
     ) -> "tuple[nn.Module, Optimizers]": ...
 
-    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None: ...
+    def report(
+        self, *, tokens: int | None, rows: int | None, loss: Any, evaluation_loss: Any
+    ) -> None: ...
 
 
 _running: list[Run] = []
@@ -80,6 +82,11 @@ def begin(run: Run, *, learn_global_batch: Callable[[int], None] | None = None) 
 def was_called() -> bool:
     """Returns whether the script asks for its configuration, or applies it, itself."""
     return bool(_called)
+
+
+def functions_called() -> frozenset[str]:
+    """Returns the names of `apply` and `current_config` where the script has called them."""
+    return frozenset(_called)
 
 
 def current_run() -> Run | None:
@@ -226,14 +233,21 @@ def _check_applicable(config: TrainingConfig) -> None:
         )
 
 
-def report(*, tokens: int, loss: Any, evaluation_loss: Any = None) -> None:
+def report(
+    *,
+    tokens: int | None = None,
+    rows: int | None = None,
+    loss: Any,
+    evaluation_loss: Any = None,
+) -> None:
     """Reports an optimizer step: its tokens, and its mean token loss in nats (number or tensor).
 
-    `evaluation_loss` is the mean token loss on held-out text, if the script has just evaluated. A
-    trial ends with the report of its last step. Does nothing outside a trial.
+    A model without tokens reports `rows` instead, such as images, and its mean loss, which need be
+    no cross entropy. `evaluation_loss` is the same loss on held-out data, if the script has just
+    evaluated. A trial ends with the report of its last step. Does nothing outside a trial.
     """
     if _running:
-        _running[0].report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        _running[0].report(tokens=tokens, rows=rows, loss=loss, evaluation_loss=evaluation_loss)
 
 
 def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:

@@ -17,8 +17,9 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from autotune.spec.cap import is_over_cap
 from autotune.spec.config import OptimizerFusion, Precision, TrainingConfig
 from autotune.spec.early_stopping import SETTLED_STEPS, PruningBound, dominated_by
 from autotune.spec.examined import Examined
-from autotune.spec.file_watch import files_until_apply
+from autotune.spec.file_watch import FileWatch, files_until_apply, watch_files
 from autotune.spec.limits import LARGEST_LOSS
 from autotune.spec.provenance import PerplexitySource
 from autotune.spec.result import Measurement
@@ -48,7 +49,9 @@ from autotune.techniques.user_training import (
     parts_of_user_model,
     with_sparse_gradients,
 )
-from autotune.training.script.interface import begin
+from autotune.training.script.interface import begin, functions_called
+from autotune.training.script.lines_to_add import lines_to_add, trainer_place
+from autotune.training.script.loop_watch import FIRST_STEPS, LoopWatch
 from autotune.training.script.model_calls import ModelCalls
 from autotune.training.script.run import (
     RANK_VARIABLES,
@@ -91,9 +94,14 @@ def examine_script(
 
     With `learns_global_batch` also its global batch, where it says it, whatever the workload has.
 
-    Raises InvalidInput for a script that fails before `autotune.apply` or does not call it.
+    Raises InvalidInput for a script that fails before `autotune.apply` or does not call it: that
+    is ended after its first steps, and the error has the lines to add.
     """
+    files = watch_files(workload)
     examination = _Examination(workload, choices)
+    loop = LoopWatch(files.is_users)
+    loop.step_ended = lambda: _end_unchanged(loop, files)
+    examination.loop = loop
     try:
         try_script(
             examination,
@@ -117,15 +125,37 @@ def examine_script(
         ) from error
     if examination.missing is None:
         raise InvalidInput(
-            f"script {workload.script} does not call autotune.apply before its first report or "
-            "its end",
-            hint=_how_to_call(),
+            f"script {workload.script} does not call autotune.apply"
+            + ("" if loop.steps else " before its first report or its end"),
+            hint=_how_to_call(loop, files.user_code(), called=examination.called()),
         )
     return examination.result()
 
 
-def _how_to_call() -> str:
+_MOST_STEPS_BEFORE = 100
+"""Updates before a script with a line of ours must have come to `autotune.apply`."""
+
+
+def _end_unchanged(loop: LoopWatch, files: FileWatch) -> None:
+    """Ends a script that trains, where none of its files names us, or where it goes on and on."""
+    counts = [steps.count for steps in loop.steps.values()]
+    if min(counts) >= FIRST_STEPS or max(counts) >= _MOST_STEPS_BEFORE:
+        named = any("autotune" in _text(file) for file in files.user_code())
+        if not named or max(counts) >= _MOST_STEPS_BEFORE:
+            raise ScriptEnd
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _how_to_call(loop: LoopWatch, files: Sequence[str], *, called: Collection[str]) -> str:
     """Returns what to add to the script that has run in this process, to search it."""
+    if not loop.has_trainer and (lines := lines_to_add(loop, files, called=called)):
+        return lines
     by_hand = "add `model, optimizer = autotune.apply(model, optimizer)` after both are made"
     if "transformers.trainer" in sys.modules:
         callback = "args=args, callbacks=[autotune.TrainerCallback(args)]"
@@ -133,7 +163,11 @@ def _how_to_call() -> str:
         callback = "callbacks=[autotune.LightningCallback(global_batch=...)]"
     else:
         return by_hand
-    return f"write Trainer(..., {callback}) or, in a training loop without Trainer, {by_hand}"
+    place = trainer_place(files)
+    where = f"in {place} " if place else ""
+    return (
+        f"{where}write Trainer(..., {callback}) or, in a training loop without Trainer, {by_hand}"
+    )
 
 
 def _missing_variable(error: Exception) -> str:
@@ -158,6 +192,8 @@ class _Examination:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
         self.workload = workload
         self.missing: dict[str, dict[str, str]] | None = None
+        self.loop: LoopWatch | None = None
+        self._has_reported = False
         self._choices = choices
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
@@ -167,6 +203,8 @@ class _Examination:
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
+        if self.loop is not None:
+            self.loop.close()
         missing = missing_in_user_model(model, optimizer, self._choices)
         self._own_fusion = own_fusion(
             all_optimizers(optimizer), sparse=with_sparse_gradients(model)
@@ -193,8 +231,13 @@ class _Examination:
     def _end(self, *_: Any) -> None:
         raise ScriptEnd
 
-    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+    def report(self, **_: Any) -> None:
+        self._has_reported = True
         raise ScriptEnd
+
+    def called(self) -> frozenset[str]:
+        """Returns the names of the functions of ours that the script has called."""
+        return functions_called() | {"report"} if self._has_reported else functions_called()
 
     def result(self) -> Examined:
         """Returns what is known of the script, which has ended."""
@@ -296,6 +339,7 @@ class _ScriptTrial(TimedRun):
             judged(memory, cap_bytes=self._request.cap_bytes, dominating=self._dominating),
             bytes_by_kind=self._bytes_by_kind(),
             **({} if self.parity is None else self.parity.verdict()),
+            counted=self.counted,
             startup_seconds=self._startup_seconds,
             device_startup_seconds=self._device_startup_seconds,
             **self._speed(),
@@ -356,6 +400,6 @@ class _ScriptTrial(TimedRun):
                 unused_evaluation="unseen" if has_evaluation else None,
             )
         if not -LARGEST_LOSS < loss < LARGEST_LOSS:
-            is_sum = "; is it a sum? report the mean over the tokens" if loss > 0 else ""
+            is_sum = f"; is it a sum? report the mean over the {self.counted}" if loss > 0 else ""
             raise Diverged(f"the loss is {loss} after {self.workload.steps} steps{is_sum}")
         return {"perplexity": math.exp(loss), "perplexity_source": source, "final_loss": last.loss}
