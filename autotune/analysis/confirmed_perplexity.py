@@ -29,7 +29,7 @@ from autotune.analysis.confirmed_speed import measured_alone
 from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
 from autotune.spec.confirmation import Confirmation, SeedPerplexity
 from autotune.spec.provenance import PerplexitySource
-from autotune.spec.result import VARIANT_NUMBER, TrialRecord, bits_per_byte_at
+from autotune.spec.result import VARIANT_NUMBER, TrialRecord, bits_per_byte_at, terms_of
 
 
 def with_seed_perplexities(
@@ -165,12 +165,13 @@ def rounding_warning(records: Sequence[TrialRecord], *, contenders: Sequence[int
     )
     if not once:
         return ""
+    terms = terms_of(records)
     if not _is_full(compared[0]):
-        return (
+        return terms.worded(
             f"perplexities ({', '.join(once)}) are of one seed, and may differ by rounding alone: "
             "use --seeds 3, or autotune confirm"
         )
-    return (
+    return terms.worded(
         f"the perplexity of {' and '.join(once)} is of one seed, and may differ from that of fp32 "
         "by rounding alone: use --seeds 3, or autotune confirm"
     )

@@ -18,7 +18,8 @@ from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, FULL_PRECISIONS, TrainingConfig
 from autotune.spec.prediction import Prediction
 from autotune.spec.result import TrialRecord
-from autotune.units import format_decimal, format_size
+from autotune.spec.terms import Terms
+from autotune.units import format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,23 +257,25 @@ def _cost(explained: Explained, config: TrainingConfig) -> str:
     parts = []
     if other.peak_memory_bytes is not None:
         parts.append(format_size(other.peak_memory_bytes))
-    speed = f"{other.tokens_per_second:,.0f} tokens/s"
+    speed = f"{other.tokens_per_second:,.0f} {other.terms.speed}"
     if trial is not None and trial.tokens_per_second:
         speed += f" ({_difference_of_speed(other.tokens_per_second, trial.tokens_per_second)})"
     parts.append(speed)
     if other.perplexity and not other.perplexity_says_nothing:
-        parts.append(_difference_of_perplexity(other.perplexity, trial))
+        parts.append(_difference_of_perplexity(other.perplexity, trial, terms=other.terms))
     return f"measured in #{other.number}: {', '.join(parts)}"
 
 
-def _difference_of_perplexity(perplexity: float, trial: TrialRecord | None) -> str:
+def _difference_of_perplexity(perplexity: float, trial: TrialRecord | None, *, terms: Terms) -> str:
     """Returns the difference to that of `trial`, or the perplexity itself where it has none."""
     if trial is None or not trial.perplexity or trial.perplexity_says_nothing:
-        return f"perplexity {format_decimal(perplexity)}"
+        return f"{terms.quality} {terms.text(perplexity)}"
     change = perplexity / trial.perplexity - 1
     if abs(change) <= DEFAULT_PERPLEXITY_TOLERANCE:
-        return "the same perplexity"
-    return f"perplexity {100 * change:+.1f} %"
+        return f"the same {terms.quality}"
+    return (
+        terms.change(1 + change) if terms.quality == "loss" else f"perplexity {100 * change:+.1f} %"
+    )
 
 
 def _difference_of_speed(speed: float, other_speed: float) -> str:

@@ -122,7 +122,11 @@ def choose(
     }
     criterion = f"{descriptions[preferences.prefer]} on the front"
     if best is not None:
-        criterion += f" whose perplexity is within {100 * allowed:.2g} % of the best, {best:.4g}"
+        terms = picked.terms
+        criterion += (
+            f" whose {terms.quality} is within {terms.share(allowed)} of the best, "
+            f"{terms.value(best):.4g}"
+        )
     doubts = [
         _parity_warning(picked),
         _no_better_warning(picked, workload=workload, initial_perplexity=initial_perplexity),
@@ -223,6 +227,8 @@ def _loss_warning(picked: TrialRecord) -> str:
     """Returns a warning if the loss is larger than that of a mean over tokens can be."""
     if (picked.perplexity or 0.0) <= LARGEST_PERPLEXITY or picked.perplexity_says_nothing:
         return ""
+    if picked.counted == "rows":
+        return ""  # which loss it is, only the script knows
     assert picked.perplexity is not None
     return (
         f"its loss of {math.log(picked.perplexity):.4g} nats a token is more than that of guessing "
@@ -304,11 +310,8 @@ def savings(record: TrialRecord, baseline: TrialRecord | None) -> str:
         parts.append(_speed_ratio(record, baseline))
     says_nothing = record.perplexity_says_nothing or baseline.perplexity_says_nothing
     if record.perplexity and baseline.perplexity and not says_nothing:
-        change_percent = round(100 * (record.perplexity / baseline.perplexity - 1), 2)
-        if change_percent:
-            parts.append(f"perplexity {change_percent:+.2f} %")
-        else:
-            parts.append("the same perplexity")
+        change = record.terms.change(record.perplexity / baseline.perplexity)
+        parts.append(change or f"the same {record.terms.quality}")
     return f"against the baseline: {', '.join(parts)}"
 
 

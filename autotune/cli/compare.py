@@ -17,10 +17,11 @@ from autotune.cli.tables import as_text, make_console
 from autotune.errors import InvalidInput
 from autotune.reporting.columns import BLANK
 from autotune.reporting.trial_text import trial_label
-from autotune.spec.result import TrialRecord
+from autotune.spec.result import TrialRecord, terms_of
 from autotune.spec.setting import FilePath, Texts, part, setting
 from autotune.spec.study import RESULTS_FOLDER
-from autotune.units import format_decimal, format_size
+from autotune.spec.terms import Terms
+from autotune.units import format_size
 
 if TYPE_CHECKING:
     from autotune.analysis.no_worse_than import Match
@@ -81,7 +82,12 @@ def compare(request: CompareCommand) -> None:
         page=lambda: whole_page(
             title,
             about=_TITLE,
-            answer=" ".join([*map(_summary, compared.sides), *compared.scaling]),
+            answer=" ".join(
+                [
+                    *(_summary(side, terms=compared.terms) for side in compared.sides),
+                    *compared.scaling,
+                ]
+            ),
             drawing=drawing,
         ),
     )
@@ -116,10 +122,11 @@ def _to_dict(
     }
 
 
-def _summary(side: "Side") -> str:
+def _summary(side: "Side", *, terms: Terms) -> str:
     if side.pick is None:
         return f"{side.study}: {side.pick_text}"
-    return f"{side.study}: {side.pick_text}, {side.peak_text}, {side.speed_text} tokens/s."
+    speed = f"{side.speed_text} {terms.speed}"
+    return f"{side.study}: {side.pick_text}, {side.peak_text}, {speed}."
 
 
 def _table(compared: "Comparison") -> Table:
@@ -127,7 +134,7 @@ def _table(compared: "Comparison") -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("study", overflow="fold")
     table.add_column("pick", overflow="fold")
-    for column in ("peak", "tokens/s", "perplexity", "saved"):
+    for column in ("peak", compared.terms.speed, compared.terms.quality, "saved"):
         table.add_column(column, justify="right", no_wrap=True)
     for side in compared.sides:
         numbers = (side.peak_text, side.speed_text, side.perplexity_words or BLANK, side.saved_text)
@@ -152,7 +159,8 @@ def _matches_table(matches: "tuple[Match, ...]", first: str, other: str) -> Tabl
         title_style="bold",
     )
     table.add_column(as_text(f"{first}\n  {other}"), overflow="fold")
-    for column in ("peak", "perplexity", "speed"):
+    terms = terms_of([match.trial for match in matches])
+    for column in ("peak", terms.quality, "speed"):
         table.add_column(column, justify="right", no_wrap=True)
     for match in matches:
         name = match.trial.name or trial_label(match.trial)
@@ -188,4 +196,4 @@ def _relative_speed(match: "Match") -> str:
 
 
 def _objectives(record: TrialRecord) -> list[str]:
-    return [format_size(record.peak_memory_bytes or 0), format_decimal(record.perplexity or 0.0)]
+    return [format_size(record.peak_memory_bytes or 0), record.terms.text(record.perplexity or 1.0)]

@@ -210,7 +210,7 @@ def _perplexity_warnings(result: StudyResult, records: Sequence[TrialRecord]) ->
         if warning := perplexity_warning(record, result.initial_perplexity):
             numbers.setdefault(warning, []).append(f"#{record.number}")
     for warning, warned in numbers.items():
-        yield f"{', '.join(warned)} perplexity: {warning}"
+        yield f"{', '.join(warned)} {result.terms.quality}: {warning}"
 
 
 def narrow_note(baseline: TrainingConfig) -> str:

@@ -8,7 +8,7 @@ cell is and where a text is folded is theirs to decide.
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from autotune.analysis.reasons import left_in_16_bits
@@ -22,6 +22,7 @@ from autotune.reporting.trial_text import (
     trial_label,
 )
 from autotune.spec.result import Pick, StudyResult, TrialRecord
+from autotune.spec.terms import Terms
 from autotune.units import format_decimal, format_duration, format_size
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class StudyOfTrials(Protocol):
     def pick(self) -> Pick | None: ...
     @property
     def baseline(self) -> int | None: ...
+    @property
+    def terms(self) -> Terms: ...
     @property
     def initial_perplexity(self) -> float | None: ...
     @property
@@ -248,7 +251,7 @@ def trial_table(
     that has such weights.
     """
     columns = tuple(
-        column
+        _in_terms(column, study.terms)
         for column in COLUMNS
         if (not column.is_optional or column.key in optional) and column.has_values(study, records)
     )
@@ -256,6 +259,12 @@ def trial_table(
     if with_before_training:
         rows[:0] = _rows_before_training(study, columns)
     return TrialTable(columns=columns, rows=tuple(rows), notes=tuple(perplexity_notes(records)))
+
+
+def _in_terms(column: Column, terms: Terms) -> Column:
+    """Returns the column with the title that its quantity has in this study."""
+    short = terms.short_quality if column.key == "perplexity" else column.short_title
+    return replace(column, title=terms.worded(column.title), short_title=short)
 
 
 def front_records(result: StudyResult) -> tuple[TrialRecord, ...]:
@@ -351,4 +360,4 @@ def _remarks(study: StudyOfTrials, record: TrialRecord) -> Iterator[str]:
     if record.reused_from:
         yield f"from {record.reused_from}"
     if remarks := perplexity_remarks(record, study.initial_perplexity):
-        yield f"perplexity: {remarks}"
+        yield f"{record.terms.quality}: {remarks}"

@@ -112,9 +112,10 @@ def markdown_text(result: StudyResult) -> str:
         _plain(result.device.name) if devices == 1 else f"{devices} {_plain(result.device.name)}"
     )
     each = "" if devices == 1 else " each"
+    about = result.workload.describe(counted=result.terms.counted)
     blocks = [
         f"## {_plain(result.study)}",
-        f"{_plain(result.workload.describe())}, {result.workload.steps} steps, "
+        f"{_plain(about)}, {result.workload.steps} steps, "
         f"on {place}, cap {cap}{each}. {outcome_counts(result.trials)}.",
         f"**{_answer(result)}**",
     ]

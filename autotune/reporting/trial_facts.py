@@ -80,7 +80,7 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterator[tuple[str, s
         yield "predicted peak", format_size(record.predicted_peak_memory_bytes)
     if record.tokens_per_second is not None:
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
-        yield "tokens per second", speed
+        yield record.terms.speed_in_words, speed
     if utilization := utilization_sentence(record, result.device):
         yield "model FLOPs utilization", utilization
     if communication := communication_text(record):
@@ -93,7 +93,10 @@ def _measured(result: StudyResult, record: TrialRecord) -> Iterator[tuple[str, s
         )
     if record.perplexity is not None:
         remarks = perplexity_remarks(record, result.initial_perplexity)
-        yield "perplexity", f"{format_perplexity(record)}{f' ({remarks})' if remarks else ''}"
+        yield (
+            record.terms.quality,
+            f"{format_perplexity(record)}{f' ({remarks})' if remarks else ''}",
+        )
     if record.parity is not None:
         detail = f": {record.parity_message}" if record.parity_message else ""
         yield "compared with a plain training", f"{record.parity}{detail}"

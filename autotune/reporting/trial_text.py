@@ -1,6 +1,6 @@
 """Texts about one trial or study, for tables, pages and the hover labels of figures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_r
 from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
-from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord
+from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord, terms_of
 from autotune.units import (
     different_sizes,
-    format_decimal,
     format_duration,
     format_estimate,
     format_percent,
@@ -111,19 +110,16 @@ def format_speed(tokens_per_second: float | None, spread: float | None) -> str:
 def format_perplexity(record: TrialRecord) -> str:
     """Returns `23.91 ±0.05`, with the spread over seeds, or an empty text without a perplexity.
 
+    Of a trial of rows it is the loss.
+
     `SHARED_MARK` stands before a perplexity that was measured in another trial, and parentheses
     around one that says nothing; `perplexity_notes` explains both.
     """
     if record.perplexity is None:
         return ""
     mark = SHARED_MARK if record.shares_perplexity else ""
-    text = mark + _with_spread(record.perplexity, record.perplexity_spread, digits=2)
+    text = mark + record.terms.with_spread(record.perplexity, record.perplexity_spread)
     return f"({text})" if record.perplexity_says_nothing else text
-
-
-def _with_spread(value: float, spread: float | None, *, digits: int) -> str:
-    text = format_decimal(value, digits=digits)
-    return text if spread is None else f"{text} ±{format_decimal(spread, digits=digits)}"
 
 
 def perplexity_source_text(record: TrialRecord) -> str:
@@ -171,8 +167,9 @@ SAYS_NOTHING_NOTE = (
 )
 
 
-def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
+def perplexity_notes(records: Sequence[TrialRecord]) -> list[str]:
     """Returns what explains the marks at perplexities, below or above a table that has them."""
+    terms = terms_of(records)
     shares = says_nothing = of_own_loss = False
     for record in records:
         shares = shares or record.shares_perplexity
@@ -181,7 +178,7 @@ def perplexity_notes(records: Iterable[TrialRecord]) -> list[str]:
         says_nothing = says_nothing or (source is not None and source.over_random_weights)
     notes = []
     if shares:
-        notes.append(SHARED_MARK_NOTE)
+        notes.append(terms.worded(SHARED_MARK_NOTE))
     if says_nothing:
         notes.append(SAYS_NOTHING_NOTE)
     if of_own_loss:
@@ -275,7 +272,7 @@ def about(result: StudyResult) -> str:
     workload, device = result.workload, result.device
     place = device.describe(devices=workload.devices_per_trial)
     return (
-        f"{workload.describe()}, {workload.steps} steps, on {place}, "
+        f"{workload.describe(counted=result.terms.counted)}, {workload.steps} steps, on {place}, "
         f"torch {device.versions.get('torch', '?')}"
     )
 
@@ -429,7 +426,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(f"on the device: {format_size(record.device_bytes)}")
     if record.tokens_per_second is not None:
         lines.append(
-            f"tokens/s: {format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
+            f"{record.terms.speed}: "
+            f"{format_speed(record.tokens_per_second, record.tokens_per_second_spread)}"
         )
     if utilization := format_utilization(record):
         lines.append(f"model FLOPs utilization: {utilization}")
@@ -437,8 +435,8 @@ def _measured(record: TrialRecord) -> list[str]:
         lines.append(style.wrapped(f"in collectives: {communication}", width=_LINE))
     if record.perplexity is not None:
         source = record.perplexity_source
-        perplexity = _with_spread(record.perplexity, record.perplexity_spread, digits=3)
-        line = f"perplexity: {perplexity}"
+        quality = record.terms.with_spread(record.perplexity, record.perplexity_spread, digits=3)
+        line = f"{record.terms.quality}: {quality}"
         lines.append(f"{line} ({style.escaped(str(source))})" if source else line)
     if record.compile_seconds is not None:
         lines.append(f"compiled in {record.compile_seconds:.1f} s")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +23,7 @@ from autotune.spec.limits import (
 )
 from autotune.spec.provenance import PerplexitySource, TrialReference
 from autotune.spec.schema import Schema
+from autotune.spec.terms import ROWS, TOKENS, Counted, Terms
 from autotune.spec.workload import Workload
 
 Outcome = Literal[
@@ -157,6 +158,8 @@ class Measurement(Schema):
     only)."""
     requested_bytes: SizeBytes | None = None
     """For out_of_memory: bytes of the allocation that failed, if the error message gives them."""
+    counted: Counted = "tokens"
+    """What `tokens_per_second` counts; where it is rows, `perplexity` is exp(loss)."""
     tokens_per_second: Speed | None = None
     tokens_per_second_spread: Spread | None = None
     """Half the interquartile range of the per-step speeds, in tokens per second; of a confirmed
@@ -203,6 +206,11 @@ class Measurement(Schema):
     bits; None: nothing is quantized."""
     reused_from: TrialReference | None = None
     """The trial of an earlier study that measured it; None: measured in this study."""
+
+    @property
+    def terms(self) -> Terms:
+        """What its speed and its perplexity are called."""
+        return ROWS if self.counted == "rows" else TOKENS
 
     @property
     def is_same_training(self) -> bool:
@@ -280,6 +288,11 @@ class Measurement(Schema):
     def failed(self) -> bool:
         """Whether the training itself failed, whatever memory it needed."""
         return self.outcome in ("crashed", "timeout", "diverged", "parity_failed")
+
+
+def terms_of(measured: Iterable[Measurement]) -> Terms:
+    """Returns what the speeds of a study are called, as its first trial with a speed says."""
+    return next((one.terms for one in measured if one.tokens_per_second is not None), TOKENS)
 
 
 def bits_per_byte_at(perplexity: float, first: Measurement) -> float | None:
@@ -416,6 +429,11 @@ class StudyResult(Schema):
     folder: Path | None = None
     """The study's work folder, with the logs of trials that ran on this machine, if there are any;
     None for a study of a server."""
+
+    @property
+    def terms(self) -> Terms:
+        """What speed and perplexity of its trials are called."""
+        return terms_of(self.trials)
 
     @property
     def is_cuda(self) -> bool:

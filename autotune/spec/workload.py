@@ -53,6 +53,7 @@ from autotune.spec.setting import (
     specified,
     whole_number,
 )
+from autotune.spec.terms import Counted
 from autotune.spec.user_code import (
     SCRIPT,
     is_function_reference,
@@ -503,10 +504,11 @@ class Workload(Settings):
             return read_reference(model).short_name
         return model
 
-    def describe(self) -> str:
-        """Returns model and global batch as a short text."""
+    def describe(self, *, counted: Counted = "tokens") -> str:
+        """Returns model and global batch as a short text, in what a script has `counted`."""
         if self.script is not None:
-            return f"{self.describe_model()}, {self.global_batch} sequences a step"
+            units = "sequences" if counted == "tokens" else counted
+            return f"{self.describe_model()}, {self.global_batch} {units} a step"
         return (
             f"{self.describe_model()}, {self.global_batch} x {self.sequence_length} tokens a step"
         )

@@ -6,7 +6,7 @@ from autotune.reporting.outcomes import OUTCOME_LABELS
 from autotune.reporting.trial_text import format_speed, perplexity_source_text, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.spec.study import StudyDefinition
-from autotune.units import format_decimal, format_duration, format_size
+from autotune.units import format_duration, format_size
 
 _STUDIES_SHOWN = 3
 
@@ -115,10 +115,10 @@ def record_line(record: TrialRecord) -> str:
         words.append(format_size(record.peak_memory_bytes))
     if record.tokens_per_second is not None:
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread) or "-"
-        words.append(f"{speed} tokens/s")
+        words.append(f"{speed} {record.terms.speed}")
     if record.perplexity is not None:
         source = perplexity_source_text(record)
-        words.append(f"perplexity {format_decimal(record.perplexity)}")
+        words.append(f"{record.terms.quality} {record.terms.text(record.perplexity)}")
         if source:
             words.append(f"({source})")
     if record.outcome != "ok":

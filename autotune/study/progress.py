@@ -9,8 +9,9 @@ from autotune.analysis.front import pareto_front
 from autotune.analysis.pick import Preferences, choose
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.trial_text import format_speed
-from autotune.spec.result import Pick, TrialRecord
+from autotune.spec.result import Pick, TrialRecord, terms_of
 from autotune.spec.study import MOST_TRIALS_IN_TIME
+from autotune.spec.terms import TOKENS, Terms
 from autotune.study.confirmation.request import seconds_of_search
 from autotune.study.events import (
     AttemptLost,
@@ -34,7 +35,7 @@ from autotune.study.events import (
     WaitingForStorage,
 )
 from autotune.study.running.eta import eta_seconds
-from autotune.units import format_decimal, format_duration, format_size
+from autotune.units import format_duration, format_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class StudySoFar:
     baseline: int | None = None
     initial_perplexity: float | None = None
     initial_perplexity_remark: str = ""
+    terms: Terms = TOKENS
 
 
 @dataclass(kw_only=True)
@@ -314,7 +316,9 @@ class Progress:
         assert self.opened is not None
         front = pareto_front(self.records, tolerance=self._preferences.tolerance)
         pick = choose(self.records, front, baseline=None, preferences=self._preferences)
-        return StudySoFar(is_cuda=self.opened.is_cuda, front=front, pick=pick)
+        return StudySoFar(
+            is_cuda=self.opened.is_cuda, front=front, pick=pick, terms=terms_of(self.records)
+        )
 
     def best(self) -> str:
         """Returns the pick so far in one line."""
@@ -325,8 +329,8 @@ class Progress:
         size = format_size(record.peak_memory_bytes or 0)
         speed = format_speed(record.tokens_per_second, record.tokens_per_second_spread)
         return (
-            f"best so far #{record.number}: {size}, {speed} tokens/s, "
-            f"perplexity {format_decimal(record.perplexity or 0.0)}"
+            f"best so far #{record.number}: {size}, {speed} {record.terms.speed}, "
+            f"{record.terms.quality} {record.terms.text(record.perplexity or 1.0)}"
         )
 
     def counts(self) -> str:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.training.script.batch_tokens import count_tokens
+from autotune.training.script.batch_tokens import count_tokens, counted_in
 
 TOKENS = torch.arange(12).view(3, 4)
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
@@ -11,17 +11,17 @@ PIXELS = torch.rand(3, 2, 5, 5)
 
 
 @pytest.mark.parametrize(
-    ("batch", "tokens"),
+    ("batch", "count", "counted"),
     [
-        ({"input_ids": TOKENS, "labels": TOKENS}, 12),
-        ({"labels": TOKENS, "input_ids": TOKENS, "attention_mask": MASK}, 9),
-        (TOKENS, 12),
-        ((TOKENS, TOKENS), 12),
-        ({"pixel_values": PIXELS, "labels": torch.zeros(3)}, 3),
-        ([["text"], {"x": PIXELS}], 3),
-        ("text", 0),
+        ({"input_ids": TOKENS, "labels": TOKENS}, 12, "tokens"),
+        ({"labels": TOKENS, "input_ids": TOKENS, "attention_mask": MASK}, 9, "tokens"),
+        (TOKENS, 12, "tokens"),
+        ((TOKENS, TOKENS), 12, "tokens"),
+        ({"labels": torch.tensor([1, 0, 2]), "pixel_values": PIXELS}, 3, "rows"),
+        ([["text"], {"x": PIXELS}], 3, "rows"),
+        ("text", 0, "tokens"),
     ],
     ids=["ids", "mask", "tensor", "pair", "images", "nested", "no tensor"],
 )
-def test_tokens_are_counted_without_padding(batch, tokens):
-    assert int(count_tokens(batch)) == tokens
+def test_tokens_are_counted_without_padding_and_rows_where_there_are_none(batch, count, counted):
+    assert (int(count_tokens(batch)), counted_in(batch)) == (count, counted)

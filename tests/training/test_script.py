@@ -587,6 +587,33 @@ def test_an_error_that_ends_a_trial_is_its_outcome_though_the_script_catches_it(
     assert "Invalid tokens=0 in autotune.report" in trial_of(file)["message"]
 
 
+def test_a_script_of_a_model_without_tokens_reports_rows(script, trial_of):
+    file = script(steps=20)
+    file.write_text(file.read_text().replace("tokens=128", "rows=4"))
+    found = trial_of(file)
+    assert (found["outcome"], found["counted"]) == ("ok", "rows")
+
+
+@pytest.mark.parametrize(
+    ("count", "sentence"),
+    [
+        ("tokens=128, rows=4", "Invalid tokens=128, rows=4 in autotune.report. Give one of both"),
+        ("tokens=None", "Invalid tokens=None, rows=None in autotune.report. Give one of both"),
+        ("rows=True", "Invalid rows=True in autotune.report. Give the number of rows of the step"),
+        (
+            '**{"rows" if step == 3 else "tokens": 4}',
+            "Invalid rows=4 in autotune.report. The reports before have counted tokens",
+        ),
+    ],
+)
+def test_a_report_that_counts_nothing_or_two_things_ends_with_a_sentence(
+    count, sentence, script, trial_of
+):
+    file = script(steps=20)
+    file.write_text(file.read_text().replace("tokens=128", count))
+    assert sentence in trial_of(file)["message"]
+
+
 def test_a_second_call_of_apply_ends_the_search_with_the_way_out(script, trial_of):
     file = script()
     again = "autotune.apply(model, torch.optim.SGD([tokens.float()]))\n"

@@ -1,5 +1,6 @@
 """Ablation figure: the effect of each technique alone, on top of the others and over all pairs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from autotune.reporting import style
 from autotune.reporting.figures import FigureOptions
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
+from autotune.spec.terms import TOKENS, Terms
 from autotune.units import format_percent, format_size
 
 
@@ -66,6 +68,7 @@ class AblationFigure:
     folded: tuple[Row, ...]
     """The rows without numbers, of which the note says why; empty if no row has any."""
     note: str
+    terms: Terms = TOKENS
 
 
 HOW = ("alone", "on top of the others", "over all pairs")
@@ -85,7 +88,7 @@ def compute(view: StudyView) -> AblationFigure:
     )
     if not steps:
         raise nothing_to_show(view, "uses a technique that the baseline does not")
-    all_rows = [(step, _row(step)) for step in steps]
+    all_rows = [(step, _row(step, view.result.terms)) for step in steps]
     shown = [(step, row) for step, row in all_rows if row.has_numbers]
     folded: tuple[Row, ...] = ()
     if shown:
@@ -97,6 +100,7 @@ def compute(view: StudyView) -> AblationFigure:
         rows=tuple(row for _, row in shown),
         folded=folded,
         note=_note(view, steps, folded),
+        terms=view.result.terms,
     )
 
 
@@ -108,18 +112,18 @@ def _peaks_of(view: StudyView) -> Callable[..., int | None]:
     return peak
 
 
-def _row(step: AblationStep) -> Row:
+def _row(step: AblationStep, terms: Terms) -> Row:
     return Row(
         words=named(step.technique, step.value),
         cells=(
-            _cells(HOW[0], step.alone),
-            _cells(HOW[1], step.on_top),
-            _cells_of_pairs(step.pairs),
+            _cells(HOW[0], step.alone, terms),
+            _cells(HOW[1], step.on_top, terms),
+            _cells_of_pairs(step.pairs, terms),
         ),
     )
 
 
-def _cells(how: str, effect: Effect | str) -> Cells:
+def _cells(how: str, effect: Effect | str, terms: Terms) -> Cells:
     if isinstance(effect, str):
         return Cells(how=how, memory="", memory_share="", speed="", perplexity="", source=effect)
     numbers = [n for n in (effect.with_number, effect.without_number) if n is not None]
@@ -135,13 +139,13 @@ def _cells(how: str, effect: Effect | str) -> Cells:
         memory=_less_bytes(effect.saved_bytes),
         memory_share=_less(effect.saved_share),
         speed=_change(effect.speed_share, effect.speed_spread, digits=0),
-        perplexity=_change(effect.perplexity_share, effect.perplexity_spread, digits=2),
+        perplexity=_change_of_quality(effect.perplexity_share, effect.perplexity_spread, terms),
         source=", ".join(sources),
         is_predicted=effect.is_predicted,
     )
 
 
-def _cells_of_pairs(pairs: Pairs) -> Cells:
+def _cells_of_pairs(pairs: Pairs, terms: Terms) -> Cells:
     if not pairs.count:
         return Cells(
             how=HOW[2], memory="", memory_share="", speed="", perplexity="", source="no pair"
@@ -151,7 +155,7 @@ def _cells_of_pairs(pairs: Pairs) -> Cells:
         memory="" if pairs.saved_bytes is None else _less_bytes(pairs.saved_bytes.median),
         memory_share=_less_range(pairs.saved_share),
         speed=_change_range(pairs.speed_share, digits=0),
-        perplexity=_change_range(pairs.perplexity_share, digits=2),
+        perplexity=_range_of_quality(pairs.perplexity_share, terms),
         source="1 pair" if pairs.count == 1 else f"{pairs.count} pairs",
     )
 
@@ -190,6 +194,22 @@ def _change(share: float | None, spread: float | None, *, digits: int) -> str:
         return ""
     around = f" ± {100 * spread:.{digits}f}" if spread is not None else ""
     return f"{_signed(share, digits).removesuffix(' %')}{around} %"
+
+
+def _change_of_quality(share: float | None, spread: float | None, terms: Terms) -> str:
+    if share is None or terms.quality == "perplexity":
+        return _change(share, spread, digits=2)
+    around = f" ± {spread:.4f}" if spread is not None else ""
+    return f"{math.log1p(share):+.4f}{around}"
+
+
+def _range_of_quality(shares: Range | None, terms: Terms) -> str:
+    if shares is None or terms.quality == "perplexity":
+        return _change_range(shares, digits=2)
+    middle = f"{math.log1p(shares.median):+.4f}"
+    if shares.lowest == shares.highest:
+        return middle
+    return f"{middle} ({math.log1p(shares.lowest):+.4f} to {math.log1p(shares.highest):+.4f})"
 
 
 def _change_range(shares: Range | None, *, digits: int) -> str:
@@ -269,7 +289,11 @@ def draw(figure: AblationFigure) -> go.Figure:
                 _bars(figure, kind, number, name=HOW[kind], legend=column == 1), row=1, col=column
             )
         drawing.update_xaxes(
-            title={"text": title, "standoff": 8}, row=1, col=column, zeroline=True, zerolinewidth=2
+            title={"text": _title(figure, title), "standoff": 8},
+            row=1,
+            col=column,
+            zeroline=True,
+            zerolinewidth=2,
         )
     drawing.update_xaxes(autorange="reversed", row=1, col=3)  # what is better is on the right
     rows = len(figure.rows)
@@ -301,15 +325,25 @@ def draw(figure: AblationFigure) -> go.Figure:
         f"annotations[{number}].text": " not known"
         for number in range(len(drawing.layout.annotations))
     }
-    style.on_narrow_screens(drawing, {**narrow, **_below_each_other(height=3 * (80 + 36 * rows))})
+    style.on_narrow_screens(
+        drawing, {**narrow, **_below_each_other(figure, height=3 * (80 + 36 * rows))}
+    )
     return drawing
 
 
-def _below_each_other(*, height: int) -> dict[str, object]:
+def _title(figure: AblationFigure, title: str) -> str:
+    if figure.terms.quality == "loss" and "perplexity" in title:
+        return "change of exp(loss), %"
+    return title
+
+
+def _below_each_other(figure: AblationFigure, *, height: int) -> dict[str, object]:
     changes: dict[str, object] = {"height": height}
     for number, suffix in enumerate(("", "2", "3")):
         top = 1 - number / 3
-        changes[f"xaxis{suffix}.title.text"] = _PANELS[number][1].removeprefix("change of ")
+        changes[f"xaxis{suffix}.title.text"] = _title(figure, _PANELS[number][1]).removeprefix(
+            "change of "
+        )
         changes[f"xaxis{suffix}.domain"] = [0, 1]
         changes[f"yaxis{suffix}.domain"] = [top - 0.28, top]
         changes[f"yaxis{suffix}.showticklabels"] = True
@@ -344,7 +378,7 @@ def _bars(figure: AblationFigure, kind: int, number: str, *, name: str, legend: 
                 "size": 6,
             },
         },
-        customdata=[_hover(row, kind) for row in figure.rows],
+        customdata=[figure.terms.worded(_hover(row, kind)) for row in figure.rows],
         hovertemplate="%{customdata}<extra></extra>",
     )
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from autotune.errors import InvalidInput, suggestion
 from autotune.reporting.style import Unit, unit_for
 from autotune.spec.result import TrialRecord
+from autotune.spec.terms import TOKENS, Terms
 
 AxisName = Literal["memory", "device-memory", "speed", "perplexity"]
 AXES = get_args(AxisName)
@@ -30,7 +31,9 @@ class Axis:
     def of(self, record: TrialRecord) -> float | None:
         """Returns the value of a trial, or None if it was not measured or is not finite."""
         value = self._value(record)
-        if value is None or not math.isfinite(value) or value <= 0:
+        if value is None or not math.isfinite(value):
+            return None
+        if value <= 0 and self.title != "loss":  # which may be below zero
             return None
         return value if self.unit is None else self.unit.of(value)
 
@@ -42,14 +45,18 @@ class Axis:
         return one < other if self.is_lower_better else one > other
 
 
-def make_axis(name: str, *, unit: Unit) -> Axis:
-    """Returns the axis of that name, memory in `unit`. Raises InvalidInput for an unknown name."""
+def make_axis(name: str, *, unit: Unit, terms: Terms = TOKENS) -> Axis:
+    """Returns the axis of that name, memory in `unit`, speed and perplexity as `terms` call them.
+
+    Raises InvalidInput for an unknown name.
+    """
     if name not in AXES:
         raise InvalidInput(
             f"there is no axis {name!r}",
             hint=suggestion(name, AXES, otherwise=f"use one of {', '.join(AXES)}"),
         )
     title, is_lower_better, spread_is, value, spread = _MEASURES[name]  # type: ignore[index]
+    title, spread_is = terms.worded(title), terms.worded(spread_is)
     is_memory = name in ("memory", "device-memory")
     return Axis(
         name=name,  # type: ignore[arg-type]
@@ -102,7 +109,7 @@ _MEASURES: Mapping[
         "perplexity",
         True,
         "bars of perplexity: standard deviation over the seeds",
-        lambda r: r.perplexity,
-        lambda r: r.perplexity_spread,
+        lambda r: r.perplexity and r.terms.value(r.perplexity),
+        lambda r: r.perplexity and r.terms.spread(r.perplexity_spread, at=r.perplexity),
     ),
 }

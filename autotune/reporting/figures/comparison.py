@@ -22,6 +22,7 @@ from autotune.reporting.trial_text import (
 )
 from autotune.spec.result import TrialRecord
 from autotune.spec.script_files import files_of
+from autotune.spec.terms import ROWS, TOKENS, Terms
 from autotune.units import format_percent, format_size
 
 INCOMPARABLE = "perplexities and speeds cannot be compared"
@@ -108,6 +109,8 @@ class Comparison:
     """A sentence for each study with more devices than another: what they gain."""
     differences: tuple[str, ...]
     """One sentence each."""
+    terms: Terms
+    """The words of the studies; where they differ, those for tokens."""
     workloads_differ: bool
 
 
@@ -141,6 +144,7 @@ def compute(views: Sequence[StudyView]) -> Comparison:
         memory_is=memory_is,
         scaling=tuple(_scaling(sides)),
         differences=tuple(_differences(views)),
+        terms=ROWS if all(view.result.terms == ROWS for view in views) else TOKENS,
         workloads_differ=len(workloads) > 1,
     )
 
@@ -200,7 +204,8 @@ def _side(view: StudyView, unit: style.Unit) -> Side:
         device=result.device.describe(devices=result.workload.devices_per_trial),
         torch=result.device.versions.get("torch", "?"),
         cap_bytes=result.cap_bytes,
-        workload=f"{result.workload.describe()}, {result.workload.steps} steps",
+        workload=f"{result.workload.describe(counted=result.terms.counted)}, "
+        f"{result.workload.steps} steps",
         trials=len(result.trials),
         front=tuple(_point(view, result.trial(number), unit) for number in result.front),
         pick=None if pick is None else pick.number,
@@ -344,7 +349,7 @@ def draw(comparison: Comparison) -> go.Figure:
             )
     drawing.update_layout(
         xaxis={"title": comparison.memory_is, "rangemode": "tozero"},
-        yaxis={"title": "tokens per second", "rangemode": "tozero"},
+        yaxis={"title": comparison.terms.speed_in_words, "rangemode": "tozero"},
         legend=style.LEGEND_ABOVE,
     )
     return drawing

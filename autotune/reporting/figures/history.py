@@ -17,6 +17,7 @@ from autotune.reporting.figures.axes import Axis, capped_axis, make_axis, memory
 from autotune.reporting.figures.parallel import nothing_to_show
 from autotune.reporting.study_view import StudyView
 from autotune.spec.result import TrialRecord
+from autotune.spec.terms import ROWS, TOKENS, Terms
 from autotune.units import format_size
 
 _TIME_UNITS = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
@@ -60,7 +61,7 @@ def compute(view: StudyView) -> HistoryFigure:
         raise nothing_to_show(view, "is feasible")
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     axes = [
-        make_axis(name, unit=unit)
+        make_axis(name, unit=unit, terms=result.terms)
         for name in (capped_axis(result.device.type), "speed", "perplexity")
     ]
     reference = _reference(feasible, cap_bytes=result.cap_bytes)
@@ -80,7 +81,7 @@ def compute(view: StudyView) -> HistoryFigure:
             Course(title="hypervolume", values=hypervolumes(trials, reference)),
         ),
         reference=reference,
-        note=_note(reference, trials, feasible),
+        note=result.terms.worded(_note(reference, trials, feasible, terms=result.terms)),
     )
 
 
@@ -137,14 +138,20 @@ def hypervolumes(trials: Sequence[TrialRecord], reference: Corner) -> tuple[floa
     return tuple(volumes)
 
 
-def _note(reference: Corner, trials: Sequence[TrialRecord], feasible: Sequence[TrialRecord]) -> str:
+def _note(
+    reference: Corner,
+    trials: Sequence[TrialRecord],
+    feasible: Sequence[TrialRecord],
+    *,
+    terms: Terms,
+) -> str:
     memory, seconds, perplexity = reference
     return (
         f"Best so far among the {len(feasible)} feasible of {len(trials)} trials. "
         "Hypervolume: the share of the objective space that some feasible trial dominates, up to "
         f"{format_size(memory)} (the cap), {1 / seconds:,.0f} tokens/s and perplexity "
-        f"{perplexity:.4g} (10 % beyond the slowest and the worst feasible trial). Speeds are "
-        "those of the trials themselves, before any confirmation."
+        f"{terms.value(perplexity):.4g} (10 % beyond the slowest and the worst feasible trial). "
+        "Speeds are those of the trials themselves, before any confirmation."
     )
 
 
@@ -190,7 +197,7 @@ def draw(figure: HistoryFigure) -> go.Figure:
             )
             drawing.add_trace(line, row=row, col=column)
         drawing.update_yaxes(title={"text": course.title, "font": {"size": 12}}, row=row, col=1)
-        if "perplexity" not in course.title:
+        if course.title not in (TOKENS.quality, ROWS.quality):
             # Otherwise plotly would magnify a level line to its noise.
             drawing.update_yaxes(rangemode="tozero", row=row)
     drawing.update_xaxes(title="trial", row=rows, col=1)

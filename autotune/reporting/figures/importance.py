@@ -18,7 +18,7 @@ the others, and a sampler that repeats what went well makes them differ in every
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import plotly.graph_objects as go
@@ -46,7 +46,7 @@ class Importance:
     The shares add up to 1 at most: the rest is the interaction of techniques, and noise.
     """
 
-    objective: AxisName
+    objective: str
     trials: int
     shares: Mapping[str, float]
 
@@ -92,29 +92,29 @@ def _importance(view: StudyView, axis: Axis) -> Importance:
     measured = [
         (record, value)
         for record in map(measured_alone, view.result.trials)
-        if counts(record, axis.name) and (value := axis.of(record)) is not None
+        if counts(record, axis.name) and (value := axis.of(replace(record, counted="tokens")))
     ]
-    study = view.result.study
+    study, name = view.result.study, view.result.terms.worded(axis.name)
     hint = f"continue with autotune search --name {study} --trials "
     if len(measured) < FEWEST_TRIALS:
         raise InvalidInput(
-            f"importance needs at least {FEWEST_TRIALS} trials with a measured {axis.name}, "
+            f"importance needs at least {FEWEST_TRIALS} trials with a measured {name}, "
             f"study {study!r} has {len(measured)}",
             hint=hint + str(2 * FEWEST_TRIALS),
         )
     losses = [(record, math.log(value)) for record, value in measured]
     logarithms = [logarithm for _, logarithm in losses]
     if max(logarithms) - min(logarithms) <= SAME:
-        return Importance(objective=axis.name, trials=len(losses), shares={})
+        return Importance(objective=name, trials=len(losses), shares={})
     tried = _tried(losses)
     effects = 1 + sum(len(values) - 1 for values in tried.values())
     if len(losses) <= effects:
         raise InvalidInput(
-            f"importance needs more trials with a measured {axis.name} than the {effects} effects "
+            f"importance needs more trials with a measured {name} than the {effects} effects "
             f"of the values that were tried, study {study!r} has {len(losses)}",
             hint=hint + str(2 * effects),
         )
-    return Importance(objective=axis.name, trials=len(losses), shares=_shares(losses))
+    return Importance(objective=name, trials=len(losses), shares=_shares(losses))
 
 
 def _tried(losses: Sequence[tuple[TrialRecord, float]]) -> dict[str, tuple[object, ...]]:

@@ -52,7 +52,7 @@ def compute(view: StudyView, *, feasible_only: bool = False) -> ParallelFigure:
     result = view.result
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     axes = [
-        make_axis(name, unit=unit)
+        make_axis(name, unit=unit, terms=result.terms)
         for name in (capped_axis(result.device.type), "perplexity", "speed")
     ]
     shown = [

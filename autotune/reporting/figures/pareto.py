@@ -113,10 +113,10 @@ def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis
     unit = memory_unit(result.trials, cap_bytes=result.cap_bytes)
     if not x:
         x = "speed" if y in ("memory", "device-memory") else memory
-    x_axis = make_axis(x, unit=unit)
+    x_axis = make_axis(x, unit=unit, terms=result.terms)
     if not y:
         y = memory if x == "speed" else "speed"
-    y_axis = make_axis(y, unit=unit)
+    y_axis = make_axis(y, unit=unit, terms=result.terms)
     if x_axis.name == y_axis.name:
         raise InvalidInput(
             f"both axes are {x_axis.name}", hint="name two different ones with --x and --y"
@@ -124,7 +124,7 @@ def _axes(result: StudyResult, x: str | None, y: str | None) -> tuple[Axis, Axis
     third = next(
         name for name in ("perplexity", "speed", memory) if name not in (x_axis.name, y_axis.name)
     )
-    return x_axis, y_axis, make_axis(third, unit=unit)
+    return x_axis, y_axis, make_axis(third, unit=unit, terms=result.terms)
 
 
 def _mark(

@@ -82,13 +82,13 @@ def _tiles(view: StudyView, pick: TrialRecord) -> list[Tile]:
             change=_memory_change(pick.peak_memory_bytes, baseline),
         ),
         Tile(
-            label="tokens per second",
+            label=pick.terms.speed_in_words,
             value=format_speed(pick.tokens_per_second, pick.tokens_per_second_spread),
             change=_joined(_speed_change(pick, baseline), _reuse_note(pick)),
         ),
         Tile(
-            label="perplexity",
-            value=format_decimal(pick.perplexity),
+            label=pick.terms.quality,
+            value=pick.terms.text(pick.perplexity),
             change=_joined(_perplexity_change(pick, baseline), _perplexity_source(pick)),
         ),
     ]
@@ -147,6 +147,9 @@ def _perplexity_change(pick: TrialRecord, baseline: TrialRecord | None) -> str:
     if pick.perplexity_says_nothing or baseline is None:
         return ""
     before = baseline.perplexity or 0.0
+    if pick.terms.quality == "loss" and before and pick.perplexity:
+        change = pick.terms.change(pick.perplexity / before).removeprefix("loss ")
+        return f"for {pick.terms.text(before)}, {change or 'the same'}"
     return _change(pick.perplexity or 0.0, before, words=format_decimal(before))
 
 

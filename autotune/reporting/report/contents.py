@@ -17,6 +17,7 @@ from autotune.reporting.report.facts import study_facts, workload_facts
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_facts import Facts
 from autotune.reporting.trial_text import place_and_cap
+from autotune.spec.terms import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,10 @@ class Report:
     version: str
     view: StudyView
     """The data of the figures."""
+
+    @property
+    def terms(self) -> Terms:
+        return self.view.result.terms
 
     @property
     def torch_version(self) -> str:
@@ -89,8 +94,8 @@ def compute(
         targets = {name: target.title for name, target in TARGETS.items()}
     return Report(
         study=result.study,
-        about=f"{result.workload.describe()}, {result.workload.steps} steps, "
-        f"on {place_and_cap(result)}",
+        about=f"{result.workload.describe(counted=result.terms.counted)}, "
+        f"{result.workload.steps} steps, on {place_and_cap(result)}",
         answer=answer_of(view),
         outcomes=outcome_counts(result.trials),
         front=trial_table(result, front_records(result), with_before_training=True),

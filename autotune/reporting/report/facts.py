@@ -129,10 +129,11 @@ def _study_facts(view: StudyView, preferences: Preferences) -> Iterator[tuple[st
     yield (
         "front",
         f"speeds within {100 * tolerance.speed:g} % and "
-        f"perplexities within {100 * tolerance.perplexity:g} % are equal; memory is exact",
+        f"{result.terms.worded('perplexities')} within "
+        f"{result.terms.share(tolerance.perplexity)} are equal; memory is exact",
     )
-    allowed_percent = 100 * preferences.max_perplexity_increase
-    yield "pick", f"{preferences.prefer}, perplexity at most {allowed_percent:g} % above the best"
+    increase = result.terms.share(preferences.max_perplexity_increase)
+    yield "pick", f"{preferences.prefer}, {result.terms.quality} at most {increase} above the best"
 
 
 def _trial_time(view: StudyView) -> str:

@@ -97,12 +97,12 @@ def _ablation(view: StudyView) -> ReportFigure:
         rows.append((names, *[BLANK] * 5, reason))
     return ReportFigure(
         alternative=f"Bars for {len(figure.rows)} values of techniques: how each changes memory, "
-        "speed and perplexity, alone, on top of the others, and over all pairs of trials. The "
-        "table after it has the same numbers.",
+        f"speed and {figure.terms.quality}, alone, on top of the others, and over all pairs of "
+        "trials. The table after it has the same numbers.",
         drawing=ablation.draw(figure),
         table=Table(
             caption="Effect of each value of a technique against the baseline's value",
-            heads=("technique", "how", "memory", "share", "speed", "perplexity", "from"),
+            heads=("technique", "how", "memory", "share", "speed", figure.terms.quality, "from"),
             rows=tuple(rows),
         ),
     )
@@ -218,5 +218,5 @@ def _pareto_alternative(view: StudyView) -> str:
 
 def _point(record: TrialRecord) -> str:
     memory = format_size(record.device_bytes or record.peak_memory_bytes or 0)
-    speed = f"{record.tokens_per_second or 0:,.0f} tokens per second"
+    speed = f"{record.tokens_per_second or 0:,.0f} {record.terms.speed_in_words}"
     return f"trial {record.number} with {memory} at {speed}"

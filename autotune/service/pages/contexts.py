@@ -188,7 +188,7 @@ def _short_answer(result: StudyResult) -> str:
         return ""
     pick = result.trial(result.pick.number)
     size, cap = format_size(pick.peak_memory_bytes or 0), format_size(result.cap_bytes)
-    speed = f"{pick.tokens_per_second or 0:,.0f} tokens/s"
+    speed = f"{pick.tokens_per_second or 0:,.0f} {pick.terms.speed}"
     return (
         f"best so far: #{pick.number}, {size} of {cap}, {speed}; {len(result.front)} on the front"
     )

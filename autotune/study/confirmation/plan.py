@@ -225,7 +225,11 @@ def _next_seed(
     done = {(one.config, one.seed) for one in confirmations if isinstance(one, SeedPerplexity)}
     for record, seed in _in_order(wanted, seeds):
         if (record.config, seed) not in done:
-            return TrainSeed(record=record, seed=seed, reason="rounding may decide its perplexity")
+            return TrainSeed(
+                record=record,
+                seed=seed,
+                reason=record.terms.worded("rounding may decide its perplexity"),
+            )
     return None
 
 

@@ -230,8 +230,8 @@ class TrialRunner:
         steps = self._study.definition.workload.steps
         self._study.listener(
             Notice(
-                message=f"from here on perplexity is that of the {source}: evaluate after the "
-                f"update of step {steps} and give the loss to "
+                message=f"from here on {measurement.terms.quality} is that of the {source}: "
+                f"evaluate after the update of step {steps} and give the loss to "
                 "autotune.report(..., evaluation_loss=...)"
             )
         )

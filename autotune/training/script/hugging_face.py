@@ -24,7 +24,8 @@ from transformers import TrainerCallback as TransformersCallback
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
-from autotune.training.script.batch_tokens import count_tokens
+from autotune.spec.terms import Counted
+from autotune.training.script.batch_tokens import count_tokens, counted_in
 from autotune.training.script.interface import (
     apply,
     config_of_run,
@@ -60,6 +61,7 @@ class TrainerCallback(TransformersCallback):
         self._has_applied = False
         self._losses: list[Tensor] = []
         self._tokens = 0
+        self._counted: Counted = "tokens"
         self._reports = 0
         if not self._is_active:
             return
@@ -128,7 +130,7 @@ class TrainerCallback(TransformersCallback):
         tokens = self._tokens
         self._losses, self._tokens = [], 0
         self._reports += 1
-        report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        report(**{self._counted: tokens}, loss=loss, evaluation_loss=evaluation_loss)
 
     # -- inside the Trainer ------------------------------------------------------------------------
 
@@ -165,6 +167,7 @@ class TrainerCallback(TransformersCallback):
     def _noting(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(training_step)
         def step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+            self._counted = counted_in(inputs)
             tokens = count_tokens(inputs)  # before the loss takes something out of the inputs
             # The Trainer divides each loss, so that their sum is the mean over the step.
             loss = training_step(model, inputs, *args, **kwargs)

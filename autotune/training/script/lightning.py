@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import LegalityContext, check_legal
-from autotune.training.script.batch_tokens import count_tokens
+from autotune.spec.terms import Counted
+from autotune.training.script.batch_tokens import count_tokens, counted_in
 from autotune.training.script.interface import (
     apply,
     config_of_run,
@@ -105,6 +106,7 @@ class LightningCallback(_Callback):
         self._count_tokens = count_tokens or _default_count
         self._losses: list[Tensor] = []
         self._tokens = 0
+        self._counted: Counted = "tokens"
         self._optimizer_steps = 0
         self._reports = 0
         self._is_called = True
@@ -202,6 +204,8 @@ class LightningCallback(_Callback):
             return
         if outputs:  # none if training_step has returned None
             self._losses.append(outputs["loss"].detach())  # divided by the accumulated batches
+            if self._count_tokens is _default_count:
+                self._counted = counted_in(batch)
             self._tokens += self._count_tokens(batch)
         if trainer.global_step == self._optimizer_steps or not self._losses:
             return
@@ -221,7 +225,7 @@ class LightningCallback(_Callback):
         tokens = self._tokens
         self._losses, self._tokens = [], 0
         self._reports += 1
-        report(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+        report(**{self._counted: tokens}, loss=loss, evaluation_loss=evaluation_loss)
 
 
 def _default_count(batch: Any) -> int:

@@ -401,9 +401,11 @@ class _ScriptTrace(WatchedRun):
             change_method(model, "train", _staying)  # the script would turn training mode on again
         return self.apply_and_watch(model, optimizer)
 
-    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+    def report(
+        self, *, tokens: int | None, rows: int | None, loss: Any, evaluation_loss: Any
+    ) -> None:
         self.watch_next_step()
-        self.note(float(loss), tokens=tokens)
+        self.note(float(loss), tokens=rows or tokens or 0)
         self._steps += 1
         if self._steps == PARITY_STEPS:
             raise ScriptEnd

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from autotune.errors import StudyMismatch
 from autotune.spec.result import Measurement
+from autotune.spec.terms import Counted
 from autotune.spec.training_request import ReportsStage, TrainingRequest
 from autotune.techniques.user_optimizer import all_optimizers, held_optimizers
 from autotune.techniques.user_training import Optimizers
@@ -22,7 +23,9 @@ from autotune.training.script.run import ScriptEnd, WatchedRun
 from autotune.training.speed import StepEnd, TimedStep, copied_to_host, make_clock
 from autotune.training.step import Diverged
 
-_HOW_TO_REPORT = "after each optimizer step it must call autotune.report(tokens=..., loss=...)"
+_HOW_TO_REPORT = (
+    "after each optimizer step it must call autotune.report(tokens=..., loss=...), or rows=..."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class TimedRun(WatchedRun, ABC):
 
     def __init__(self, request: TrainingRequest, *, progress: ReportsStage) -> None:
         super().__init__(request, progress=progress)
+        self.counted: Counted = "tokens"
+        """What the reports count."""
         self._has_ended = False
         self._updates = 0
         self._updates_evaluated: int | None = None
@@ -93,11 +98,14 @@ class TimedRun(WatchedRun, ABC):
         self._restart_clock()
         return self._model, optimizer
 
-    def report(self, *, tokens: int, loss: Any, evaluation_loss: Any) -> None:
+    def report(
+        self, *, tokens: int | None, rows: int | None, loss: Any, evaluation_loss: Any
+    ) -> None:
         if self._has_ended:  # the script goes on in a `finally`, or has caught its end
             raise ScriptEnd
         try:
-            self._process(tokens=tokens, loss=loss, evaluation_loss=evaluation_loss)
+            self.counted, count = self._counted_in(tokens=tokens, rows=rows)
+            self._process(tokens=count, loss=loss, evaluation_loss=evaluation_loss)
         except ScriptEnd:
             self._has_ended = True
             raise
@@ -139,16 +147,33 @@ class TimedRun(WatchedRun, ABC):
 
     # -- its steps ---------------------------------------------------------------------------------
 
+    def _counted_in(self, *, tokens: int | None, rows: int | None) -> tuple[Counted, int]:
+        """Returns what a report counts, and how many. Raises ValueError unless it is one of both.
+
+        All reports of a run must count the same.
+        """
+        if (tokens is None) == (rows is None):
+            raise ValueError(
+                f"Invalid tokens={tokens!r}, rows={rows!r} in autotune.report. Give one of both: "
+                "the tokens of the step or, for a model without tokens, its rows."
+            )
+        counted: Counted = "tokens" if rows is None else "rows"
+        count = tokens if rows is None else rows
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(
+                f"Invalid {counted}={count!r} in autotune.report. Give the number of {counted} of "
+                "the step, a whole number of at least 1."
+            )
+        if self._reports and counted != self.counted:
+            raise ValueError(
+                f"Invalid {counted}={count!r} in autotune.report. The reports before have counted "
+                f"{self.counted}: count the same in every step."
+            )
+        return counted, count
+
     def _make_report(self, tokens: int, loss: Any, evaluation_loss: Any) -> Report:
         wait = self._clock.step_ended(loss)
         self._reports += 1
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise ScriptEnd(
-                ValueError(
-                    f"Invalid tokens={tokens!r} in autotune.report. Give the number of tokens of "
-                    "the step, a whole number of at least 1."
-                )
-            )
         parity_seconds_before = self._parity_seconds
         self._parity_seconds = 0.0 if self.parity is None else self.parity.seconds
         return Report(
