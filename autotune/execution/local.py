@@ -492,6 +492,7 @@ class LocalExecutor:
                 packages=found.packages,
             )
         if found.trainer:
+            workload = replace(workload, is_injected=True)
             self._note(
                 f"{workload.script} has no line of autotune: its {found.trainer} gets "
                 "autotune.TrainerCallback in every trial; --no-callback leaves it as it is"

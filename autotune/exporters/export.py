@@ -45,6 +45,9 @@ class Export(Schema):
     """Command line that uses the files, to be typed in their folder."""
     is_for_any_folder: bool = False
     """Whether the command works wherever it is typed, because its paths are absolute."""
+    same_script: str = ""
+    """Command line that trains with the configuration in the user's script as it is, in the folder
+    of its search; empty without a script, and where `command` is that."""
     before_use: tuple[str, ...] = ()
     """What a user must change before the command can work, one sentence each."""
     unsupported: tuple[Unsupported, ...] = ()

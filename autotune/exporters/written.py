@@ -54,10 +54,13 @@ class WrittenExport:
             f"replace {' and '.join(names)} in {file}"
             for file, names in content.placeholders().items()
         ]
+        if content.same_script:
+            yield "Shorter: your script as it is, with this configuration", [content.same_script]
         before_use = [*to_replace, *content.before_use]
         if before_use:
             yield "Before you use it", before_use
-        yield f"Use it{where}:", content.command.splitlines()
+        use = "Or with these files" if content.same_script else "Use it"
+        yield f"{use}{where}:", content.command.splitlines()
         techniques = [_line(entry) for entry in content.unsupported if entry.is_technique]
         others = [_line(entry) for entry in content.unsupported if not entry.is_technique]
         for title, lines in (
@@ -92,6 +95,7 @@ class WrittenExport:
             "trial": self.record.number,
             "files": [str(file) for file in self.files],
             "command": self.content.command,
+            "same_script": self.content.same_script or None,
             "refusals": [
                 {
                     "setting": entry.setting,
@@ -182,6 +186,10 @@ def composed_export(
     )
     content = _without_guesses(target_of(target).write(recipe, version), recipe.workload)
     content = dataclasses.replace(content, notes=(*content.notes, *_cast_note(recipe, target)))
+    if recipe.workload.script is not None and target != "pytorch":
+        own = TARGETS["pytorch"].write(recipe, version_of("pytorch", None))
+        files = {**content.files, **own.files}
+        content = dataclasses.replace(content, files=files, same_script=own.command)
     if strict:
         _check_complete(content, target)
     return WrittenExport(

@@ -195,6 +195,8 @@ class Workload(Settings):
         off_flag="--no-callback",
         over_http=True,
     )
+    is_injected: bool = False
+    """Whether a trainer in the script gets its callback from us."""
     script_files: Mapping[str, str] | None = None
     """{path: SHA-256} of the code that the script has read when it calls `autotune.apply`, or that
     the function has read to make its model, without the file of `script` or `model` itself
@@ -621,6 +623,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "packages": None,
     "one_rank": False,
     "callback": True,
+    "is_injected": False,
     "own_precision": "fp32",
     "own_fusion": "none",
 }

@@ -91,6 +91,8 @@ def _for_a_script(recipe: Recipe) -> Export:
     assert user_script is not None
     # The allocator reads its setting once, before autotune.apply could make it.
     launcher = [] if recipe.config.allocator == "default" else [str(recipe.folder / launch.FILE)]
+    if recipe.workload.is_injected:  # it makes that setting, too
+        launcher = ["-m", "autotune.run"]
     python = ["torchrun", "--standalone"] if recipe.workload.one_rank else ["python"]
     command = shlex.join([*python, *launcher, *recipe.workload.script_command()])
     command = f"AUTOTUNE_CONFIG={shlex.quote(str(recipe.folder / CONFIG_FILE))} {command}"
@@ -98,6 +100,12 @@ def _for_a_script(recipe: Recipe) -> Export:
         f"{user_script} calls autotune.apply, which applies the {CONFIG_FILE} that the variable "
         "names"
     ]
+    if recipe.workload.is_injected:
+        notes = [
+            f"{user_script} has no line of autotune: autotune.run gives its Trainer the callback "
+            f"that applies the {CONFIG_FILE} that the variable names; with callbacks="
+            "[autotune.TrainerCallback(args)] in the script, leave `-m autotune.run` out"
+        ]
     if recipe.search_folder is None:
         notes.append(
             f"the study's {user_script} is not found from here, or was edited: start it in the "
@@ -106,7 +114,10 @@ def _for_a_script(recipe: Recipe) -> Export:
     else:
         command = f"cd {shlex.quote(str(recipe.search_folder))} && {command}"
     return Export(
-        files={CONFIG_FILE: config_text(recipe), **_launcher(recipe)},
+        files={
+            CONFIG_FILE: config_text(recipe),
+            **({} if recipe.workload.is_injected else _launcher(recipe)),
+        },
         command=command,
         is_for_any_folder=recipe.search_folder is not None,
         unsupported=tuple(_decided_by_script(recipe)),
