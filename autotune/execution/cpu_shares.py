@@ -75,16 +75,6 @@ def sharing_of_cpus(count: int, *, most_cpus: int | None = None) -> str:
     return f"{count} trials on {usable} CPU{'s' * (usable > 1)}" if count > usable else ""
 
 
-def cpu_name() -> str:
-    """Returns the name of the CPU's model, such as `AMD EPYC`."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []  # not Linux
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 RANKS_PER_CORE = 4
 """How many ranks of a trial a core of a CPU may have. Each needs hundreds of MiB, too."""
 

@@ -6,7 +6,9 @@ settings of the process as well.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
+from autotune.exporters.promise import literal_lines
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.spec.config import Attention, TrainingConfig
 
@@ -55,8 +57,22 @@ def with_torch(config: TrainingConfig) -> list[str]:
     return lines
 
 
-def launcher(recipe: Recipe) -> str:
-    """Returns the text of the file, which needs torch and nothing else."""
+_WATCH = (
+    "try:",
+    "    from autotune_promise import watch_trainers",
+    "except ImportError:",
+    "    pass  # without that file nothing is compared with the trial",
+    "else:",
+    "    watch_trainers(TRIAL)",
+)
+
+
+def launcher(recipe: Recipe, trial: Mapping[str, Any] | None = None) -> str:
+    """Returns the text of the file, which needs torch and nothing else.
+
+    With `trial` it has the first Trainer of transformers compare its training with it, by
+    `autotune_promise.py` beside it.
+    """
     config = recipe.config
     lines = before_torch(config)
     settings = with_torch(config)
@@ -66,6 +82,8 @@ def launcher(recipe: Recipe) -> str:
             lines.append("import torch._functorch.config")
         lines.append("")
         lines += settings
+    if trial is not None:
+        lines += ["", *literal_lines("TRIAL", trial), *_WATCH]
     if not lines:
         lines.append("# Nothing to set: this configuration needs no launcher.")
     body = "\n".join(lines)

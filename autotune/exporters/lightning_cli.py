@@ -6,6 +6,8 @@ Lightning; for FSDP2 the user's module shards itself, by a line that the export 
 lightning 2.6.
 """
 
+from typing import Any
+
 from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.deepspeed_config import client_settings
@@ -17,6 +19,7 @@ from autotune.exporters.devices import (
     zero_settings,
 )
 from autotune.exporters.export import Export, Target
+from autotune.exporters.promise import OF_LIGHTNING, is_promised, promise_file, promised
 from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.exporters.script_lines import (
@@ -43,15 +46,25 @@ _PRECISIONS = {
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    asked = recipe
     closest = _closest(recipe)
     closest.lacks(_lacking_techniques(closest.recipe))
     closest.lacks(_lacking_workload(closest.recipe))
     recipe = closest.recipe
     heading = f"# {recipe.origin}: {recipe.config.describe()}.\n"
+    settings = _settings(recipe)
+    if is_promised(asked):
+        settings["trainer"]["callbacks"].append(
+            {
+                "class_path": "autotune_lightning_promise.PromiseCallback",
+                "init_args": {"trial": promised(asked, closest.unsupported())},
+            }
+        )
     files = {
-        FILE: heading + yaml_text(_settings(recipe)),
+        FILE: heading + yaml_text(settings),
         CALLBACK: shipped_text(CALLBACK),
         BLOCKS: shipped_text(BLOCKS),
+        **promise_file(asked, OF_LIGHTNING),
     }
     if recipe.config.optimizer == "adafactor-fixed-rate":
         files[ADAFACTOR] = shipped_text(ADAFACTOR)
@@ -99,7 +112,7 @@ _COPIES = {
 """{precision: (what DeepSpeed does instead, why)}."""
 
 
-def _settings(recipe: Recipe) -> dict[str, object]:
+def _settings(recipe: Recipe) -> dict[str, Any]:
     workload = recipe.workload
     return {
         "seed_everything": workload.seed,

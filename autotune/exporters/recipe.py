@@ -1,6 +1,7 @@
 """Input of an exporter: a configuration, the workload that it ran on, and what was measured."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +63,14 @@ class Recipe:
     """The peak of each device, where the trial had several."""
     device_bytes: int | None = None
     tokens_per_second: float | None = None
+    tokens_per_second_spread: float | None = None
     perplexity: float | None = None
+    padding_share: float | None = None
+    bytes_by_kind: Mapping[str, int] | None = None
+    device_name: str | None = None
+    """The vendor's name of the device; of a CPU also the number of threads."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of torch, CUDA and other packages that the trial ran with."""
     marks_answers: bool | None = None
     """Whether the chat template of the trial has {% generation %} around answers; None: not known.
     """
@@ -131,5 +139,10 @@ def recipe_of(result: StudyResult, record: TrialRecord) -> Recipe:
         peak_memory_bytes_by_rank=record.peak_memory_bytes_by_rank,
         device_bytes=record.device_bytes,
         tokens_per_second=record.tokens_per_second,
+        tokens_per_second_spread=record.tokens_per_second_spread,
         perplexity=record.perplexity,
+        padding_share=record.padding_share,
+        bytes_by_kind=record.bytes_by_kind,
+        device_name=result.device.name,
+        versions=result.device.versions,
     )

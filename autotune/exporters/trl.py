@@ -1,4 +1,4 @@
-"""trl's supervised fine-tuning: `sft.yaml` for `trl sft --config`, and a launcher if one is needed.
+"""trl's supervised fine-tuning: `sft.yaml`, and a launcher that compares it with the trial.
 
 trl's defaults differ from those of transformers: bf16 and checkpointing are on. So the file always
 specifies both. Names: https://huggingface.co/docs/trl/sft_trainer
@@ -12,6 +12,7 @@ from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate
 from autotune.exporters.export import Export, Target
+from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
 from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -32,6 +33,7 @@ FILE = "sft.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    asked = recipe
     on_devices = _closest(recipe)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe)
@@ -55,9 +57,14 @@ def write(recipe: Recipe, version: str) -> Export:
     # The launcher makes the settings of the process; `attention` may not be one of them any more.
     launcher_config = dataclasses.replace(recipe.config, attention=closest.attention)
     has_launcher = launch.is_needed(launcher_config)
-    if has_launcher:
+    notes = _notes(recipe, has_launcher=has_launcher)
+    if has_launcher or is_promised(asked):
+        if not has_launcher:
+            notes.append(f"{command} trains the same, and compares nothing with the trial")
         launcher_recipe = dataclasses.replace(recipe, config=launcher_config)
-        files[launch.FILE] = launch.launcher(launcher_recipe)
+        trial = promised(asked, on_devices.unsupported()) if is_promised(asked) else None
+        files[launch.FILE] = launch.launcher(launcher_recipe, trial)
+        files |= promise_file(asked, OF_TRAINER)
         start = "python"
         if shares:
             start = f"accelerate launch --config_file {accelerate_config.FILE}"
@@ -67,7 +74,7 @@ def write(recipe: Recipe, version: str) -> Export:
         command=command,
         before_use=_before_use(recipe),
         unsupported=on_devices.unsupported(),
-        notes=tuple(_notes(recipe, has_launcher=has_launcher)),
+        notes=tuple(notes),
     )
 
 

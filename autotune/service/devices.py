@@ -10,9 +10,9 @@ from typing import Literal
 import psutil
 
 from autotune.errors import TrialLost
-from autotune.execution.cpu_shares import cpu_name
 from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes
 from autotune.service.processes import find_process
+from autotune.shipped.device_name import cpu_name
 from autotune.spec.queued_search import QueuedSearch
 from autotune.spec.schema import Schema
 

@@ -16,15 +16,25 @@ def reallocate(tensors: Iterable[Tensor]) -> int:
     Returns the bytes of all these storages. Memory that torch does not own alone, such as a mapped
     file or memory shared with another process, is not moved.
     """
-    storages = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
-    for storage in storages.values():
+    storages = _distinct_storages(tensors)
+    for storage in storages:
         if storage.resizable() and not storage.is_shared():
             size_bytes = storage.nbytes()
             content = storage.clone()
             storage.resize_(0)
             storage.resize_(size_bytes)
             storage.copy_(content)
-    return sum(storage.nbytes() for storage in storages.values())
+    return sum(storage.nbytes() for storage in storages)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes of all storages of `tensors`, each counted once."""
+    return sum(storage.nbytes() for storage in _distinct_storages(tensors))
+
+
+def _distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
+    found = {storage._cdata: storage for tensor in tensors for storage in _storages_of(tensor)}
+    return list(found.values())
 
 
 def _storages_of(tensor: Tensor) -> Iterator[UntypedStorage]:

@@ -108,10 +108,11 @@ CASES = {
 
 
 @pytest.mark.parametrize(("config", "settings"), CASES.values(), ids=CASES)
-def test_lightning_arrives_at_the_weights_of_the_trial(tmp_path, config, settings):
+def test_lightning_arrives_at_the_weights_of_the_trial(tmp_path, config, settings, capsys):
     asked = a_recipe(settings, **config)
     cli = fit(asked, tmp_path)
     assert cli.trainer.global_step == STEPS
+    assert f"{STEPS} steps beside study tour, trial 12" in capsys.readouterr().err
     start = small_model(asked.workload)
     assert distance(cli.model.network, trained(asked, steps=STEPS), start) < 1e-5
 

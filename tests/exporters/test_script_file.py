@@ -77,6 +77,7 @@ def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, p
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     said = float(ran.stdout.partition("perplexity ")[2].split()[0])
     assert said == pytest.approx(perplexity_of_trial(workload, prepared), abs=1e-4)
+    assert f"{workload.steps} steps beside study tour, trial 12" in ran.stderr
     assert len(torch.load(tmp_path / "model.pt")) == 4 * 7 + 3
 
 

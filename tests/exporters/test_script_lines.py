@@ -94,7 +94,11 @@ def test_an_origin_of_several_lines_stays_a_comment_or_a_text(target):
     )
     plain = next(iter(TARGETS[target].write(recipe(), TARGETS[target].versions[0]).files.values()))
     read = json.loads if file.endswith(".json") else yaml.safe_load
-    first, second = read(text), read(plain)
-    assert {k: v for k, v in first.items() if k != "autotune"} == {
-        k: v for k, v in second.items() if k != "autotune"
-    }
+    assert without_origin(read(text)) == without_origin(read(plain))
+
+
+def without_origin(content):
+    content.pop("autotune", None)
+    for callback in content.get("trainer", {}).get("callbacks", []):
+        callback["init_args"].get("trial", {}).pop("trial", None)
+    return content

@@ -50,7 +50,8 @@ def trainer_of(export, folder, **changes):
             "logging_steps": 1,
             **changes,
         }
-        args = module.training_arguments(str(folder), use_cpu=True, max_steps=STEPS, **options)
+        options = {"max_steps": STEPS, **options}
+        args = module.training_arguments(str(folder), use_cpu=True, **options)
         data = module.sequences(
             ["a quick fox jumps "] * 40, lambda text: [ord(letter) % 64 for letter in text]
         )

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from autotune.training.script.batch_tokens import count_tokens, counted_in
+from autotune.shipped.batch_tokens import count_tokens
+from autotune.training.script.counted import counted_in
 
 TOKENS = torch.arange(12).view(3, 4)
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])

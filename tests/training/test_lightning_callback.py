@@ -108,7 +108,8 @@ def fit(tmp_path):
 def configured(tmp_path, monkeypatch):
     def name(**fields):
         file = tmp_path / "config.json"
-        file.write_text(json.dumps(fields))
+        measured = {"trial": "study tour, trial 12", "tokens_per_second": 1.0}
+        file.write_text(json.dumps({"config": fields, "measured": measured}))
         monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
 
     return name
@@ -169,9 +170,10 @@ def test_a_configuration_trains_the_same_at_the_same_learning_rates(
     assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
 
 
-def test_the_configuration_decides_the_precision_of_the_trainer(fit, configured):
+def test_the_configuration_decides_the_precision_of_the_trainer(fit, configured, capsys):
     configured(precision="fp32")
-    module, _ = fit(autotune.LightningCallback(global_batch=8), precision="bf16-true")
+    module, trainer = fit(autotune.LightningCallback(global_batch=8), precision="bf16-true")
+    assert f"{trainer.global_step} steps beside study tour" in capsys.readouterr().err
     assert module.dtypes == {torch.float32}
     assert weights_of(module).dtype == torch.float32
 

@@ -28,6 +28,7 @@ from autotune.errors import (
 from autotune.execution.process.device import all_devices
 from autotune.execution.tasks import Examine, Predict, Train
 from autotune.shipped.changed_method import Changed
+from autotune.shipped.promise import COMPARED_UP_TO
 from autotune.spec.config import TrainingConfig
 from autotune.spec.early_stopping import PruningBound
 from autotune.spec.optimizers import Optimizer
@@ -711,6 +712,24 @@ def test_a_file_can_name_the_configuration(tmp_path, monkeypatch):
     file.write_text('{"precision": "fp3"}')
     with pytest.raises(InvalidInput, match="fp3"):
         autotune.current_config()
+
+
+def test_steps_that_a_script_reports_are_compared_with_the_trial_of_the_file(
+    tmp_path, monkeypatch, capsys
+):
+    file = tmp_path / "config.json"
+    measured = {"trial": "study tour, trial 12", "peak_memory_bytes": 1, "weights_bytes": 8}
+    file.write_text(json.dumps({"config": {"precision": "fp32"}, "measured": measured}))
+    monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
+    model = nn.Linear(8, 8)
+    model, optimizer = autotune.apply(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(COMPARED_UP_TO + 2):
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        autotune.report(tokens=1, loss=1.0)
+    said = capsys.readouterr().err
+    assert said.count("20 steps beside study tour, trial 12") == 1
+    assert "288 bytes of weights (8 in the trial)" in said
 
 
 def test_the_micro_batch_of_a_file_must_divide_the_sequences_of_a_step(tmp_path, monkeypatch):

@@ -46,7 +46,8 @@ def configured(tmp_path, monkeypatch):
 
     def name(**fields):
         file = tmp_path / "config.json"
-        file.write_text(json.dumps(fields))
+        measured = {"trial": "study tour, trial 12", "tokens_per_second": 1.0}
+        file.write_text(json.dumps({"config": fields, "measured": measured}))
         monkeypatch.setenv("AUTOTUNE_CONFIG", str(file))
 
     return name
@@ -183,10 +184,11 @@ def test_a_checkpoint_is_resumed_by_any_configuration(
     torch.testing.assert_close(weights_of(resumed), unbroken)
 
 
-def test_a_saved_model_is_the_trained_one(arguments, configured, tmp_path):
+def test_a_saved_model_is_the_trained_one(arguments, configured, tmp_path, capsys):
     configured(micro_batch_size=4, checkpointing="block", precision="bf16-mixed")
     args = arguments()
     trainer = trained(args, callbacks=[autotune.TrainerCallback(args)])
+    assert f"{trainer.state.global_step} steps beside study tour" in capsys.readouterr().err
     trainer.save_model(tmp_path / "model")
     loaded, report = transformers.LlamaForCausalLM.from_pretrained(
         tmp_path / "model", output_loading_info=True

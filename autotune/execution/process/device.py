@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from autotune.errors import DeviceDisturbed, InvalidInput, TrialLost
-from autotune.execution.cpu_shares import cpu_name
 from autotune.execution.server.forked import ForkFailed, run_in_fork
 from autotune.execution.server.infrastructure import machine_failure_behind
 from autotune.memory.context import NvmlContext, in_use_bytes, touch
 from autotune.memory.nvml import NvmlDevice, driver_version, find_device, open_device
+from autotune.shipped.device_name import device_name
 from autotune.spec.result import DeviceInfo
 from autotune.units import format_size
 
@@ -84,7 +84,7 @@ def all_devices() -> list[DeviceInfo]:
 def _cpu_info() -> DeviceInfo:
     return DeviceInfo(
         device="cpu",
-        name=f"{cpu_name()}, {torch.get_num_threads()} threads",
+        name=device_name("cpu"),
         total_memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         versions=_versions(),
     )

@@ -13,6 +13,7 @@ from typing import Any
 from autotune.exporters import adapters, launch
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target, Unsupported
+from autotune.exporters.promise import promised
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
 from autotune.exporters.reasons import MADE_BY_CLASS
@@ -33,7 +34,7 @@ def write(recipe: Recipe, version: str) -> Export:
     closest = _closest(trial)
     recipe = closest.recipe
     files = {
-        script.FILE: script.script(recipe),
+        script.FILE: script.script(recipe, promised(trial, closest.unsupported())),
         CONFIG_FILE: config_text(trial),
         **_launcher(recipe),
     }
@@ -75,6 +76,7 @@ def config_text(recipe: Recipe) -> str:
             "device_bytes": recipe.device_bytes,
             "tokens_per_second": recipe.tokens_per_second,
             "perplexity": recipe.perplexity,
+            **promised(recipe),
         },
         "workload": recipe.workload.to_dict(),
     }

@@ -7,11 +7,14 @@ here are its settings and the functions that differ with the configuration.
 """
 
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import base_dtype, is_quantized
 from autotune.exporters.bundle import Part, banner, code, joined, shipped
 from autotune.exporters.devices import divides_weights
+from autotune.exporters.promise import literal_lines
 from autotune.exporters.pytorch.data import data_parts
 from autotune.exporters.pytorch.devices import device_parts
 from autotune.exporters.pytorch.models import model_parts
@@ -30,11 +33,11 @@ def start(recipe: Recipe) -> str:
     return f"torchrun --standalone --nproc-per-node {recipe.devices}"
 
 
-def script(recipe: Recipe) -> str:
-    """Returns the text of the script."""
+def script(recipe: Recipe, promise: Mapping[str, Any]) -> str:
+    """Returns the text of the script, which compares itself with `promise`."""
     is_alone = recipe.devices == 1
     parts = [
-        _settings(recipe),
+        _settings(recipe, promise),
         banner("techniques"),
         *technique_parts(recipe),
         banner("training"),
@@ -49,7 +52,9 @@ def script(recipe: Recipe) -> str:
         *data_parts(recipe.workload),
         banner("peak memory"),
         _resident_tensors(recipe),
-        shipped("script.peak_memory"),
+        shipped("peak_memory"),
+        banner("promise"),
+        shipped("promise"),
         banner("program"),
         shipped("script.program" if is_alone else "script.program_of_ranks"),
     ]
@@ -99,9 +104,9 @@ folder, or a name on the hub. `--steps 2000 --save model.pt` trains longer and s
 With another number of processes each has another part of the global batch, which stays the same."""
 
 
-def _settings(recipe: Recipe) -> Part:
+def _settings(recipe: Recipe, promise: Mapping[str, Any]) -> Part:
     config, workload = recipe.config, recipe.workload
-    imports = ["import torch"]
+    imports = ["from typing import Any", "import torch"]
     if config.memory_budget != 1.0:
         imports.append("import torch._functorch.config")
     lines = [*imports, *launch.with_torch(config)]
@@ -120,25 +125,23 @@ def _settings(recipe: Recipe) -> Part:
         "SEED": workload.seed,
         "IS_COMPILED": config.compile != "none",
     }
-    if recipe.devices == 1:
-        settings["PEAK_MEMORY_BYTES: int | None"] = recipe.peak_memory_bytes
-    else:
+    if recipe.devices > 1:
         settings["COMMAND"] = f"{start(recipe)} {FILE}"
         settings["PEAK_MEMORY_BYTES_BY_RANK: tuple[int, ...]"] = recipe.peak_memory_bytes_by_rank
-    settings["TRIAL"] = f"{recipe.origin}, on {recipe.device_type}"
     for setting, value in settings.items():
         lines.append(f"{setting} = {value!r}")
         name = setting.partition(":")[0]
         if name in _MEANINGS:
             lines.append(f'"""{_MEANINGS[name]}"""')
     lines.append(f"WEIGHTS_DTYPE = torch.{base_dtype(config)}")
+    lines += literal_lines("PROMISE: dict[str, Any]", promise)
+    lines.append('"""Of the trial; the first steps are compared with it."""')
     return code("\n".join(lines))
 
 
 _MEANINGS = {
     "GLOBAL_BATCH": "Sequences of one optimizer step.",
     "MICRO_BATCH": "Sequences of one forward pass.",
-    "PEAK_MEMORY_BYTES": "Measured in the trial.",
     "PEAK_MEMORY_BYTES_BY_RANK": "Measured in the trial.",
 }
 

@@ -14,6 +14,7 @@ from autotune.exporters.adapters import packages
 from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
+from autotune.exporters.promise import OF_TRAINER, promise_file, promised
 from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -35,6 +36,7 @@ _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    asked = recipe
     on_devices = _closest(recipe)
     recipe = on_devices.recipe
     config = recipe.config
@@ -45,11 +47,14 @@ def write(recipe: Recipe, version: str) -> Export:
         **_device_keys(recipe, version),
     }
     is_script = recipe.workload.script is not None
+    trial = promised(asked, on_devices.unsupported())
+    code_keys = _keys_of_code(recipe, keys, version)
     files = {
-        FILE: trainer_code(recipe, _keys_of_code(recipe, keys, version), version=version),
+        FILE: trainer_code(recipe, code_keys, version=version, trial=trial),
         **({} if is_script else training_script(recipe)),
         ARGUMENTS_FILE: json.dumps(keys, indent=2) + "\n",
         MODEL_FILE: json.dumps(model_keys(closest), indent=2) + "\n",
+        **promise_file(asked, OF_TRAINER),
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)

@@ -16,6 +16,7 @@ from autotune.exporters.adapters import (
     trained_dtype,
 )
 from autotune.exporters.bundle import Part, code, joined, shipped
+from autotune.exporters.promise import is_promised, literal_lines
 from autotune.exporters.pytorch.techniques import technique_modules
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import imported_optimizer
@@ -25,10 +26,13 @@ from autotune.spec.workload import Workload
 FILE = "autotune_trainer.py"
 
 
-def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> str:
+def trainer_code(
+    recipe: Recipe, keys: Mapping[str, Any], *, version: str, trial: Mapping[str, Any]
+) -> str:
     """Returns the text of the file.
 
     `keys` are those of TrainingArguments; the code makes the settings that they do not make.
+    `trial` is what the training is compared with.
     """
     config = recipe.config
     by_keys = "gradient_checkpointing_kwargs" in keys or "activation_checkpointing_kwargs" in keys
@@ -39,6 +43,7 @@ def trainer_code(recipe: Recipe, keys: Mapping[str, Any], *, version: str) -> st
         _arguments(config),
         _prepare_model(config, by_keys=by_keys, version=version),
         _make_optimizer(recipe),
+        *([_promise(trial)] if is_promised(recipe) else []),
         _trainer(recipe),
     ]
     before_torch = "\n".join(launch.before_torch(config))
@@ -380,7 +385,7 @@ class AutotuneTrainer(Trainer):
     def __init__(self, model: Any, args: TrainingArguments | None = None, **others: Any) -> None:
         if args is None:
             args = training_arguments("trainer_output")
-        super().__init__(prepare_model(model), args, **others)
+        super().__init__(prepare_model(model), args, **others){promise}
 
     def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
         if self.optimizer is not None or self.args.optim != SETTINGS["optim"]:
@@ -408,6 +413,10 @@ class AutotuneTrainer(Trainer):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         self._created_lr_scheduler = True
         return self.lr_scheduler'''
+
+_WATCH = """
+        if watch is not None:
+            watch(self, TRIAL)"""
 
 _OWN_LOSS = '''
 
@@ -450,9 +459,24 @@ micro_batches = self.args.world_size * self.args.gradient_accumulation_steps
         step_in_backward(self.optimizer)"""
 
 
+def _promise(trial: Mapping[str, Any]) -> Part:
+    """Returns what the file has of `autotune_promise.py`, which is beside it."""
+    lines = literal_lines("TRIAL: dict[str, Any]", trial)
+    return code("\n".join(["from typing import Any", *lines, *_IMPORT_OF_PROMISE]))
+
+
+_IMPORT_OF_PROMISE = (
+    "try:",
+    "    from autotune_promise import watch",
+    "except ImportError:  # without that file nothing is compared with the trial",
+    "    watch = None",
+)
+
+
 def _trainer(recipe: Recipe) -> Part:
     in_backward = recipe.config.optimizer_fusion == "backward"
     text = _TRAINER.replace("{optimizer}", _MAKE_IN_BACKWARD if in_backward else _MAKE)
+    text = text.replace("{promise}", _WATCH if is_promised(recipe) else "")
     if recipe.workload.script is None and not recipe.workload.has_loss_of_tokens:
         text += _OWN_LOSS
     if recipe.config.activation_offload == "cpu":

@@ -8,7 +8,7 @@ import torch
 from autotune.shipped.script.loop import check_lengths, parse_arguments, train
 from autotune.shipped.script.one_device import evaluate
 from autotune.shipped.script.read_text import read_text
-from autotune.shipped.script.written import PEAK_MEMORY_BYTES, TRIAL, Training
+from autotune.shipped.script.written import PROMISE, Training
 
 
 def main() -> None:
@@ -21,8 +21,9 @@ def main() -> None:
     print(f"perplexity {math.exp(evaluate(training.model, held_out)):.4f}")
     if peak_memory.read():
         print(f"peak memory {peak_memory.read() / 2**20:,.2f} MiB")
-    if PEAK_MEMORY_BYTES is not None:
-        print(f"promised    {PEAK_MEMORY_BYTES / 2**20:,.2f} MiB, measured in {TRIAL}")
+    if "peak_memory_bytes" in PROMISE:
+        promised = PROMISE["peak_memory_bytes"] / 2**20
+        print(f"promised    {promised:,.2f} MiB, measured in {PROMISE['trial']}")
     if arguments.save:
         weights = {name: weight.detach().cpu() for name, weight in training.parameters.items()}
         torch.save(weights, arguments.save)

@@ -14,7 +14,7 @@ from autotune.shipped.script.written import (
     GLOBAL_BATCH,
     MICRO_BATCH,
     PEAK_MEMORY_BYTES_BY_RANK,
-    TRIAL,
+    PROMISE,
     Training,
     save,
 )
@@ -32,7 +32,14 @@ def main() -> None:
         text, held_out = read_text(arguments.tokens, arguments.text)
     check_lengths(text, held_out)
     training = Training(rank)
-    peak_memory = train(training, text, steps=arguments.steps, say=rank.say)
+    peak_memory = train(
+        training,
+        text,
+        steps=arguments.steps,
+        say=rank.say,
+        ranks=rank.size,
+        is_first=rank.index == 0,
+    )
     rank.say(f"perplexity {math.exp(evaluate(training, held_out)):.4f}")
     peaks = rank.gather(peak_memory.read())
     for index, peak in enumerate(peaks):
@@ -40,7 +47,8 @@ def main() -> None:
             rank.say(f"peak memory {peak / 2**20:,.2f} MiB on rank {index}")
     if len(PEAK_MEMORY_BYTES_BY_RANK) == rank.size:
         for index, peak in enumerate(PEAK_MEMORY_BYTES_BY_RANK):
-            rank.say(f"promised    {peak / 2**20:,.2f} MiB on rank {index}, measured in {TRIAL}")
+            mebibytes = f"{peak / 2**20:,.2f} MiB"
+            rank.say(f"promised    {mebibytes} on rank {index}, measured in {PROMISE['trial']}")
     if arguments.save:
         save(training, arguments.save)
     torch.distributed.destroy_process_group()

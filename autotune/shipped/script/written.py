@@ -32,9 +32,8 @@ WEIGHTS_DTYPE: torch.dtype
 IS_COMPILED: bool
 QUANTIZATION: Any
 GRADIENTS_ADDED_UP_IN: str
-PEAK_MEMORY_BYTES: int | None
 PEAK_MEMORY_BYTES_BY_RANK: tuple[int, ...]
-TRIAL: str
+PROMISE: dict[str, Any]
 COMMAND: str
 
 # -- model -----------------------------------------------------------------------------------------

@@ -23,14 +23,17 @@ from transformers import Trainer
 from transformers import TrainerCallback as TransformersCallback
 
 from autotune.errors import InvalidInput
+from autotune.shipped.autotune_promise import watch
+from autotune.shipped.batch_tokens import count_tokens
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.spec.terms import Counted
-from autotune.training.script.batch_tokens import count_tokens, counted_in
+from autotune.training.script.counted import counted_in
 from autotune.training.script.interface import (
     apply,
     config_of_run,
     current_run,
     has_configuration,
+    promised_trial,
     report,
 )
 
@@ -147,8 +150,11 @@ class TrainerCallback(TransformersCallback):
         if self._has_applied:  # a second call of trainer.train()
             return
         trainer.create_optimizer = self._applying(trainer, trainer.create_optimizer)
+        trial = promised_trial()
         if self._run is not None:
             trainer.training_step = self._noting(trainer.training_step)
+        elif trial:
+            watch(trainer, trial)
 
     def _applying(
         self, trainer: Trainer, create_optimizer: Callable[..., Optimizer]

@@ -64,6 +64,9 @@ _running: list[Run] = []
 """The trial that runs in this process; empty if there is none."""
 _learning: list[Callable[[int], None]] = []
 """Gets the global batch of the script that runs, where the search is to learn it."""
+_reported: list[Callable[[int], None]] = []
+"""Gets the tokens of each step outside of a trial, to compare the training with what a trial has
+measured."""
 _called: list[str] = []
 """Which functions of ours the script has called, or something that calls them for it."""
 
@@ -92,6 +95,16 @@ def functions_called() -> frozenset[str]:
 def current_run() -> Run | None:
     """Returns the trial that runs in this process, if there is one."""
     return _running[0] if _running else None
+
+
+def promised_trial() -> dict[str, Any]:
+    """Returns the numbers and facts of the trial that AUTOTUNE_CONFIG names; {} if it has none."""
+    file = os.environ.get(CONFIG_VARIABLE)
+    if _running or not file:
+        return {}
+    content = read_json(Path(file), hint=_HOW_TO_NAME)
+    measured = content.get("measured") if isinstance(content, dict) else None
+    return measured if isinstance(measured, dict) and "trial" in measured else {}
 
 
 def has_configuration() -> bool:
@@ -184,6 +197,7 @@ def apply(
     from autotune.techniques.user_optimizer import all_optimizers  # noqa: PLC0415
     from autotune.techniques.user_training import apply_to_user_training  # noqa: PLC0415
 
+    is_named = config is None
     if config is None:
         config = current_config()
     else:
@@ -196,7 +210,32 @@ def apply(
                 stacklevel=2,
             )
     _check_applicable(config)
-    return apply_to_user_training(config, model, optimizer)
+    model, optimizer = apply_to_user_training(config, model, optimizer)
+    if is_named and promised_trial():
+        _compare_reports(model, *all_optimizers(optimizer))
+    return model, optimizer
+
+
+def _compare_reports(model: "nn.Module", *optimizers: "Optimizer") -> None:
+    """Compares the next steps that the script reports with those of the trial."""
+    from autotune.shipped.promise import Promise  # noqa: PLC0415  # torch, as above
+
+    first = next(model.parameters(), None)
+    promise = Promise(
+        promised_trial(),
+        device_type="cpu" if first is None else first.device.type,
+        devices=int(os.environ.get("WORLD_SIZE", "1")),
+        is_first=os.environ.get("RANK", "0") == "0",
+    )
+
+    def reported(tokens: int) -> None:
+        promise.step_ended(tokens)
+        promise.step_begins(model, *optimizers)
+        if promise.is_over:
+            _reported.clear()
+
+    _reported[:] = [reported]
+    promise.step_begins(model, *optimizers)
 
 
 def _apply_to_model(config: TrainingConfig | None, model: "nn.Module") -> "nn.Module":
@@ -244,10 +283,13 @@ def report(
 
     A model without tokens reports `rows` instead, such as images, and its mean loss, which need be
     no cross entropy. `evaluation_loss` is the same loss on held-out data, if the script has just
-    evaluated. A trial ends with the report of its last step. Does nothing outside a trial.
+    evaluated. A trial ends with the report of its last step. Outside a trial, with AUTOTUNE_CONFIG,
+    the first steps are compared with those of the trial that the file is from.
     """
     if _running:
         _running[0].report(tokens=tokens, rows=rows, loss=loss, evaluation_loss=evaluation_loss)
+    elif _reported:
+        _reported[0](tokens or rows or 0)
 
 
 def load_config(file: str | Path, *, global_batch: int = 1) -> TrainingConfig:

@@ -13,7 +13,7 @@ Without a configuration the callback does nothing. Imports the Lightning that th
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -22,14 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from autotune.errors import InvalidInput
+from autotune.shipped.batch_tokens import count_tokens
+from autotune.shipped.steps_of_lightning import StepsOfLightning
 from autotune.spec.config import LegalityContext, check_legal
 from autotune.spec.terms import Counted
-from autotune.training.script.batch_tokens import count_tokens, counted_in
+from autotune.training.script.counted import counted_in
 from autotune.training.script.interface import (
     apply,
     config_of_run,
     current_run,
     has_configuration,
+    promised_trial,
     report,
 )
 
@@ -49,6 +52,15 @@ def _loaded_package() -> Any:
 
 _package = _loaded_package()
 _Callback: Any = _package.Callback
+
+
+class _PromiseCallback(StepsOfLightning, _Callback):
+    """Compares a training with the trial that its configuration is from."""
+
+    def __init__(self, trial: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.trial = trial
+
 
 _NEVER = 2**62
 """A number of batches after which no training validates."""
@@ -119,8 +131,11 @@ class LightningCallback(_Callback):
             return
         self._check(trainer, pl_module)
         trainer.strategy.precision_plugin = _package.plugins.Precision()
+        trial = promised_trial()
         if self._run is not None:
             _set_for_trial(trainer)
+        elif trial:
+            trainer.callbacks.append(_PromiseCallback(trial))
 
     def _check(self, trainer: Any, pl_module: Any) -> None:
         if not isinstance(trainer, _package.Trainer):

@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 
+from autotune.shipped.batch_tokens import first_tensor
 from autotune.techniques.user_optimizer import held_optimizers
-from autotune.training.script.batch_tokens import first_tensor
 
 FIRST_STEPS = 2
 """Updates of an optimizer after which a loop is known: between them is one whole step."""

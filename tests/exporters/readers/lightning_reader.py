@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.lightning_cli import FILE
+from autotune.exporters.promise import OF_LIGHTNING
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed
 from tests.exporters.readers.optimizers import BY_CLASS
@@ -155,6 +156,6 @@ def made_parser():
 def provide_shipped():
     """Makes the shipped modules importable by the names they have beside a script."""
     folder = Path(tempfile.mkdtemp())
-    for name in (CALLBACK, BLOCKS, ADAFACTOR):
+    for name in (CALLBACK, BLOCKS, ADAFACTOR, OF_LIGHTNING):
         (folder / name).write_text(shipped_text(name))
     sys.path.append(str(folder))

@@ -5,8 +5,6 @@ from typing import Any
 
 from torch import Tensor
 
-from autotune.spec.terms import Counted
-
 
 def count_tokens(batch: Any) -> int | Tensor:
     """Returns the tokens that a batch trains on, without padding where a mask tells it.
@@ -31,15 +29,14 @@ def count_tokens(batch: Any) -> int | Tensor:
     return first.numel()
 
 
-def counted_in(batch: Any) -> Counted:
-    """Returns what `count_tokens` counts in the batch."""
-    named = (
-        (batch.get("attention_mask"), batch.get("input_ids")) if isinstance(batch, Mapping) else ()
-    )
-    if any(isinstance(value, Tensor) for value in named):
-        return "tokens"
-    first = first_tensor(batch)
-    return "rows" if first is not None and first.is_floating_point() else "tokens"
+def shape_of_tokens(batch: Any) -> tuple[int, int]:
+    """Returns the rows of a batch and the places for tokens in each, counted as `count_tokens`."""
+    found = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    if not isinstance(found, Tensor):
+        found = first_tensor(batch)
+    if found is None or found.dim() == 0:
+        return 0, 0
+    return len(found), 1 if found.is_floating_point() else found[0].numel()
 
 
 def first_tensor(batch: Any) -> Tensor | None:
