@@ -35,9 +35,9 @@ def main() -> None:
     if config.allocator == "expandable":  # before torch is imported, which reads it once
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # torch, after its settings
-    from autotune.training.script.given_callback import give_trainers_callbacks  # noqa: PLC0415
+    from autotune.training.script.injection import inject_into_trainers  # noqa: PLC0415
 
-    give_trainers_callbacks(told=lambda trainer: None)
+    inject_into_trainers()
     if sys.argv[1] == "-m":
         sys.argv[:] = sys.argv[2:]
         sys.path[0] = os.getcwd()

@@ -491,11 +491,11 @@ class LocalExecutor:
                 script_files_after_apply={path: files[path] for path in files if not is_code(path)},
                 packages=found.packages,
             )
-        if found.trainer:
+        if found.injected:
             workload = replace(workload, is_injected=True)
             self._note(
-                f"{workload.script} has no line of autotune: its {found.trainer} gets "
-                "autotune.TrainerCallback in every trial; --no-callback leaves it as it is"
+                f"{workload.script} has no line of autotune: {found.injected} in every trial; "
+                "--no-callback leaves it as it is"
             )
         if found.global_batch is not None:
             workload = replace(workload, global_batch=found.global_batch)

@@ -24,7 +24,7 @@ class Examined(Schema):
     """How the optimizers of a script update."""
     global_batch: Count | None = None
     """How many sequences a script trains on in a step; None: it is no script."""
-    trainer: str = ""
-    """The class of the Trainer in a script that gets our callback from us; empty: none does."""
+    injected: str = ""
+    """What a script without a line of ours gets from us, such as `its Trainer gets ...`."""
     missing_variable: str | None = None
     """The variable of torchrun without which a script cannot run; empty if it needs none."""

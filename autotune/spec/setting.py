@@ -347,6 +347,8 @@ class Option:
     """Whether a request over HTTP may name it; a text is the reason why not."""
     default: Any = None
     """None: not specified."""
+    turns_off: bool = False
+    """Whether the flag sets False, because the setting is on by default."""
     format: Format = TEXT
 
     def of_field(self, field: "dataclasses.Field[Any]", hint: Any, *, is_partial: bool) -> Self:
@@ -355,7 +357,7 @@ class Option:
         is_required = field.default is missing and field.default_factory is missing
         default = None if is_partial or field.default is missing else field.default
         values, written_as = choices_of(hint), format_of(hint)
-        flag = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
+        flag = f"--{'no-' if field.default is True else ''}{field.name.replace('_', '-')}"
         return dataclasses.replace(
             self,
             name=field.name,
@@ -364,6 +366,7 @@ class Option:
             is_closed=bool(values),
             metavar=self.metavar or "|".join(self.choices or values) or written_as.metavar,
             default=default,
+            turns_off=written_as is SWITCH and field.default is True,
             is_required=is_required and not is_partial,
             format=written_as,
         )
@@ -386,11 +389,6 @@ class Option:
     def is_repeatable(self) -> bool:
         """Whether the command line may have it several times, each with a part of the value."""
         return self.format.is_repeatable
-
-    @property
-    def turns_off(self) -> bool:
-        """Whether the flag sets False, because the setting is on by default."""
-        return self.is_switch and self.default is True
 
     def hint(self, value: object) -> str:
         """Returns what to give instead of a value that is not possible."""

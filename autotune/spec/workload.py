@@ -179,6 +179,7 @@ class Workload(Settings):
         "Its arguments follow a separate --: --script train.py -- config/tiny.py --device=cpu.",
         group=EVERYDAY,
         metavar="FILE|MODULE",
+        synonym="-m",  # as of `python -m`
         over_http=True,
     )
     """The user's training script, a file or a module as of `python -m`, which is run instead of a
@@ -189,10 +190,9 @@ class Workload(Settings):
     """What follows the script on its command line."""
     callback: bool = setting(
         True,
-        "Give a Trainer of transformers in --script autotune's callback, where the script calls "
-        "nothing of autotune. [default: give it]",
+        "Leave a trainer in --script as it is; by default transformers' and Lightning's Trainer "
+        "and accelerate are searched where the script calls nothing of autotune.",
         group=THE_MODEL,
-        off_flag="--no-callback",
         over_http=True,
     )
     is_injected: bool = False

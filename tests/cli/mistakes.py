@@ -130,7 +130,7 @@ COMMAND_LINES = {
         --dataset records.jsonl --text-column number
         --dataset parts --dataset-config nope --dataset-split train
         --streaming=yes | --streaming --no-streaming --dataset missing.jsonl
-        --callback=1 | --callback --no-callback --script missing.py
+        --no-callback=1
         --tokenizer model | --tokenizer bpe --vocab-size 257 | --tokenizer ''
         --tokenizer missing.json
         --tokenizer folder | --tokenizer garbage.json | --tokenizer empty.json
@@ -456,7 +456,7 @@ COMMAND_LINES = {
         --max-mem 8GiB | --server nonsense | --server '' --max-mem 8GiB | --bogus | surplus
         --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
         --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a
-        --no-streaming --callback --no-callback
+        --no-streaming --no-callback
         --server http://host --space garbage.toml | --server http://host --model garbage.toml
         --server http://host --model typo.json | --server http://host --space folder
     """

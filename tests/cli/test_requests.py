@@ -51,6 +51,17 @@ def test_a_command_has_an_option_for_each_setting_and_no_other(name):
     assert parameters == settings
 
 
+def test_a_switch_of_the_workload_that_is_on_by_default_has_a_flag_that_turns_it_off():
+    on = {field.name for field in dataclasses.fields(Workload) if field.default is True}
+    assert "callback" in on
+    for kind in (SearchRequest, Submission):
+        for name in on & set(all_options_of(kind)):
+            option = all_options_of(kind)[name]
+            assert option.flag == f"--no-{name}"
+            assert option.turns_off
+            assert option.arguments(False) == [f"--no-{name}"]
+
+
 def rejections(kind, name, value):
     """Return the error of a value of one setting, or None where it is accepted."""
     try:

@@ -13,7 +13,7 @@ from autotune.exporters.written import composed_export
 from autotune.spec.config import TrainingConfig
 from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
-from tests.training.test_given_callback import BEFORE, MADE, TRAINED
+from tests.training.test_injected_callback import BEFORE, MADE, TRAINED
 
 SAYS_ITS_CONFIGURATION = """
 import os, sys, autotune

@@ -17,6 +17,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
 from autotune.spec.workload import make_workload
 from autotune.study.events import Listener, Notice, Preparing
+from autotune.study.opening.requested_space import has_global_batch
 from autotune.study.opening.staging import StagingFolder, sweep
 from autotune.study.request import SearchRequest, check_snapshot, check_trials_per_device
 from autotune.study.workers.outbox import OUTBOX_FOLDER
@@ -68,15 +69,11 @@ def new_definition(
         device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
     executor.use_devices_from(device, count=workload.devices_per_trial)
-    is_given = any(
-        settings.get("global_batch") is not None
-        for settings in (space.workload, request.specified_workload())
-    )
     workload, lacking = executor.examine(
         workload,
         space.choices(),
         device=device.device,
-        learns_global_batch=not is_given,
+        learns_global_batch=not has_global_batch(request, space),
     )
     steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())
     is_possible = "backward" not in lacking.get("optimizer_fusion", {})

@@ -44,6 +44,12 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     return space
 
 
+def has_global_batch(request: SearchRequest, space: SearchSpace) -> bool:
+    """Returns whether the request or its space says how many sequences an optimizer step has."""
+    settings = {**space.workload, **request.specified_workload()}
+    return settings.get("global_batch") is not None
+
+
 def devices_per_trial(
     request: SearchRequest, space: SearchSpace | None, *, stored: StudyDefinition | None = None
 ) -> int:
@@ -67,7 +73,8 @@ def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Work
 
     def make(device_type: str) -> Workload:
         workload = make_workload(device_type, space.workload, specified)
-        bind_space(space, workload.legality_context, unavailable={})
+        if has_global_batch(request, space) or workload.script is None:  # else its script says it
+            bind_space(space, workload.legality_context, unavailable={})
         if workload.script is None and request.ray is None:
             check_weights_fit(workload.to_dict(), folder=results, tolerance=_TOLERANCE)
         return workload

@@ -11,7 +11,9 @@ also wraps `create_optimizer` and `training_step` of the Trainer that it is pass
 Without a configuration nothing is changed. Imports transformers.
 """
 
+import dis
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,6 +35,7 @@ from autotune.training.script.interface import (
     config_of_run,
     current_run,
     has_configuration,
+    learners,
     promised_trial,
     report,
 )
@@ -61,7 +64,9 @@ class TrainerCallback(TransformersCallback):
         self._run = current_run()
         self._is_active = has_configuration()
         self._is_in_trainer = False
-        self._has_applied = False
+        self.has_applied = False
+        self._sum_of_means = 1
+        """Of how many means the Trainer makes its loss, where a `compute_loss` has it add them."""
         self._losses: list[Tensor] = []
         self._tokens = 0
         self._counted: Counted = "tokens"
@@ -72,6 +77,9 @@ class TrainerCallback(TransformersCallback):
         if self._run is not None:
             _set_for_trial(args)
         global_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        self._global_batch = global_batch
+        # Another callback may have changed the same arguments, or those that they are a copy of.
+        self._passes = vars(args).setdefault(_OWN_PASSES, args.gradient_accumulation_steps)
         set_by = (
             f"per_device_train_batch_size {args.per_device_train_batch_size}, "
             f"gradient_accumulation_steps {args.gradient_accumulation_steps}"
@@ -147,8 +155,13 @@ class TrainerCallback(TransformersCallback):
                 "autotune.TrainerCallback was added to a Trainer that was made without it",
                 hint=_HOW_TO_PASS,
             )
-        if self._has_applied:  # a second call of trainer.train()
+        if self.has_applied:  # a second call of trainer.train()
             return
+        for learner in learners():  # of several Trainers, this is the one that is searched
+            learner.learn_global_batch(self._global_batch)
+        if _adds_up_means(trainer):
+            self._sum_of_means = self._passes
+            trainer.compute_loss = self._scaling(trainer, trainer.compute_loss)
         trainer.create_optimizer = self._applying(trainer, trainer.create_optimizer)
         trial = promised_trial()
         if self._run is not None:
@@ -162,13 +175,26 @@ class TrainerCallback(TransformersCallback):
         @functools.wraps(create_optimizer)
         def create(*args: Any, **kwargs: Any) -> Optimizer:
             create_optimizer(*args, **kwargs)
-            if not self._has_applied:
-                self._has_applied = True
+            if not self.has_applied:
+                self.has_applied = True
                 apply(trainer.model, trainer.optimizer)
             optimizer: Optimizer = trainer.optimizer
             return optimizer
 
         return create
+
+    def _scaling(self, trainer: Trainer, compute_loss: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `compute_loss` such that the losses of a step add up to what they did before."""
+
+        @functools.wraps(compute_loss)
+        def compute(*args: Any, **kwargs: Any) -> Any:
+            loss = compute_loss(*args, **kwargs)
+            if not torch.is_grad_enabled():
+                return loss
+            scale = self._passes / trainer.args.gradient_accumulation_steps
+            return (loss[0] * scale, *loss[1:]) if isinstance(loss, tuple) else loss * scale
+
+        return compute
 
     def _noting(self, training_step: Callable[..., Tensor]) -> Callable[..., Tensor]:
         @functools.wraps(training_step)
@@ -177,7 +203,7 @@ class TrainerCallback(TransformersCallback):
             tokens = count_tokens(inputs)  # before the loss takes something out of the inputs
             # The Trainer divides each loss, so that their sum is the mean over the step.
             loss = training_step(model, inputs, *args, **kwargs)
-            self._losses.append(loss.detach())
+            self._losses.append(loss.detach() / self._sum_of_means)
             self._tokens += int(tokens)  # Trainer waits for the device here, too
             return loss
 
@@ -216,6 +242,42 @@ def _leave_to_configuration(args: Any) -> None:
     # accelerate reads these where its arguments say nothing.
     os.environ["ACCELERATE_MIXED_PRECISION"] = "no"
     os.environ["ACCELERATE_DYNAMO_BACKEND"] = "no"
+
+
+_OWN_PASSES = "_autotune_passes"
+"""Attribute of TrainingArguments with the accumulation that the script has set."""
+
+
+def _adds_up_means(trainer: Trainer) -> bool:
+    """Returns whether the Trainer adds up a mean for each pass of a step, and does not divide.
+
+    It leaves that to `compute_loss` where that gets the number of items of the whole step
+    (`training_step` of transformers 5.23), and one of the user's may ignore it. Then the loss
+    depends on the number of passes.
+    """
+    is_scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    function = trainer.compute_loss_func
+    if is_scaled is None:
+        is_scaled = trainer.model_accepts_loss_kwargs or function is not None
+    if function is None and type(trainer).compute_loss is not Trainer.compute_loss:
+        function = type(trainer).compute_loss
+    if not is_scaled or function is None:
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:  # of a partial or an object: nothing is known of it
+        return False
+    names = {"num_items_in_batch"}
+    names.update(
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    )
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith("LOAD"):
+            loaded = instruction.argval  # two names at once in some versions of Python
+            if not names.isdisjoint(loaded if isinstance(loaded, tuple) else (loaded,)):
+                return False
+    return True
 
 
 def _evaluation_loss(metrics: Mapping[str, float]) -> float | None:

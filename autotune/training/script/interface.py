@@ -60,10 +60,29 @@ class Run(Protocol):
     ) -> None: ...
 
 
+class Learner(Protocol):
+    """Is told what a script shows of itself when it is run before its first trial."""
+
+    def learn_global_batch(self, sequences: int) -> None:
+        """Takes the sequences of a step, before they are compared with those of the workload."""
+
+    def note_injected(self, what: str, *, is_checked_until_update: bool = False) -> None:
+        """Takes what the script has got from us, such as `its Trainer gets ...`.
+
+        It may find until the first update of the weights that it cannot follow the script.
+        """
+
+    def note_unknown_global_batch(self, reason: str) -> None:
+        """Takes the reason for which nobody can tell the sequences of an optimizer step."""
+
+    def note_whole_batches(self, reason: str) -> None:
+        """Takes the reason for which the script has no smaller micro batch."""
+
+
 _running: list[Run] = []
 """The trial that runs in this process; empty if there is none."""
-_learning: list[Callable[[int], None]] = []
-"""Gets the global batch of the script that runs, where the search is to learn it."""
+_learning: list["Learner"] = []
+"""Is told what the script that runs shows of itself, before its first step."""
 _reported: list[Callable[[int], None]] = []
 """Gets the tokens of each step outside of a trial, to compare the training with what a trial has
 measured."""
@@ -71,15 +90,16 @@ _called: list[str] = []
 """Which functions of ours the script has called, or something that calls them for it."""
 
 
-def begin(run: Run, *, learn_global_batch: Callable[[int], None] | None = None) -> None:
-    """Starts a trial in this process: from now on the script's calls are delegated to `run`.
-
-    `learn_global_batch` gets the sequences of an optimizer step as the script knows them, before
-    they are compared with those of the workload.
-    """
+def begin(run: Run, *, learner: Learner | None = None) -> None:
+    """Starts a trial in this process: from now on the script's calls are delegated to `run`."""
     _running[:] = [run]
-    _learning[:] = [learn_global_batch] if learn_global_batch else []
+    _learning[:] = [learner] if learner else []
     _called.clear()
+
+
+def learners() -> Sequence[Learner]:
+    """Returns who learns of the script that runs: nobody in a trial."""
+    return _learning
 
 
 def was_called() -> bool:
@@ -136,8 +156,9 @@ def config_of_run(global_batch: int | None, *, set_by: str = "") -> TrainingConf
     _called.append("current_config")
     run = current_run()
     if run is not None:
-        if global_batch is not None and _learning:
-            _learning[0](global_batch)
+        if global_batch is not None:
+            for learner in _learning:
+                learner.learn_global_batch(global_batch)
         if global_batch not in (None, run.workload.global_batch):
             raise InvalidInput(
                 f"the script trains on {sequences}, and its search on {run.workload.global_batch}",

@@ -62,6 +62,9 @@ class _PromiseCallback(StepsOfLightning, _Callback):
         self.trial = trial
 
 
+_PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+"""The precision plugins that decide in which format the model computes, and nothing else."""
+
 _NEVER = 2**62
 """A number of batches after which no training validates."""
 
@@ -96,9 +99,7 @@ class LightningCallback(_Callback):
         Raises InvalidInput for a configuration or a search with another global batch, and for a
         micro batch that does not divide it.
         """
-        super().__init__()
-        self._run = current_run()
-        self._is_active = has_configuration()
+        self._begin(monitor=monitor, network=network, count_tokens=count_tokens)
         self._global_batch = global_batch
         self.micro_batch_size = micro_batch_size or global_batch
         """Sequences in a forward pass: the batch size of the loader of training data."""
@@ -113,6 +114,18 @@ class LightningCallback(_Callback):
             )
         self.accumulate_grad_batches = global_batch // self.micro_batch_size
         """Forward passes in an optimizer step, which must be passed to the Trainer."""
+
+    def _begin(
+        self,
+        *,
+        monitor: str = "val_loss",
+        network: str | None = None,
+        count_tokens: Callable[[Any], int] | None = None,
+    ) -> None:
+        """Sets what needs no configuration."""
+        super().__init__()
+        self._run = current_run()
+        self._is_active = has_configuration()
         self._monitor = monitor
         self._network_name = network
         self._count_tokens = count_tokens or _default_count
@@ -122,6 +135,8 @@ class LightningCallback(_Callback):
         self._optimizer_steps = 0
         self._reports = 0
         self._is_called = True
+        self._weight = 1.0
+        """By how much the loss of this micro batch counts, of equal parts of a step."""
 
     # -- before training ---------------------------------------------------------------------------
 
@@ -130,6 +145,7 @@ class LightningCallback(_Callback):
         if not self._is_active or stage != "fit":
             return
         self._check(trainer, pl_module)
+        self._prepare_steps(trainer)
         trainer.strategy.precision_plugin = _package.plugins.Precision()
         trial = promised_trial()
         if self._run is not None:
@@ -150,6 +166,17 @@ class LightningCallback(_Callback):
                 "autotune.LightningCallback needs one device and automatic optimization",
                 hint="write Trainer(devices=1), or call autotune.apply and report yourself",
             )
+        plugin = type(trainer.precision_plugin).__name__
+        if plugin not in _PRECISIONS:
+            raise InvalidInput(
+                f"autotune.LightningCallback cannot replace the precision plugin {plugin}, which "
+                "changes the layers of the model",
+                hint="leave plugins and precision of the Trainer out, and change the layers in the "
+                "LightningModule",
+            )
+
+    def _prepare_steps(self, trainer: Any) -> None:
+        """Checks that the steps of the Trainer have the sequences of the configuration."""
         if trainer.accumulate_grad_batches != self.accumulate_grad_batches:
             raise InvalidInput(
                 f"the Trainer accumulates {trainer.accumulate_grad_batches} batches, and the "
@@ -218,7 +245,8 @@ class LightningCallback(_Callback):
         if self._run is None:
             return
         if outputs:  # none if training_step has returned None
-            self._losses.append(outputs["loss"].detach())  # divided by the accumulated batches
+            # It is divided by the accumulated batches.
+            self._losses.append(outputs["loss"].detach() * self._weight)
             if self._count_tokens is _default_count:
                 self._counted = counted_in(batch)
             self._tokens += self._count_tokens(batch)

@@ -74,9 +74,11 @@ def why_no_micro_batches(workload: Workload, *, micro_batch_size: int, device: t
     """
     count = _CountOfCalls(workload, micro_batch_size)
     try:
-        try_script(count, workload, device=device)
+        try_script(count, workload, device=device, learner=count)
     except Exception:
-        return ""  # reported by its trials
+        return count.whole_batches  # an error is reported by its trials
+    if count.whole_batches:
+        return count.whole_batches
     expected = workload.global_batch // micro_batch_size
     most_calls = max(count.calls.values(), default=expected)
     if not (count.has_reported and count.has_whole_batch) or most_calls >= expected:
@@ -98,6 +100,20 @@ class _CountOfCalls:
         self.calls: Counter[nn.Module] = Counter()
         self.has_reported = False
         self.has_whole_batch = False
+        self.whole_batches = ""
+
+    def learn_global_batch(self, sequences: int) -> None:
+        """Does nothing: the workload has it by now."""
+
+    def note_injected(self, what: str, *, is_checked_until_update: bool = False) -> None:
+        """Does nothing: this was said when the script was examined."""
+
+    def note_unknown_global_batch(self, reason: str) -> None:
+        """Does nothing: the search was told."""
+
+    def note_whole_batches(self, reason: str) -> None:
+        self.whole_batches = reason
+        raise ScriptEnd
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         modules = set(model.modules())

@@ -45,8 +45,8 @@ from autotune.techniques.user_training import (
     parts_of_user_model,
 )
 from autotune.training.parity import ParityFailed, ParityWatch
-from autotune.training.script.given_callback import give_trainers_callbacks
-from autotune.training.script.interface import Run, begin
+from autotune.training.script.injection import inject_into_trainers
+from autotune.training.script.interface import Learner, Run, begin
 
 RANK_VARIABLES = (
     "RANK",
@@ -157,30 +157,21 @@ def try_script(
     workload: Workload,
     *,
     device: torch.device,
-    learn_global_batch: Callable[[int], None] | None = None,
-    told: Callable[[str], None] = lambda trainer: None,
+    learner: Learner | None = None,
 ) -> None:
-    """Runs the script, as it is now, with its calls delegated to `run`. Raises what it raises.
-
-    `learn_global_batch` is as in `begin`, and `told` as in `run_script`.
-    """
+    """Runs the script, as it is now, with its calls delegated to `run`. Raises what it raises."""
     choose_device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     seed_everything(workload.seed)
-    begin(run, learn_global_batch=learn_global_batch)
-    run_script(workload, expected_sha256="", told=told)
+    begin(run, learner=learner)
+    run_script(workload, expected_sha256="")
 
 
-def run_script(
-    workload: Workload,
-    *,
-    expected_sha256: str,
-    told: Callable[[str], None] = lambda trainer: None,
-) -> bool:
+def run_script(workload: Workload, *, expected_sha256: str) -> bool:
     """Runs the script as `python script.py` would; returns whether ScriptEnd ended it.
 
-    A Trainer without our callback gets it, and `told` the name of its class.
+    A trainer in it gets what it needs to be searched, if the script has no line of ours.
 
     A module runs as `python -m` would run it. How a script ends that has caught a ScriptEnd does
     not count. Raises the reason of a ScriptEnd, RuntimeError for an exit code other than 0,
@@ -198,7 +189,7 @@ def run_script(
     sys.path.insert(0, str(script_folder(script)))
     watch = watch_files(workload)
     if workload.callback:
-        give_trainers_callbacks(told=told)
+        inject_into_trainers()
     ScriptEnd.raised.clear()
     try:
         if is_script_module(script):

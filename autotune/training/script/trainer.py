@@ -12,6 +12,8 @@ calls `model.eval()` is used as reported.
 """
 
 import math
+import multiprocessing
+import os
 import re
 import shlex
 import statistics
@@ -98,18 +100,13 @@ def examine_script(
     is ended after its first steps, and the error has the lines to add.
     """
     files = watch_files(workload)
-    examination = _Examination(workload, choices)
+    examination = _Examination(workload, choices, learns_global_batch=learns_global_batch)
     loop = LoopWatch(files.is_users)
     loop.step_ended = lambda: _end_unchanged(loop, files)
     examination.loop = loop
+    started = _note_processes()
     try:
-        try_script(
-            examination,
-            workload,
-            device=device,
-            learn_global_batch=examination.learn_global_batch if learns_global_batch else None,
-            told=examination.note_trainer,
-        )
+        try_script(examination, workload, device=device, learner=examination)
     except InvalidInput:  # by a callback, which says what the script has to change
         raise
     except Exception as error:
@@ -127,9 +124,47 @@ def examine_script(
         raise InvalidInput(
             f"script {workload.script} does not call autotune.apply"
             + ("" if loop.steps else " before its first report or its end"),
-            hint=_how_to_call(loop, files.user_code(), called=examination.called()),
+            hint=_name_the_other_script(started[0])
+            if started
+            else _how_to_call(loop, files.user_code(), called=examination.called()),
         )
     return examination.result()
+
+
+_LAUNCHERS = ("python", "torchrun", "accelerate", "deepspeed", "lightning", "spawn")
+"""How the names of programs begin that run a training in other processes."""
+
+
+def _note_processes() -> list[str]:
+    """Returns a list to which each process that may train is added from now on, as its command."""
+    started: list[str] = []
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "subprocess.Popen":
+            words = arguments[1]
+            command = words if isinstance(words, str) else shlex.join(map(os.fsdecode, words))
+            if Path(command.split(" ")[0]).name.startswith(_LAUNCHERS):
+                started.append(command)
+
+    sys.addaudithook(note)
+    start = multiprocessing.process.BaseProcess.start
+
+    def started_by_python(self: multiprocessing.process.BaseProcess) -> None:
+        if not type(self).__module__.endswith("fork"):
+            started.append(f"{type(self).__name__} of multiprocessing")
+        start(self)
+
+    multiprocessing.process.BaseProcess.start = started_by_python  # type: ignore[method-assign]
+    return started
+
+
+def _name_the_other_script(command: str) -> str:
+    """Returns what to do where the script trains in another process that it starts."""
+    return (
+        f"it started another process ({command:.80}), where autotune sees and changes nothing: if "
+        "that trains, name what runs there, as --script train.py -- its arguments, which then "
+        "trains in one process"
+    )
 
 
 _MOST_STEPS_BEFORE = 100
@@ -188,18 +223,26 @@ class _Examination:
     Whether that is under autocast, and what of the model is called, is known only there.
     """
 
-    def __init__(self, workload: Workload, choices: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        choices: Mapping[str, Sequence[Any]],
+        *,
+        learns_global_batch: bool = False,
+    ) -> None:
         self.config = TrainingConfig(micro_batch_size=workload.global_batch)
         self.workload = workload
         self.missing: dict[str, dict[str, str]] | None = None
         self.loop: LoopWatch | None = None
         self._has_reported = False
         self._choices = choices
+        self._learns_global_batch = learns_global_batch
         self._files: Mapping[str, str] = {}
         self._own_precision: Precision = "fp32"
         self._own_fusion: OptimizerFusion = "none"
         self._why_as_is = ""
-        self._trainer = ""
+        self._injected = ""
+        self._goes_on_until_update = False
 
     def apply(self, model: nn.Module, optimizer: Optimizers) -> tuple[nn.Module, Optimizers]:
         self._files = files_until_apply()  # what is read from here on is not part of them
@@ -213,20 +256,35 @@ class _Examination:
         if self._own_precision == "as-is":
             self._why_as_is = why_not_cast(model)
         self._model = model
-        self._calls = ModelCalls(model, at_end=self._end)
+        self._calls = ModelCalls(model, at_end=self._first_pass_ended)
         self.missing = missing
         for stepped in all_optimizers(optimizer):  # where no product was seen
             stepped.register_step_pre_hook(self._end)
         return model, optimizer
 
     def learn_global_batch(self, sequences: int) -> None:
-        """Takes the sequences of an optimizer step as the script has them."""
-        self.workload = replace(self.workload, global_batch=sequences)
-        self.config = TrainingConfig(micro_batch_size=sequences)
+        if self._learns_global_batch:
+            self.workload = replace(self.workload, global_batch=sequences)
+            self.config = TrainingConfig(micro_batch_size=sequences)
 
-    def note_trainer(self, name: str) -> None:
-        """Takes note of the class of a Trainer that gets our callback."""
-        self._trainer = name
+    def note_injected(self, what: str, *, is_checked_until_update: bool = False) -> None:
+        self._injected = what
+        self._goes_on_until_update = is_checked_until_update
+
+    def note_unknown_global_batch(self, reason: str) -> None:
+        """Raises InvalidInput unless the search says how many sequences a step has."""
+        if self._learns_global_batch:
+            raise InvalidInput(
+                f"nothing says how many sequences an optimizer step of the script has: {reason}",
+                hint="say it: --global-batch N",
+            )
+
+    def note_whole_batches(self, reason: str) -> None:
+        """Does nothing: a rehearsal with a smaller micro batch asks for the reason."""
+
+    def _first_pass_ended(self) -> None:
+        if not self._goes_on_until_update:
+            raise ScriptEnd
 
     def _end(self, *_: Any) -> None:
         raise ScriptEnd
@@ -264,7 +322,7 @@ class _Examination:
             own_precision=self._own_precision,
             own_fusion=self._own_fusion,
             global_batch=self.workload.global_batch,
-            trainer=self._trainer,
+            injected=self._injected,
         )
 
 
