@@ -314,6 +314,15 @@ def test_a_loader_that_cannot_be_rebuilt_keeps_its_batch_with_the_reason(reason,
     assert "cannot be had" in trained(tmp_path, script, micro_batch=4).error
 
 
+def test_a_loop_that_clips_by_itself_keeps_its_batch_with_the_reason(tmp_path):
+    loop = LOOPS["in order"].replace("accelerator.clip", "nn.utils.clip")
+    alone = trained(tmp_path, ACCELERATE + loop, micro_batch=0)
+    assert trained(tmp_path, ACCELERATE + loop, micro_batch=8).weights == alone.weights
+    smaller = trained(tmp_path, ACCELERATE + loop, micro_batch=2)
+    assert "train.py, line" in smaller.whole_batches
+    assert "accelerator.clip_grad_norm_" in smaller.error
+
+
 # -- forms of Lightning's Trainer ------------------------------------------------------------------
 
 LIGHTNING = """
@@ -439,7 +448,8 @@ config = LlamaConfig(
     **sizes,
 )
 torch.manual_seed(0)
-model = {model}(config)
+{model}(config).save_pretrained("model")  # DPO loads its reference from there
+model = {model}.from_pretrained("model")
 texts = ["hello number " + "abcdefghij"[k % 10] * (3 + k % 5) for k in range(48)]
 preferences = {{"prompt": texts, "chosen": [" yes"] * 48, "rejected": [" perhaps not"] * 48}}
 rows = Dataset.from_dict({rows})

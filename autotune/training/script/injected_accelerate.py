@@ -40,6 +40,7 @@ from autotune.spec.terms import Counted
 from autotune.training.script import interface
 from autotune.training.script.counted import counted_in
 from autotune.training.script.micro_batches import WHOLE_BATCH, MicroBatches, split_batches
+from autotune.training.script.run import watch_clipping
 
 _BY_HAND = "or call autotune.apply and autotune.report yourself: see docs/scripts.md"
 
@@ -58,8 +59,14 @@ def change(_accelerator: ModuleType) -> None:
     def current() -> _Loop | None:
         return followed[0] if followed else None
 
+    def check_clipping() -> None:
+        loop = current()
+        if loop is not None:
+            loop.check_clipping()
+
     _change_preparing(loop_of)
     _change_steps(current)
+    watch_clipping(before_clipping=check_clipping)
     for kind in (DataLoaderShard, DataLoaderDispatcher):
         kind.__iter__ = _delivering(kind.__iter__, current)
     for kind in vars(lr_scheduler).values():
@@ -348,6 +355,18 @@ class _Loop:
             loss = loss * self.part.weight
         self._losses.append(loss.detach() / self.accelerator.gradient_accumulation_steps)
         return loss
+
+    def check_clipping(self) -> None:
+        """Raises InvalidInput where gradients of a part of a batch are clipped."""
+        if self.part.ends_batch:
+            return
+        reason = (
+            f"the loop clips gradients by torch's own function, {_line_of_script()}, which does "
+            "not wait for all micro batches, as accelerator.clip_grad_norm_ does"
+        )
+        for learner in interface.learners():
+            learner.note_whole_batches(reason)
+        raise InvalidInput(reason, hint="write accelerator.clip_grad_norm_")
 
     def check_step(self) -> None:
         """Raises InvalidInput where the optimizer makes a step within one of the configuration."""
