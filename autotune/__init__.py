@@ -23,6 +23,7 @@ from autotune.api import (
     explain,
     export,
     fit,
+    fit_to,
     optuna_study,
     plot,
     predict,
@@ -30,6 +31,7 @@ from autotune.api import (
     search,
     show,
     studies,
+    will_it_fit,
     write_optuna_study,
     write_report,
 )
@@ -66,6 +68,7 @@ __all__ = [
     "explain",
     "export",
     "fit",
+    "fit_to",
     "load_config",
     "optuna_study",
     "plot",
@@ -75,6 +78,7 @@ __all__ = [
     "search",
     "show",
     "studies",
+    "will_it_fit",
     "write_optuna_study",
     "write_report",
 ]

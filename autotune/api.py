@@ -8,6 +8,8 @@ Importing it takes a fraction of a second and does not import torch, because tra
 
 import dataclasses
 import inspect
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
     from autotune.analysis.explanation import Explanation
     from autotune.exporters.written import WrittenExport
+    from autotune.predictor.memory_fit import Fitting
     from autotune.reporting.study_view import StudyView
+    from autotune.spec.memory_fit import MemoryFit
     from autotune.storage.store import StudySummary
     from autotune.study.dry_run import Plan
     from autotune.study.events import Listener
@@ -379,6 +383,87 @@ def fit(
     request = resolved(FitRequest.of({**with_model_config(workload), **given}))
     with status_line("fit") as say:
         return run(request, listener=lambda progress: say(progress.what))
+
+
+def will_it_fit(
+    model: Any,
+    batch: Any,
+    optimizer: Any = None,
+    max_mem: str | int | None = None,
+    device: str = "cuda",
+    step: Callable[..., Any] | None = None,
+) -> "MemoryFit":
+    """Returns whether a training step of any torch module fits under a memory cap, by prediction.
+
+    Needs no GPU, no study, and none of the memory: it runs copies with fake tensors, and `model`,
+    which may be on the meta device, a CPU or a GPU, is left as it is, as is everything else. The
+    answer is true where the training surely fits; `print` shows the peak, what holds it, and what
+    would make it fit: fewer rows, recomputed blocks, an optimizer with less state.
+
+    `batch` is what the model is called with: a mapping by name, a tuple or list by position, else
+    as it is. The model gives the loss: its output, or `loss` of it. Otherwise `step` makes one
+    whole training step, or returns the loss. It takes any of `model`, `batch` and `optimizer` by
+    these names, or in this order, and may use what else its surroundings have. `model` and
+    `optimizer` may be sequences or mappings of several; `optimizer` may be the name of one that
+    does not exist yet, such as "adamw".
+
+    `max_mem` is by default all memory of the device, where it is known; `device` is "cpu", "cuda",
+    or a GPU by its data sheet, such as "l4". Raises InvalidInput for what cannot be trained so, and
+    PredictionImpossible, with the line, where what is allocated depends on values.
+    """
+    return _fitting(model, batch, optimizer, max_mem=max_mem, device=device, step=step).answer()
+
+
+def fit_to(
+    model: Any,
+    batch: Any,
+    optimizer: Any = None,
+    max_mem: str | int | None = None,
+    device: str = "cuda",
+    step: Callable[..., Any] | None = None,
+) -> "MemoryFit":
+    """Make a module recompute as few blocks as surely fit under a cap, and return the answer.
+
+    Takes what `will_it_fit` takes. The model computes the same and keeps the names of its
+    parameters and modules; nothing is changed where it fits as it is. Raises IllegalConfiguration,
+    and changes nothing, where recomputing every block is not enough.
+    """
+    return _fitting(model, batch, optimizer, max_mem=max_mem, device=device, step=step).apply()
+
+
+def _fitting(
+    model: Any,
+    batch: Any,
+    optimizer: Any,
+    *,
+    max_mem: str | int | None,
+    device: str,
+    step: Callable[..., Any] | None,
+) -> "Fitting":
+    from autotune.spec.memory_fit import MemoryFitRequest
+
+    request = MemoryFitRequest.of({"max_mem": max_mem, "device": str(device)})
+    # These import torch, which the caller has.
+    from autotune.predictor.memory_fit import fitting
+    from autotune.predictor.user_training import UserTraining
+
+    training = UserTraining(model=model, batch=batch, optimizer=optimizer, step=step)
+    return fitting(training, request, say=_said_after(_QUICK_SECONDS))
+
+
+_QUICK_SECONDS = 3.0
+"""A prediction that takes longer says on stderr what it does."""
+
+
+def _said_after(seconds: float) -> Callable[[str], None]:
+    """Returns a function that prints a line to stderr, once so many seconds have passed."""
+    begun = time.monotonic()
+
+    def say(line: str) -> None:
+        if time.monotonic() - begun > seconds:
+            print(f"autotune: {line}", file=sys.stderr, flush=True)
+
+    return say
 
 
 def resolved(request: "FitRequest") -> "FitRequest":

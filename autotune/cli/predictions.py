@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.progress import (
     BarColumn,
@@ -29,6 +29,7 @@ from autotune.reporting.trial_text import (
     short_description,
     speed_text,
 )
+from autotune.spec.cap import CLOSE, FITS, OVER, needed_bytes, verdict_of
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
@@ -208,28 +209,6 @@ NO_RATES = (
     "the rates of this device are not known; a search on it probes them, and --device takes a GPU "
     "whose data sheet is known, such as h100"
 )
-
-Verdict = Literal["fits", "too close to say", "over the cap"]
-FITS: Verdict = "fits"
-CLOSE: Verdict = "too close to say"
-OVER: Verdict = "over the cap"
-
-
-def needed_bytes(prediction: Prediction) -> int:
-    """Returns what a device must have for the largest peak within the prediction's bounds."""
-    return prediction.upper_bound_bytes + context_bytes_on(prediction.device)
-
-
-def verdict_of(prediction: Prediction, *, cap_bytes: int | None) -> Verdict | None:
-    """Returns whether all peaks, some or none within the prediction's bounds are under the cap.
-
-    What is said to fit does so together with the device's context. Returns None without a cap.
-    """
-    if cap_bytes is None:
-        return None
-    if needed_bytes(prediction) <= cap_bytes:
-        return FITS
-    return OVER if prediction.lower_bound_bytes > cap_bytes else CLOSE
 
 
 @dataclass(frozen=True, kw_only=True)

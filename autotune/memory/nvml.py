@@ -156,3 +156,12 @@ def total_bytes(device: NvmlDevice) -> int | None:
         return int(pynvml.nvmlDeviceGetMemoryInfo(device.handle).total)
     except pynvml.NVMLError:
         return None
+
+
+def compute_capability(device: NvmlDevice) -> str | None:
+    """Returns the compute capability of a GPU, such as 9.0; None where NVML does not report it."""
+    try:
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(device.handle)
+    except pynvml.NVMLError:
+        return None
+    return f"{major}.{minor}"

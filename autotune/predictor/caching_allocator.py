@@ -36,12 +36,15 @@ def round_up(size_bytes: int) -> int:
     return _round_up_to(size_bytes, SMALLEST_PIECE_BYTES)
 
 
-def count_pieces(first_step: Recording, recording: Recording, *, warmup_steps: int) -> int:
+def count_pieces(
+    first_step: Recording, recording: Recording, *, warmup_steps: int, empties_cache: bool = True
+) -> int:
     """Sets the size of every block of a later step to that of its piece in the allocator.
 
     Returns the bytes of the pieces of workspaces. `first_step` creates the optimizer's state among
     the free pieces that the backward pass has left. As in a trial, the cache is emptied after
-    `warmup_steps` steps, so that the next ones find the gaps between what stayed, and new segments.
+    `warmup_steps` steps, so that the next ones find the gaps between what stayed, and new segments;
+    without `empties_cache` it is not, as in most loops.
     Sizes in the recordings are multiples of 512.
     """
     allocator = CachingAllocator()
@@ -53,7 +56,8 @@ def count_pieces(first_step: Recording, recording: Recording, *, warmup_steps: i
     for _ in range(1, warmup_steps):
         workspace_bytes += _run_step(allocator, pieces, recording)
         _restore_start(allocator, pieces, recording)
-    allocator.empty_cache()
+    if empties_cache:
+        allocator.empty_cache()
     sizes: dict[int, int] = {}
     for _ in range(MEMORY_STEPS):
         workspace_bytes += _run_step(allocator, pieces, recording, sizes)

@@ -39,6 +39,7 @@ class CudaKernels:
         self.cudnn_bytes = 0
         """Largest estimate of the bytes that cuDNN allocates in a backward pass; 0 if unused."""
         self._has_recurrent = False
+        self._has_convolution = False
 
     def scratch(
         self, operator: Any, args: Sequence[Any], _result: Any, _kwargs: Mapping[str, Any]
@@ -48,6 +49,7 @@ class CudaKernels:
             self._attention.add(OPERATORS[operator])
         if operator is torch.ops.aten.mkldnn_rnn_layer.default:
             self._has_recurrent = True
+        self._has_convolution |= operator is torch.ops.aten.convolution.default
         scratch = scratch_of_attention(operator, args, gpu=self._gpu) or _scratch_of(
             operator, args, gpu=self._gpu
         )
@@ -65,7 +67,7 @@ class CudaKernels:
         if self._gpu.is_assumed:
             yield (
                 f"{self._gpu.name}{release} is assumed; predict, explain and fit take another by "
-                "--compute-capability"
+                "--compute-capability, and all of Python by the name of a GPU, such as l4"
             )
         else:
             yield f"for a GPU of {self._gpu.name}{release}"
@@ -87,6 +89,8 @@ class CudaKernels:
                 "what cuDNN keeps and allocates for an LSTM is not known and left out: the peak is "
                 "higher"
             )
+        if self._has_convolution:
+            yield "what cuDNN allocates while it convolves is not known and left out"
         if autocast:
             yield "autocast by the CPU's list of operators"
         if compiled:

@@ -54,6 +54,13 @@ _PRODUCT_IN_FP8_OUT = torch.ops.aten._scaled_mm.out
 """Compiled code calls it. torch has no fake kernel for it and runs the real one, for minutes."""
 _REFERENCES_OF_ONE_HOLDER = (4, 2)
 """What `_references_to` returns where there is one besides those of the call."""
+_LOSSES_WITH_SUMMANDS = (
+    *(torch.ops.aten.mse_loss.default, torch.ops.aten.smooth_l1_loss.default),
+    *(torch.ops.aten.binary_cross_entropy.default, torch.ops.aten.soft_margin_loss.default),
+)
+"""Operators that compute their summands in the memory of the result, which stays as large while the
+loss is there. Source: aten/src/ATen/native/Loss.cpp
+"""
 _RESULTS_ON_DEVICE = {torch.ops.aten._scaled_dot_product_efficient_attention.default: 2}
 """How many results an operator has on a GPU. The others, the seed and the offset of random numbers,
 are on the host."""
@@ -108,28 +115,39 @@ class StorageWatch:
         """What the recorded step computes."""
         self.reads: list[str] = []
         """Where a module has read a value that is not known: file, line and module."""
+        self.masks: list[str] = []
+        """Where how much a mask selects is not known."""
         self.latest_unknown = ""
         """What has been assumed last: a value that was read, or how much a mask selects."""
         self.answer: float = 1
         """What is returned there."""
+        self.is_of_user = False
+        """Whether the step is a user's, who may decide by values outside of the model, too."""
+        self.defers_reads = False
+        """Whether a value that is read now may decide nothing; `note_read` is called if it does."""
+        self.has_deferred = False
+        """Whether such a value was not known."""
 
     # -- recording ---------------------------------------------------------------------------------
 
     @contextmanager
     def recording(
-        self, resident: Callable[[], Iterable[tuple[Category, str, Tensor]]]
+        self,
+        resident: Callable[[], Iterable[tuple[Category, str, Tensor]]],
+        *,
+        continues: bool = False,
     ) -> Iterator[Recording]:
         """Records what runs inside it.
 
         `resident` returns category, name and tensor of what is alive at the start; anything else
-        that is alive then is not recorded. No reference to the tensors is stored, so those that are
-        replaced meanwhile are freed.
+        that is alive then is not recorded, but with `continues` what the recording before has left,
+        such as a loss that the program keeps. No reference to the tensors is stored, so those that
+        are replaced meanwhile are freed.
         """
         recording = Recording()
         self._recording = recording
         self.work.clear()
-        self._known.clear()
-        self._note_resident(resident(), recording)
+        self._note_start(resident(), recording, continues=continues)
         try:
             yield recording
         finally:
@@ -137,9 +155,17 @@ class StorageWatch:
             self._blocks_before = self._blocks
             self._blocks = {}
 
-    def _note_resident(
-        self, resident: Iterable[tuple[Category, str, Tensor]], recording: Recording
+    def _note_start(
+        self,
+        resident: Iterable[tuple[Category, str, Tensor]],
+        recording: Recording,
+        *,
+        continues: bool,
     ) -> None:
+        left = []  # no references to it may outlive this call
+        for key, before in self._blocks_before.items() if continues else ():
+            left.append((self._known[key](), before))
+        self._known.clear()
         for category, name, tensor in resident:
             module, _, last_name = name.rpartition(".")
             block = self._note_storage(tensor, module=module, operator=last_name)
@@ -148,7 +174,23 @@ class StorageWatch:
                 block.resident = category
                 block.earlier = self._blocks_before.get(tensor.untyped_storage()._cdata)
                 recording.resident.append(block)
+        for storage, before in left:
+            self._note_left(storage, before, recording)
         recording.events.clear()
+
+    def _note_left(self, storage: Any, before: Block, recording: Recording) -> None:
+        """Records what a recording has left and nobody has named."""
+        if storage is None or storage._cdata in self._known:
+            return
+        key = storage._cdata
+        self._known[key] = weakref.ref(storage, lambda _: self._forget(key))
+        block = self._add_block(
+            key, storage.nbytes(), module=before.module, operator=before.operator
+        )
+        block.born = -1
+        block.resident = "gradients" if before.is_gradient else before.resident or "activations"
+        block.earlier = before
+        recording.resident.append(block)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -197,6 +239,10 @@ class StorageWatch:
         """Records a tensor that is not fake, such as the state of a random number generator."""
         if self._recording is not None:
             self._note_storage(tensor, module=None, operator="random state")
+
+    def counts(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor's memory is recorded, as that of tensors on the host is not."""
+        return tensor.untyped_storage()._cdata in self._blocks
 
     def note_workspace(self, size_bytes: int) -> None:
         """Records memory that a library allocates and never frees."""
@@ -314,6 +360,9 @@ class StorageWatch:
             size_bytes = self._workspace(func, args)
             with self.mode:
                 result = (*result[:-1], result[-1].new_empty(size_bytes))
+        if func in _LOSSES_WITH_SUMMANDS and result.dim() == 0:
+            with self.mode:
+                result = result.new_empty(args[0].numel()).resize_(())
         if not self._is_in_kernel:
             self.values.pass_on(func, args, kwargs or {}, result)
             self.routing.pass_on(func, args, kwargs or {}, result)
@@ -340,19 +389,27 @@ class StorageWatch:
         if known is not None:
             return known.item()
         is_in_model = bool(self._modules) or torch._C._current_autograd_node() is not None
-        if not is_in_model or _is_in_optimizer():
+        is_in_program = self.is_of_user and not _is_read_by_torch()
+        if not (is_in_model or is_in_program) or _is_in_optimizer():
             # An optimizer, a gradient scaler or the training step reads the value. None of their
             # branches changes the memory, so that any value will do.
             return 0.0
         expected = self.routing.value(tensor)
         if expected is not None:
             return expected
-        self.reads.append(self._where())
-        self.latest_unknown = value_read_at(self.reads[-1])
+        if self.defers_reads:
+            self.has_deferred = True
+        else:
+            self.note_read()
         answer = self.answer
         if tensor.dtype == torch.bool:
             return answer > 0
         return float(answer) if tensor.is_floating_point() else max(0, int(answer))
+
+    def note_read(self) -> None:
+        """Notes that the program now depends on a value that is not known."""
+        self.reads.append(self._where())
+        self.latest_unknown = value_read_at(self.reads[-1])
 
     def _run_for_values(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -370,7 +427,8 @@ class StorageWatch:
         if known is not None:
             return int(known.count_nonzero())
         if not self.routing.knows_mean(mask):
-            self.latest_unknown = f"how much {self._where()} selects by a mask (aten.nonzero)"
+            self.masks.append(self._where())
+            self.latest_unknown = f"how much {self.masks[-1]} selects by a mask (aten.nonzero)"
         return self.routing.rows(mask)
 
     def _where(self) -> str:
@@ -524,16 +582,48 @@ def _references_to(tensor: Tensor) -> tuple[int, int]:
     return use_count, torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
+_TORCH_FOLDER = str(Path(torch.__file__).parent)
+_OWN_FOLDER = str(Path(__file__).parent)
+_CALLS_OPERATORS = (
+    *(f"{_TORCH_FOLDER}/{name}.py" for name in ("overrides", "_ops", "_compile", "utils/_stats")),
+    *(f"{_TORCH_FOLDER}/{name}" for name in ("_subclasses/", "_dynamo/eval_frame.py")),
+)
+"""Files of torch through which every operator of a fake tensor goes, whoever calls it."""
+
+
 def _line_that_runs() -> str:
     """Returns the innermost line that is neither of torch nor of the predictor."""
-    torch_folder, own_folder = (str(Path(file).parent) for file in (torch.__file__, __file__))
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if is_of_program(frame.f_code.co_filename):
+            return line_in_words(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return "a compiled program"
+
+
+def is_of_program(file: str) -> bool:
+    """Returns whether code is neither of torch nor of the predictor, nor generated."""
+    is_typed = file.startswith(("<ipython-input", "<stdin>", "<string>"))
+    return is_typed or not file.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))
+
+
+def line_in_words(file: str, line: int) -> str:
+    """Returns `line 12 of train.py`; for code of a notebook, the cell as its reader sees it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    cell = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return f"line {line} of {'cell ' + cell[1] if cell else Path(file).name}"
+
+
+def _is_read_by_torch() -> bool:
+    """Returns whether code of torch, such as a GradScaler, reads the value of a tensor."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((torch_folder, own_folder, "<")):
-            return f"line {frame.f_lineno} of {Path(file).name}"
+        if not file.startswith((_OWN_FOLDER, *_CALLS_OPERATORS)):
+            return file.startswith(_TORCH_FOLDER)
         frame = frame.f_back
-    return "a compiled program"
+    return False
 
 
 def _is_in_optimizer() -> bool:

@@ -3,7 +3,8 @@
 A fake tensor has no values, but those of `torch.ones_like(tokens)` are known, and so is whether
 `torch.all(mask == 1)` is true of it. Models choose by such values: one that finds nothing to mask
 may leave the masking out. So the values of what `ones`, `arange` and others like them return are
-noted, and each operator that has only such tensors is run on their values as well.
+noted, and each operator that has only such tensors is run on their values as well. Numbers of a
+training are taken to be finite: nothing is NaN.
 """
 
 import math
@@ -88,6 +89,9 @@ class KnownValues:
                 self._known[result] = torch.full(result.shape, fill, dtype=result.dtype)
         elif packet in _LITERALS and not isinstance(args[0], FakeTensor):
             self._known[result] = args[0]
+        elif (is_true := _of_finite_numbers(packet, args)) is not None:
+            with on_real_tensors():
+                self._known[result] = torch.full(result.shape, is_true)
         elif packet not in _NOT_COMPUTED:
             self._compute(operator, args, kwargs, result)
 
@@ -120,6 +124,21 @@ class KnownValues:
         for fake, real in zip(tensors_in(result), tensors_in(values), strict=True):
             if _may_be_known(fake) and fake.shape == real.shape:
                 self._known[fake] = real
+
+
+def _of_finite_numbers(packet: Any, args: Sequence[Any]) -> bool | None:
+    """Returns what a question about numbers is answered with where none is NaN or infinite.
+
+    None for any other question. `isfinite` asks whether a number is itself and not infinite.
+    """
+    if packet in (_aten.isnan, _aten.isinf):
+        return False
+    if packet in (_aten.eq, _aten.ne) and args[0].is_floating_point():
+        if args[1] is args[0]:
+            return packet is _aten.eq
+        if isinstance(args[1], float) and math.isinf(args[1]):
+            return packet is _aten.ne
+    return None
 
 
 def _may_be_known(tensor: Tensor) -> bool:

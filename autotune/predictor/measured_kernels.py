@@ -95,7 +95,8 @@ class _Call:
     operator: Any
     leaves: tuple[Any, ...]
     structure: Any = field(compare=False)
-    results: tuple[_Layout, ...]
+    results: tuple[_Layout | None, ...]
+    """None where an operator leaves a result out, as the gradient of the images."""
 
     @classmethod
     def of(cls, operator: Any, args: Any, kwargs: Any, result: Any) -> "_Call":
@@ -103,7 +104,9 @@ class _Call:
         described = tuple(
             _Layout.of(leaf) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
         )
-        results = tuple(_Layout.of(one) for one in tree_iter(result) if isinstance(one, Tensor))
+        results = tuple(
+            _Layout.of(one) if isinstance(one, Tensor) else None for one in tree_iter(result)
+        )
         return cls(operator, described, structure, results)
 
     @property
@@ -112,7 +115,11 @@ class _Call:
 
     @property
     def size_bytes(self) -> int:
-        return sum(one.size_bytes for one in (*self.layouts, *self.results))
+        return sum(one.size_bytes for one in (*self.layouts, *self.returned))
+
+    @property
+    def returned(self) -> list[_Layout]:
+        return [one for one in self.results if one is not None]
 
     @property
     def operations(self) -> int:
@@ -128,7 +135,10 @@ class _Call:
         ]
         args, kwargs = tree_unflatten(meta, self.structure)
         kwargs.pop("out", None)
-        results = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in self.results]
+        results = [
+            None if one is None else torch.empty(one.shape, dtype=one.dtype, device="meta")
+            for one in self.results
+        ]
         out = results[0] if len(results) == 1 else tuple(results)
         return int(formula(*args, **kwargs, out_val=out))
 
@@ -141,7 +151,7 @@ class _Call:
                 leaves.append((int, to))
             else:
                 leaves.append(leaf)
-        results = tuple(one.scaled(size, to) for one in self.results)
+        results = tuple(None if one is None else one.scaled(size, to) for one in self.results)
         return _Call(self.operator, tuple(leaves), self.structure, results)
 
 
@@ -218,7 +228,7 @@ class MeasuredKernels:
             except Exception as error:  # whatever a kernel says about zeros
                 raise NotMeasurable from error
         results = [one for one in tree_iter(result) if isinstance(one, Tensor)]
-        if [tuple(one.shape) for one in results] != [one.shape for one in call.results]:
+        if [tuple(one.shape) for one in results] != [one.shape for one in call.returned]:
             raise NotMeasurable
         given = {one.untyped_storage()._cdata for one in tensors if isinstance(one, Tensor)}
         storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in results}

@@ -4,7 +4,6 @@ The result is confirmed by one real trial.
 
 request.py    the request
 varying.py    the size that varies, and its values
-largest.py    the bisection
 ablation.py   techniques added one by one
 confirm.py    the real trial
 result.py     the result
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from autotune.analysis.largest import Largest, find_largest, find_smallest
 from autotune.errors import InvalidInput, PredictionImpossible
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import ListDevices
@@ -25,7 +25,6 @@ from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import bind_space
 from autotune.spec.workload import Workload
 from autotune.study.fit.confirm import confirm, why_not
-from autotune.study.fit.largest import Largest, find_largest, find_smallest
 from autotune.study.fit.request import FitRequest
 from autotune.study.fit.result import FitResult, FitRow, RealTrial
 from autotune.study.fit.varying import Varying

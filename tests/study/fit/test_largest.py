@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.study.fit.largest import find_largest, find_smallest
+from autotune.analysis.largest import find_largest, find_smallest
 
 MOST = 400
 SIZES = st.integers(0, 1000)
