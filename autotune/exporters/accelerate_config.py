@@ -6,6 +6,10 @@ devices share out the training.
 Keys: accelerate 1.15.
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from autotune.exporters import launch
 from autotune.exporters.adapters import left_to_script
 from autotune.exporters.bundle import shipped_files
@@ -70,6 +74,41 @@ def launch_files(recipe: Recipe) -> dict[str, str]:
     if recipe.config.engine == "deepspeed":
         files[AUTO_FILE] = json_text(automatic(recipe))
     return files
+
+
+def sharing_files(recipe: Recipe) -> dict[str, str]:
+    """Returns the files that `accelerate launch` reads to share out a training, and nothing else.
+
+    They are for a trainer with keys of its own for what accelerate would otherwise do again.
+    """
+    config = dataclasses.replace(
+        recipe.config, compile="none", memory_budget=1.0, checkpointing="none"
+    )
+    return launch_files(dataclasses.replace(recipe, config=config))
+
+
+def module_start(
+    recipe: Recipe, module: str, *, trial: Mapping[str, Any] | None = None
+) -> tuple[dict[str, str], str]:
+    """Returns the files and the command that run a trainer's `module` on the recipe's devices.
+
+    `module` has its arguments behind it. The settings of the process are made by the launcher,
+    which also compares the training with `trial`.
+    """
+    files: dict[str, str] = {}
+    start = "python"
+    if is_shared(recipe):
+        files |= sharing_files(recipe)
+        start = f"accelerate launch --config_file {FILE}"
+    if launch.is_needed(recipe.config) or trial is not None:
+        files[launch.FILE] = launch.launcher(recipe, trial)
+        start += f" {launch.FILE}"
+    return files, f"{start} -m {module}"
+
+
+def is_shared(recipe: Recipe) -> bool:
+    """Returns whether a training needs `accelerate launch`: several devices, or DeepSpeed."""
+    return recipe.devices > 1 or recipe.config.engine == "deepspeed"
 
 
 def _command(recipe: Recipe) -> str:

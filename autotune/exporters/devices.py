@@ -172,6 +172,27 @@ def is_resharded(config: TrainingConfig) -> bool:
 # -- accelerate, which transformers and trl train with ---------------------------------------------
 
 
+def closest_by_accelerate(
+    recipe: Recipe, trainer: str, has: Values, *, has_groups: bool = True
+) -> Closest:
+    """Returns the closest recipe that accelerate shares out for a trainer that stands on it.
+
+    `trainer` is the trainer's name, and `has` what is known of its keys; `has_groups` says whether
+    it has groups of devices.
+    """
+    closest = Closest(recipe, trainer, has)
+    if recipe.device_type == "cpu":
+        why = f"accelerate, with which {trainer} trains, starts a single process on a CPU"
+        closest.use_torch(why)
+        closest.use_one_device(why)
+        closest.leave_out_offload(why)
+    closest.leave_out_zero1()
+    fit_accelerate(closest, has_groups=has_groups)
+    if closest.config.engine == "torch" and not divides_weights(closest.config):
+        closest.change("gradient_reduction", "fp32", f"{trainer} has no key for it")
+    return closest
+
+
 def fit_accelerate(closest: Closest, *, has_groups: bool) -> None:
     """Change what the trainer cannot have accelerate do. `has_groups`: whether it has `hsdp`."""
     if closest.config.engine == "deepspeed":

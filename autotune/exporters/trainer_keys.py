@@ -89,6 +89,28 @@ def closest_config(
     return closest, reasons
 
 
+def masked_attention(
+    config: TrainingConfig, closest: TrainingConfig, *, is_padded: bool
+) -> dict[str, Reason]:
+    """Returns {setting: reason} of kernels that `closest` cannot use, as its batches have a mask.
+
+    Trainers that make batches from texts give models an attention_mask. transformers drops one that
+    masks nothing, but not in compiled code, nor where texts of a batch are padded (`is_padded`).
+    """
+    if config.attention not in ("flash", "cudnn"):
+        return {}
+    if is_padded and config.micro_batch_size > 1:
+        why = "its batches are padded, and have a mask, which this kernel does not take"
+        return {"attention": ("auto", why)}
+    if closest.compile == "none":
+        return {}
+    why = (
+        "its batches have an attention_mask, which compiled code turns into a mask, and this "
+        "kernel takes none"
+    )
+    return {"attention": ("auto", why)}
+
+
 def replaced(config: TrainingConfig, reasons: Mapping[str, Reason]) -> TrainingConfig:
     """Returns the configuration with what the keys do instead."""
     instead = {setting: value for setting, (value, _) in reasons.items()}

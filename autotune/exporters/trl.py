@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
-from autotune.exporters.devices import Closest, divides_weights, fit_accelerate
+from autotune.exporters.devices import closest_by_accelerate
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
 from autotune.exporters.reasons import Reason
@@ -20,6 +20,7 @@ from autotune.exporters.trainer_keys import (
     HAS,
     KEY_NOTES,
     closest_config,
+    masked_attention,
     model_keys,
     training_keys,
 )
@@ -34,12 +35,12 @@ FILE = "sft.yaml"
 
 def write(recipe: Recipe, version: str) -> Export:
     asked = recipe
-    on_devices = _closest(recipe)
+    on_devices = closest_by_accelerate(recipe, "trl", HAS)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe)
     if recipe.config.checkpointing == "selective":
         lacking_keys["checkpointing"] = ("block", _SELECTIVE)
-    lacking = _lacking(recipe.config, closest)
+    lacking = _lacking(recipe, closest)
     on_devices.lacks(lacking)
     on_devices.lacks(lacking_keys)
     if "attention" in lacking:
@@ -48,27 +49,25 @@ def write(recipe: Recipe, version: str) -> Export:
         f"# {recipe.origin}: {recipe.config.describe()}\n"
         f"# Replace each <NAME> in capitals. {_measured_on(recipe.devices)}\n"
     )
-    files = {FILE: heading + yaml_text(_keys(recipe, closest))}
-    shares = recipe.devices > 1 or recipe.config.engine == "deepspeed"
-    command = f"trl sft --config {FILE}"
-    if shares:
-        files |= accelerate_config.launch_files(_without_compilation(recipe))
-        command += f" --accelerate_config {accelerate_config.FILE}"
     # The launcher makes the settings of the process; `attention` may not be one of them any more.
-    launcher_config = dataclasses.replace(recipe.config, attention=closest.attention)
-    has_launcher = launch.is_needed(launcher_config)
+    config = dataclasses.replace(recipe.config, attention=closest.attention)
+    trial = promised(asked, on_devices.unsupported()) if is_promised(asked) else None
+    started, command = accelerate_config.module_start(
+        dataclasses.replace(recipe, config=config),
+        f"trl.scripts.sft --config {FILE}",
+        trial=trial,
+    )
+    by_trl = f"trl sft --config {FILE}"
+    if accelerate_config.FILE in started:
+        by_trl += f" --accelerate_config {accelerate_config.FILE}"
+    has_launcher = launch.is_needed(config)
     notes = _notes(recipe, has_launcher=has_launcher)
-    if has_launcher or is_promised(asked):
-        if not has_launcher:
-            notes.append(f"{command} trains the same, and compares nothing with the trial")
-        launcher_recipe = dataclasses.replace(recipe, config=launcher_config)
-        trial = promised(asked, on_devices.unsupported()) if is_promised(asked) else None
-        files[launch.FILE] = launch.launcher(launcher_recipe, trial)
-        files |= promise_file(asked, OF_TRAINER)
-        start = "python"
-        if shares:
-            start = f"accelerate launch --config_file {accelerate_config.FILE}"
-        command = f"{start} {launch.FILE} -m trl.scripts.sft --config {FILE}"
+    if launch.FILE not in started:
+        command = by_trl
+    elif not has_launcher:
+        notes.append(f"{by_trl} trains the same, and compares nothing with the trial")
+    files = {FILE: heading + yaml_text(_keys(recipe, closest)), **started}
+    files |= promise_file(asked, OF_TRAINER)
     return Export(
         files=files,
         command=command,
@@ -78,44 +77,19 @@ def write(recipe: Recipe, version: str) -> Export:
     )
 
 
-def _closest(recipe: Recipe) -> Closest:
-    """Returns the closest recipe that trl and accelerate can share out among devices."""
-    closest = Closest(recipe, "trl", HAS)
-    if recipe.device_type == "cpu":
-        why = "accelerate, which starts trl, starts a single process on a CPU"
-        closest.use_torch(why)
-        closest.use_one_device(why)
-        closest.leave_out_offload(why)
-    closest.leave_out_zero1()
-    fit_accelerate(closest, has_groups=True)
-    if closest.config.engine == "torch" and not divides_weights(closest.config):
-        closest.change("gradient_reduction", "fp32", "trl has no key for it")
-    return closest
-
-
-def _without_compilation(recipe: Recipe) -> Recipe:
-    """Returns the recipe without what the keys of transformers do: accelerate would do it again."""
-    config = dataclasses.replace(
-        recipe.config, compile="none", memory_budget=1.0, checkpointing="none"
-    )
-    return dataclasses.replace(recipe, config=config)
-
-
 _SELECTIVE = "its `selective: true` saves attention only; the trial saved every matrix product"
 
 
-def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
+def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     """Returns what trl does differently, in addition to what transformers does."""
-    reasons = _lacking_adapter(config, closest)
+    config, is_padded = recipe.config, recipe.workload.packing == "padded"
+    reasons = {
+        **masked_attention(config, closest, is_padded=is_padded),
+        **_lacking_adapter(config, closest),
+    }
     if config.loss == "full":
         why = "it always computes the loss from chunks of the logits, which takes less memory"
         reasons["loss"] = ("chunked", why)
-    if config.attention in ("flash", "cudnn") and closest.compile != "none":
-        why = (
-            "its batches have an attention_mask, which compiled code turns into a mask, and this "
-            "kernel takes none"
-        )
-        reasons["attention"] = ("auto", why)
     return reasons
 
 
