@@ -14,10 +14,13 @@ from autotune.exporters import (
     deepspeed_config,
     forgather_template,
     lightning_cli,
+    llamafactory_yaml,
+    ms_swift_yaml,
     pytorch,
     torchtitan,
     transformers,
     trl,
+    unsloth_script,
 )
 from autotune.exporters.export import Target
 
@@ -30,6 +33,9 @@ TARGETS: Mapping[str, Target] = {
     "lightning": lightning_cli.TARGET,
     "torchtitan": torchtitan.TARGET,
     "axolotl": axolotl_yaml.TARGET,
+    "llamafactory": llamafactory_yaml.TARGET,
+    "ms-swift": ms_swift_yaml.TARGET,
+    "unsloth": unsloth_script.TARGET,
     "forgather": forgather_template.TARGET,
 }
 """{name that `--to` takes: target}."""

@@ -23,6 +23,11 @@ from tests.exporters.recipes import recipe
 LENGTH = 32
 CHAT = {"dataset": "chat.jsonl", "tokenizer": "somebody/model", "chat_column": "messages"}
 IGNORED = -100
+LEARN_ANSWERS = (
+    *("assistant_only_loss", "roles_to_train", "labelled_tokens"),
+    *("train_on_prompt: false", "loss_scale: default", "train_on_responses_only(trainer)"),
+)
+"""What the files of a trainer say where it learns answers alone."""
 
 
 def chat_workload(folder, *, template=chat.LIKE_CHATML, **settings):
@@ -206,9 +211,5 @@ def test_axolotl_learns_the_answers_only(column):
 def test_a_target_learns_the_answers_or_says_that_the_user_must_see_to_it(name):
     export = TARGETS[name].write(recipe(**CHAT), TARGETS[name].versions[0])
     told = " ".join(export.notes)
-    in_files = any(
-        word in text
-        for text in export.files.values()
-        for word in ("assistant_only_loss", "roles_to_train", "labelled_tokens")
-    )
+    in_files = any(word in text for text in export.files.values() for word in LEARN_ANSWERS)
     assert in_files or "-100 on all that is no answer" in told

@@ -1,6 +1,7 @@
-"""torchtitan, axolotl and forgather: exports whose trainers are not installed for the tests."""
+"""Exports whose trainers are not installed for the tests."""
 
 import dataclasses
+import json
 
 import pytest
 import yaml
@@ -104,3 +105,101 @@ def test_axolotl_reads_a_users_text_by_the_kind_of_its_file():
     assert said["datasets"] == [
         {"path": "stories.jsonl", "ds_type": "json", "type": "completion", "field": "text"}
     ]
+
+
+def refused(export):
+    return {entry.setting: entry.instead for entry in export.unsupported}
+
+
+def test_llamafactory_finds_the_text_of_the_study():
+    hub = {"dataset": "somebody/stories", "dataset_split": "train[:10%]", "text_column": "story"}
+    export = TARGETS["llamafactory"].write(recipe(**hub, dataset_config="plain"), "0.9")
+    said = yaml.safe_load(export.files["llamafactory.yaml"])
+    assert (said["dataset_dir"], said["stage"]) == (".", "pt")
+    assert json.loads(export.files["dataset_info.json"]) == {
+        said["dataset"]: {
+            "hf_hub_url": "somebody/stories",
+            "split": "train[:10%]",
+            "subset": "plain",
+            "columns": {"prompt": "story"},
+        }
+    }
+
+
+@pytest.mark.parametrize(("packing", "said"), [("packed", None), ("padded", False)])
+def test_llamafactory_cuts_whole_sequences_as_it_is_not_told_to_pack(packing, said):
+    """With `packing: true` it would make them one token shorter."""
+    export = TARGETS["llamafactory"].write(recipe(packing=packing), "0.9")
+    assert yaml.safe_load(export.files["llamafactory.yaml"]).get("packing") is said
+
+
+@pytest.mark.parametrize("suffix", [".md", ".rst"])
+def test_llamafactory_reads_text_from_names_in_txt_alone(suffix):
+    export = TARGETS["llamafactory"].write(recipe(dataset=f"book{suffix}"), "0.9")
+    [line] = export.before_use
+    assert f"copy book{suffix} to" in line
+    assert TARGETS["llamafactory"].write(recipe(dataset="book.txt"), "0.9").before_use == ()
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-stochastic"])
+def test_llamafactory_has_no_bfloat16_weights_where_it_would_stop(precision):
+    config = TrainingConfig(micro_batch_size=8, precision=precision)
+    on_cpu = TARGETS["llamafactory"].write(recipe(config, device_type="cpu"), "0.9")
+    assert refused(on_cpu)["precision"] == "bf16-mixed"
+    on_gpu = TARGETS["llamafactory"].write(recipe(config), "0.9")
+    assert refused(on_gpu).get("precision", "bf16-true") == "bf16-true"
+    for export, pure in ((on_cpu, False), (on_gpu, True)):
+        assert yaml.safe_load(export.files["llamafactory.yaml"])["pure_bf16"] is pure
+
+
+@pytest.mark.parametrize("name", ["trl", "llamafactory", "ms-swift"])
+@pytest.mark.parametrize(("micro_batch_size", "instead"), [(1, None), (4, "auto")])
+def test_a_kernel_that_takes_no_mask_is_not_expressed_where_batches_are_padded(
+    name, micro_batch_size, instead
+):
+    config = TrainingConfig(
+        micro_batch_size=micro_batch_size, precision="bf16-mixed", attention="flash"
+    )
+    export = TARGETS[name].write(recipe(config, packing="padded"), TARGETS[name].versions[0])
+    assert refused(export).get("attention") == instead
+    assert any("enable_flash_sdp" in text for text in export.files.values()) == (instead is None)
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("llamafactory", "CUDA_VISIBLE_DEVICES=0 llamafactory-cli train llamafactory.yaml"),
+        ("ms-swift", "swift pt ms_swift.yaml"),
+    ],
+)
+def test_a_trial_on_one_gpu_is_trained_on_one_of_several(name, start):
+    export = TARGETS[name].write(recipe(), TARGETS[name].versions[0])
+    assert export.command == start
+    if name == "ms-swift":
+        environment = yaml.safe_load(export.files["ms_swift.yaml"])["ENV"]
+        assert environment == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_ms_swift_loads_the_split_of_the_study():
+    hub = {"dataset": "somebody/stories", "dataset_split": "train[:10%]", "dataset_config": "old"}
+    export = TARGETS["ms-swift"].write(recipe(**hub), "4.6")
+    said = yaml.safe_load(export.files["ms_swift.yaml"])
+    assert (said["dataset"], said["custom_dataset_info"]) == (
+        ["somebody/stories:old"],
+        ["dataset_info.json"],
+    )
+    assert json.loads(export.files["dataset_info.json"]) == [
+        {"hf_dataset_id": "somebody/stories", "split": ["train[:10%]"], "subsets": ["old"]}
+    ]
+
+
+def test_unsloth_is_said_to_need_a_gpu():
+    on_cpu = TARGETS["unsloth"].write(recipe(device_type="cpu"), "2026.10")
+    assert any("needs a GPU" in line for line in on_cpu.before_use)
+    assert TARGETS["unsloth"].write(recipe(), "2026.10").before_use == ()
+
+
+@pytest.mark.parametrize("name", ["llamafactory", "ms-swift", "unsloth"])
+def test_an_export_says_what_was_never_run(name):
+    export = TARGETS[name].write(recipe(), TARGETS[name].versions[0])
+    assert any("never run" in note for note in export.notes)

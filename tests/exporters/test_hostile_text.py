@@ -79,7 +79,8 @@ def shape_of(name, text):
     if name.endswith(".toml"):
         return tomllib.loads(text)
     if name.endswith(".json"):
-        return list(json.loads(text))
+        content = json.loads(text)
+        return [list(one) for one in content] if isinstance(content, list) else list(content)
     if name == "autotune.yaml":  # a template: its comment must be one line
         return text.splitlines()[1:]
     return list(yaml.safe_load(text))
@@ -145,3 +146,23 @@ def test_a_path_of_ones_own_code_stays_one_word(text, tmp_path):
         if isinstance(statement, ast.Assign) and ast.unparse(statement).startswith("MODEL =")
     ]
     assert places == [script]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+def test_llamafactory_and_ms_swift_name_the_very_text(text):
+    files = TARGETS["llamafactory"].write(asked(text, None), "0.9").files
+    [entry] = json.loads(files["dataset_info.json"]).values()
+    said = yaml.safe_load(files["llamafactory.yaml"])
+    assert (said["model_name_or_path"], entry["hf_hub_url"], entry["columns"]) == (
+        text,
+        text,
+        {"prompt": text},
+    )
+    files = TARGETS["ms-swift"].write(asked(text, None), "4.6").files
+    [entry] = json.loads(files["dataset_info.json"])
+    said = yaml.safe_load(files["ms_swift.yaml"])
+    assert (said["model"], entry["hf_dataset_id"], said["columns"]) == (
+        text,
+        text,
+        {text: "response"},
+    )

@@ -16,7 +16,7 @@ from autotune.training.script.interface import load_config
 from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
 
-READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers")
+READ_BY_THE_TRAINER = ("trl", "axolotl", "transformers", "llamafactory", "ms-swift", "unsloth")
 USER_LOOPS = ("accelerate", "deepspeed", "lightning")
 
 
@@ -188,6 +188,15 @@ def test_the_script_for_pytorch_reads_as_much_as_the_study():
         ("transformers", ["replace <MODEL> and <TEXT FILE> in train.py"]),
         ("trl", ["replace <DATASET> and <MODEL> in sft.yaml"]),
         ("axolotl", ["replace PUT-YOUR-MODEL-HERE and PUT-YOUR-TEXT-HERE in axolotl.yaml"]),
+        (
+            "llamafactory",
+            [
+                "replace PUT-YOUR-MODEL-HERE in llamafactory.yaml",
+                "replace PUT-YOUR-TEXT-HERE in dataset_info.json",
+            ],
+        ),
+        ("ms-swift", ["replace PUT-YOUR-MODEL-HERE and PUT-YOUR-TEXT-HERE in ms_swift.yaml"]),
+        ("unsloth", ["replace PUT-YOUR-MODEL-HERE and PUT-YOUR-TEXT-HERE in unsloth_train.py"]),
         ("pytorch", None),
     ],
 )

@@ -8,12 +8,17 @@ as the package itself says: `{"package": "torchtitan 0.3.0", "keys": {"training.
     pip install torchtitan==0.3.0 triton     python make.py torchtitan_0_3
     pip install torchtitan==0.2.2 triton     python make.py torchtitan_0_2
     pip install axolotl==0.19.0              python make.py axolotl
+    pip install llamafactory==0.9.5          python make.py llamafactory
+    pip install ms-swift==4.6.0              python make.py ms_swift
+    pip install --no-deps unsloth==2026.10.9 python make.py unsloth
 
 forgather is no package: its table was written by hand, from its reference of arguments.
 """
 
+import ast
 import dataclasses
 import enum
+import importlib.util
 import inspect
 import json
 import math
@@ -253,6 +258,139 @@ def axolotl():
     return {"package": package, "keys": keys, "inner": inner}
 
 
+# fmt: off
+LLAMAFACTORY = [
+    "model_name_or_path", "train_from_scratch", "flash_attn", "quantization_method",
+    "quantization_bit", "quantization_type", "double_quantization", "upcast_layernorm",
+    "upcast_lmhead_output", "disable_gradient_checkpointing", "use_reentrant_gc", "use_unsloth",
+    "use_unsloth_gc", "enable_liger_kernel", "shift_attn", "dataset", "dataset_dir", "template",
+    "cutoff_len", "train_on_prompt", "mask_history", "packing", "neat_packing", "streaming",
+    "val_size", "stage", "finetuning_type", "pure_bf16", "lora_rank", "lora_alpha", "lora_dropout",
+    "lora_target", "use_rslora", "use_dora", "pissa_init", "additional_target",
+    "loraplus_lr_ratio", "use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon",
+    "use_llama_pro", "fp8", "output_dir", "do_train", "max_steps", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "learning_rate", "weight_decay", "max_grad_norm", "optim",
+    "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "warmup_steps", "bf16", "fp16", "tf32", "use_cpu", "torch_compile",
+    "torch_compile_backend", "torch_compile_mode", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "seed", "data_seed", "deepspeed", "fsdp",
+]
+# fmt: on
+
+
+def llamafactory():
+    """Of hiyouga/LLaMA-Factory, tag v0.9.5 (commit 7af9095), `src/llamafactory/hparams/`."""
+    from llamafactory.data.parser import DatasetAttr
+    from llamafactory.hparams.parser import _TRAIN_ARGS
+
+    keys = {}
+    for arguments in _TRAIN_ARGS:
+        keys |= of_arguments(arguments, LLAMAFACTORY)
+    assert set(LLAMAFACTORY) == set(keys), set(LLAMAFACTORY) ^ set(keys)
+    inner = {
+        "dataset_info": sorted(
+            {field.name for field in dataclasses.fields(DatasetAttr)}
+            | {"file_name", "hf_hub_url", "columns", "tags"}
+        )
+    }
+    return {"package": packages("llamafactory", "transformers"), "keys": keys, "inner": inner}
+
+
+# fmt: off
+MS_SWIFT = [
+    "model", "use_hf", "torch_dtype", "attn_impl", "task_type", "tuner_type", "tuner_backend",
+    "use_swift_lora", "lora_rank", "lora_alpha", "lora_dropout", "lora_dtype", "lora_bias",
+    "lorap_lr_ratio", "use_rslora", "use_dora", "init_weights", "target_modules", "target_regex",
+    "modules_to_save", "quant_method", "quant_bits", "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "dataset", "columns",
+    "disable_auto_column_mapping", "custom_dataset_info", "max_length", "truncation_strategy",
+    "packing", "padding_free", "loss_scale", "use_chat_template", "streaming", "external_plugins",
+    "freeze_parameters_ratio", "sequence_parallel_size", "use_liger_kernel", "use_logits_to_keep",
+    "optimizer", "loss_type", "enable_dft_loss", "use_galore", "lisa_activated_layers",
+    "output_dir", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "learning_rate", "weight_decay", "max_grad_norm", "optim", "optim_args", "adam_beta1",
+    "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+    "bf16", "fp16", "tf32", "use_cpu", "torch_compile", "torch_compile_backend",
+    "torch_compile_mode", "gradient_checkpointing", "gradient_checkpointing_kwargs", "seed",
+    "data_seed", "deepspeed", "fsdp",
+]
+# fmt: on
+
+
+def ms_swift():
+    """Of modelscope/ms-swift, the package 4.6.0, `swift/arguments/` and `swift/trainers/`."""
+    from swift.arguments import PretrainArguments, SftArguments
+    from swift.dataset.dataset_meta import DatasetMeta
+
+    keys = of_arguments(SftArguments, MS_SWIFT)
+    assert set(MS_SWIFT) == set(keys), set(MS_SWIFT) ^ set(keys)
+    pretraining = of_arguments(PretrainArguments, MS_SWIFT)
+    inner = {
+        "dataset_info": sorted(field.name for field in dataclasses.fields(DatasetMeta)),
+        "pt": {name: one["default"] for name, one in pretraining.items() if one != keys[name]},
+    }
+    return {"package": packages("ms-swift", "transformers"), "keys": keys, "inner": inner}
+
+
+def of_arguments(arguments, names):
+    """Returns the keys of a dataclass of arguments, which cannot be made without some of them."""
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    hints, keys = typing.get_type_hints(arguments), {}
+    for field in dataclasses.fields(arguments):
+        if field.name not in names or not field.init:
+            continue
+        default = field.default
+        if default is dataclasses.MISSING:
+            default = (
+                None if field.default_factory is dataclasses.MISSING else field.default_factory()
+            )
+        keys[field.name] = entry(hints[field.name], getattr(default, "value", default))
+        if "float" in keys[field.name]["types"]:
+            keys[field.name]["types"].append("int")
+    named = {"optim": OptimizerNames, "lr_scheduler_type": SchedulerType}
+    named |= {name: hints[name] for name in ("flash_attn", "quantization_method") if name in hints}
+    for name in named.keys() & keys.keys():
+        keys[name]["values"] = sorted(one.value for one in named[name])
+    return keys
+
+
+def unsloth():
+    """Of unslothai/unsloth, the package 2026.10.9, which is read and not imported: it needs a GPU.
+
+    `use_dora` is one of the further arguments that `get_peft_model` hands to peft.
+    """
+    folder = Path(importlib.util.find_spec("unsloth").origin).parent / "models"
+    peft = signature(folder / "llama.py", "FastLlamaModel", "get_peft_model")
+    calls = {
+        "from_pretrained": signature(folder / "loader.py", "FastLanguageModel", "from_pretrained"),
+        "get_peft_model": {**peft, "use_dora": False},
+    }
+    return {"package": packages("unsloth"), "keys": {}, "calls": calls}
+
+
+def signature(file, name, method):
+    """Returns {argument: default} of a method, without running its file; None for no literal."""
+    classes = {one.name: one for one in ast.parse(file.read_text()).body if hasattr(one, "name")}
+    [found] = [one for one in classes[name].body if getattr(one, "name", None) == method]
+    names = [one.arg for one in found.args.args]
+    values = [literal(one) for one in found.args.defaults]
+    without = dict.fromkeys(names[: len(names) - len(values)])
+    return {**without, **dict(zip(names[len(without) :], values, strict=True))}
+
+
+def literal(expression):
+    try:
+        return ast.literal_eval(expression)
+    except ValueError:
+        return None
+
+
+def packages(*names):
+    return ", ".join(f"{name} {version(name)}" for name in names)
+
+
 def of_pydantic(model, names):
     return {
         name: entry(model.model_fields[name].annotation, default_of(model.model_fields[name]))
@@ -270,6 +408,9 @@ if __name__ == "__main__":
         "torchtitan_0_3": torchtitan_0_3,
         "torchtitan_0_2": torchtitan_0_2,
         "axolotl": axolotl,
+        "llamafactory": llamafactory,
+        "ms_swift": ms_swift,
+        "unsloth": unsloth,
     }[target]()
     (HERE / f"{target}.json").write_text(json.dumps(table, indent=1) + "\n")
     print(f"{target}: {len(table['keys'])} keys of {table['package']}")

@@ -6,10 +6,13 @@ from tests.exporters.readers import (
     deepspeed_reader,
     forgather,
     lightning_reader,
+    llamafactory,
+    ms_swift,
     pytorch_script,
     torchtitan,
     transformers,
     trl,
+    unsloth,
 )
 
 READERS = {
@@ -21,5 +24,8 @@ READERS = {
     "lightning": lightning_reader.read,
     "torchtitan": torchtitan.read,
     "axolotl": axolotl.read,
+    "llamafactory": llamafactory.read,
+    "ms-swift": ms_swift.read,
+    "unsloth": unsloth.read,
     "forgather": forgather.read,
 }
