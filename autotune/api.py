@@ -8,6 +8,7 @@ Importing it takes a fraction of a second and does not import torch, because tra
 
 import dataclasses
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_preferences, chosen_trial
 from autotune.errors import InvalidInput
+from autotune.importers import with_trainer_file
 from autotune.result import Result, report_file
 from autotune.spec.config import configuration_of
 from autotune.spec.model_choice import with_model_config
@@ -81,6 +83,7 @@ def _never() -> bool:
 
 def search(
     *,
+    from_file: str | os.PathLike[str] | None = None,
     max_mem: str | int | None = None,
     space: str | None = None,
     scale: str | None = None,
@@ -159,7 +162,8 @@ def search(
     from autotune.study.request import SearchRequest
     from autotune.study.search import search as run
 
-    request = SearchRequest.of({**settings, **with_model_config(workload)})
+    settings = with_trainer_file({**settings, **workload}, SearchRequest)
+    request = SearchRequest.of(with_model_config(settings))
     stopped = "the search was stopped; every finished trial is stored, and the same call continues"
     with (
         _heard_by(listener, request) as listen,
@@ -253,6 +257,7 @@ def dry_run(
     from autotune.study.request import SearchRequest
 
     settings |= {"preferences": preferences}
+    settings = with_trainer_file(settings, SearchRequest)
     request = SearchRequest.of(with_model_config(settings), besides=("time_trials",))
     with _heard_by(listener, request) as listen:
         return plan(
@@ -301,7 +306,8 @@ def predict(
         "torch_version": torch_version,
         "storage": storage,
     }
-    request = PredictedTraining.of({**with_model_config(workload), **given})
+    given = with_trainer_file({**workload, **given}, PredictedTraining)
+    request = PredictedTraining.of(with_model_config(given))
     result = _result_of(request)
     extrapolates: Extrapolation = "nothing" if whole_depth else "compiled"
     with TemporaryDirectory() as folder, LocalExecutor(Path(folder)) as executor:
@@ -380,7 +386,8 @@ def fit(
         "confirm": confirm,
         "storage": storage,
     }
-    request = resolved(FitRequest.of({**with_model_config(workload), **given}))
+    given = with_trainer_file({**workload, **given}, FitRequest)
+    request = resolved(FitRequest.of(with_model_config(given)))
     with status_line("fit") as say:
         return run(request, listener=lambda progress: say(progress.what))
 

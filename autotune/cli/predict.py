@@ -10,6 +10,7 @@ import typer
 
 from autotune import api
 from autotune.analysis.pick import chosen_trial
+from autotune.cli.lines import print_line
 from autotune.cli.options import ShownQuietly
 from autotune.errors import InvalidInput
 from autotune.execution.local import LocalExecutor
@@ -49,8 +50,8 @@ class PredictCommand(PredictedSpace, ShownQuietly):
     )
     whole_depth: bool = setting(
         False,
-        "Predict all layers. A deep model of --space, or one compiled as a whole, is otherwise "
-        "extrapolated from two shallow depths and checked at a third.",
+        "Predict all layers. A deep model of --space or --from, or one compiled as a whole, is "
+        "otherwise extrapolated from two shallow depths and checked at a third.",
         group=RESULTS,
     )
     plot: FilePath | None = setting(
@@ -102,7 +103,7 @@ def predict(request: PredictCommand) -> None:
     extrapolates: Extrapolation = "compiled"
     if request.whole_depth:
         extrapolates = "nothing"
-    elif loaded is not None:
+    elif loaded is not None or request.from_file is not None:
         extrapolates = "any"
 
     def requested_workload(device_type: str) -> Workload:
@@ -164,19 +165,24 @@ def predict(request: PredictCommand) -> None:
         else:
             config = configuration_of(request.configuration, forecaster.workload.legality_context)
         prediction = forecaster.predict(config, with_timeline=request.plot is not None)
-    answer = predictions.ComparedPrediction(
-        forecaster=forecaster,
-        config=config,
-        prediction=prediction,
-        cap_bytes=request.max_mem,
-        record=record,
-        measured_on=measured_on,
-    )
+        answer = predictions.ComparedPrediction(
+            forecaster=forecaster,
+            config=config,
+            prediction=prediction,
+            cap_bytes=request.max_mem,
+            record=record,
+            measured_on=measured_on,
+        )
+        if not request.as_json:
+            with standard_streams.answer():
+                predictions.print_answer(answer)
+        if request.from_file is not None:
+            answer = answer.with_change(quiet=request.quiet)
     with standard_streams.answer():
         if request.as_json:
             print(json.dumps(answer.to_dict(), indent=2))
-        else:
-            predictions.print_answer(answer)
+        elif line := answer.change_line():
+            print_line(line)
     if request.plot is not None:
         predictions.write_page(answer, request.plot)
     if answer.is_too_large:

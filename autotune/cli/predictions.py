@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload
 from autotune.study.explain.alternatives import unavailable_on
+from autotune.study.explain.smallest_change import SmallestChange, smallest_change
 from autotune.study.prediction.predicted_front import PredictedFront, predicted_front
 from autotune.study.prediction.predictions import Forecaster, workload_of
 from autotune.units import format_amount, format_estimate, format_percent, format_size
@@ -52,6 +53,8 @@ class ComparedPrediction:
     record: TrialRecord | None = None
     measured_on: DeviceInfo | None = None
     """The device of the record's study; the prediction may be for another GPU."""
+    change: SmallestChange | None = None
+    """What makes the training of a trainer's file fit, where it does not surely."""
 
     @property
     def is_too_large(self) -> bool:
@@ -78,8 +81,51 @@ class ComparedPrediction:
             "cap_bytes": self.cap_bytes,
             "margin_bytes": margin_bytes,
             "measured_peak_memory_bytes": measured_bytes,
+            **self._change_to_dict(),
             **self.prediction.to_dict(),
         }
+
+    def with_change(self, *, quiet: bool) -> "ComparedPrediction":
+        """Returns the answer with the smallest change that makes it fit; itself if it fits.
+
+        Says on stderr what is predicted next, also where that is no terminal.
+        """
+        if verdict_of(self.prediction, cap_bytes=self.cap_bytes) in (None, FITS):
+            return self
+
+        def say(what: str) -> None:
+            if not quiet:
+                print_line(f"Predicting it with {what} ...", to_stderr=True, flush=True)
+
+        change = smallest_change(
+            self.forecaster,
+            self.config,
+            fits=lambda changed: verdict_of(changed, cap_bytes=self.cap_bytes) == FITS,
+            progress=say,
+        )
+        return replace(self, change=change)
+
+    def _change_to_dict(self) -> dict[str, Any]:
+        if self.change is None:
+            return {}
+        change = {
+            "techniques": dict(self.change.changes),
+            "fits": self.change.fits,
+            "peak_memory_bytes": self.change.prediction.peak_memory_bytes,
+            "needed_bytes": needed_bytes(self.change.prediction),
+        }
+        return {"smallest_change": change}
+
+    def change_line(self) -> str:
+        """Returns what makes it fit, or how far that goes; empty where it was not looked for."""
+        if self.change is None or self.cap_bytes is None:
+            return ""
+        peak = format_size(self.change.prediction.peak_memory_bytes)
+        most = format_size(self.change.prediction.upper_bound_bytes)
+        what = f"{self.change.describe()}: peak {peak}, at most {most}"
+        if self.change.fits:
+            return f"The smallest change that makes it fit: {what}."
+        return f"No change that was tried makes it surely fit. The nearest: {what}."
 
     def about(self) -> str:
         workload = self.forecaster.workload

@@ -7,14 +7,16 @@ gets what was typed instead, as {name of the setting: value}, for what another m
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args, get_origin
 
 import typer
 
 from autotune.cli.completion import completion_of
 from autotune.cli.help import AFTER_SEPARATOR
+from autotune.cli.lines import print_line
 from autotune.errors import InvalidInput
+from autotune.importers import with_trainer_file
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.setting import InvalidSetting, Option, Settings, all_options_of
 
@@ -106,9 +108,19 @@ def request_of(kind: type[RequestType], given: Given[Any]) -> RequestType:
     Raises InvalidInput, which names a setting by its flag.
     """
     try:
-        return kind.of(with_model_config(given))
+        complete = with_trainer_file(given, kind, told=_silent if given.get("quiet") else _say)
+        return kind.of(with_model_config(complete))
     except InvalidSetting as error:
         raise error.by_flag() from None
+
+
+def _say(lines: Sequence[str]) -> None:
+    for line in lines:
+        print_line(line, to_stderr=True)
+
+
+def _silent(lines: Sequence[str]) -> None:
+    pass
 
 
 def parameter_of(option: Option) -> inspect.Parameter:

@@ -10,6 +10,7 @@ from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences, check_prefe
 from autotune.analysis.tolerance import Tolerance
 from autotune.client.connection import reading_answer
 from autotune.errors import InvalidInput
+from autotune.importers import with_trainer_file
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.queued_search import Search
 from autotune.spec.reading import parse
@@ -60,6 +61,8 @@ def submission(
     in its own folders. Raises InvalidInput.
     """
     check_preferences(preferences)
+    settings = with_trainer_file(settings, Submission)
+    settings.pop("from_file", None)
     for name in _OF_THIS_PROCESS:
         if settings.get(name) is not None:
             raise InvalidInput(

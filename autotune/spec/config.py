@@ -478,6 +478,8 @@ class LegalityContext:
     """That of the training without any technique; of a script, what it brings."""
     own_fusion: OptimizerFusion = "none"
     """The same of how the optimizer updates."""
+    own: "TrainingConfig | None" = None
+    """What a trainer's file trains with, if the workload is that of such a file."""
 
     @classmethod
     def of_script(
@@ -492,10 +494,13 @@ class LegalityContext:
         )
 
     def default_of(self, field: str) -> Any:
-        """Returns the value of a technique that nobody chose.
+        """Returns the value of a technique that nobody chose: that of the trainer's file, if any.
 
-        It is one pass of the global batch, on several devices by data-parallel training.
+        Without one it is one pass of the global batch, on several devices by data-parallel
+        training.
         """
+        if self.own is not None:
+            return getattr(self.own, field)
         if field == "micro_batch_size":
             return max(1, self.global_batch // self.devices)
         if field == "sharding" and self.devices > 1:
@@ -517,7 +522,12 @@ def configuration_of(
     for field, value in choices.items():
         check_value(field, value)
     defaults = {}
-    if at is not None:
+    if at is not None and at.own is not None:
+        defaults = at.own.to_dict()
+        for technique, fields in DEPENDENT_FIELDS.items():
+            if choices.get(technique) == "none":
+                defaults |= {field: getattr(_DEFAULT_CONFIG, field) for field in fields}
+    elif at is not None:
         decided = ("precision", "optimizer_fusion", "micro_batch_size", "sharding")
         defaults = {field: at.default_of(field) for field in decided}
         split = {"tensor_parallel": choices.get("tensor_parallel", 1)}
@@ -1024,8 +1034,10 @@ def baseline_of(*, optimizer: Optimizer, at: LegalityContext) -> TrainingConfig:
     """Returns what savings are relative to: no technique, the global batch in one pass.
 
     A script's has the precision and the update that it brings, any other is in fp32 without fusion.
-    On several devices it is data-parallel training.
+    On several devices it is data-parallel training. Of a trainer's file it is what the file says.
     """
+    if at.own is not None:
+        return at.own
     return TrainingConfig(
         precision=at.own_precision,
         optimizer_fusion=at.own_fusion,

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.model_file import (
     FILE_NAME,
-    fetch_model_config,
+    hub_model_config,
     is_hub_name,
     known_sizes,
     model_name,
@@ -79,7 +79,11 @@ def with_model_config(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInput(
             f"{model} does not say which function makes the model", hint=f"write {model}:function"
         )
-    content = _completed(read_model_config(model) if exists else fetch_model_config(model))
+    needs_weights = bool(settings.get("pretrained"))
+    if exists:
+        content = _completed(read_model_config(model))
+    else:
+        content = _completed(hub_model_config(model, needs_weights=needs_weights))
     resolved = {**settings, "model": model_name(content), "model_config": content}
     source = source_of(model)
     if settings.get("tokenizer") == "model":

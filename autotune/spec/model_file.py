@@ -7,7 +7,9 @@ import hashlib
 import json
 import math
 import re
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,41 @@ def fetch_model_config(name: str) -> dict[str, Any]:
             f"{first_line_of(error)}",
             hint=f"check the name and the network, or give a local {FILE_NAME} or its folder",
         ) from error
+
+
+def known_model_config(name: str) -> dict[str, Any] | None:
+    """Returns the config.json of a model of the Hugging Face hub, as far as it decides its sizes.
+
+    None for a model that is not in `model_shapes.toml`. What does not change memory, such as the
+    scaling of positions, is left out.
+    """
+    text = resources.files(__package__).joinpath("model_shapes.toml").read_text("utf-8")
+    for model in tomllib.loads(text)["model"]:
+        if name.lower() in map(str.lower, model["ids"]):
+            return {**model["config"], **dict.fromkeys(model.get("unset", ()))}
+    return None
+
+
+def hub_model_config(name: str, *, needs_weights: bool) -> dict[str, Any]:
+    """Returns the config.json of a model on the hub: of the hub's cache, of the table, or fetched.
+
+    One whose weights are needed is fetched before the table is asked. Raises InvalidInput.
+    """
+    # A quarter of a second, which only models of the hub need.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    cached = try_to_load_from_cache(name, FILE_NAME)
+    if isinstance(cached, str):
+        return read_model_config(cached)
+    known = known_model_config(name)
+    if known is not None and not needs_weights:
+        return known
+    try:
+        return fetch_model_config(name)
+    except InvalidInput:
+        if known is None:
+            raise
+        return known
 
 
 def source_of(model: str) -> str:

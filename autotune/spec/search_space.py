@@ -28,6 +28,7 @@ from autotune.spec.config import (
     check_value,
     rule_violations,
 )
+from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.published_table import Reference
 from autotune.spec.schema import Schema
 from autotune.spec.workload import overridden
@@ -353,6 +354,8 @@ def _available_values(
         own = at.default_of(field)
         if field in AS_IS and getattr(TrainingConfig(), field) in listed and own not in listed:
             listed = (own, *listed)  # what a script brings in place of the default
+        if at.own is not None and own not in listed:
+            listed = (own, *listed)  # what the trainer's file has
         available = []
         for value in listed:
             reason = unavailable.get(field, {}).get(str(value))
@@ -410,10 +413,19 @@ def _legal_configurations(
 ) -> dict[str, TrainingConfig]:
     """Returns the legal named configurations; each other one is a line in `excluded`."""
     named = {}
-    defaults = {field: at.default_of(field) for field in FIELD_ORDER}
+    without_file = dataclasses.replace(at, own=None)
+    defaults = {
+        # What the space searches is in a named configuration as its name says, whatever the file.
+        field: (without_file if field in space.techniques else at).default_of(field)
+        for field in FIELD_ORDER
+    }
     for configuration in space.configurations:
         chosen = {**defaults, **space.defaults, **configuration}
         name = chosen.pop("name")
+        if at.own is not None and not OPTIMIZERS[at.own.optimizer].has_fusion(
+            chosen["optimizer_fusion"]
+        ):
+            chosen["optimizer_fusion"] = at.own.optimizer_fusion
         reasons = [
             f"{field} {value}: {unavailable[field][str(value)]}"
             for field, value in chosen.items()

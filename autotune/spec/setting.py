@@ -9,6 +9,7 @@ pydantic reads and checks the values (`spec/checked.py`), strictly but for text.
 """
 
 import dataclasses
+import keyword
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -375,7 +376,8 @@ class Option:
     def parameter(self) -> str:
         """Name of the parameter of the command: `seq_len` for `--seq-len`."""
         parameter = self.flag.removeprefix("--").replace("-", "_")
-        return parameter if parameter.isidentifier() else self.name
+        is_name = parameter.isidentifier() and not keyword.iskeyword(parameter)
+        return parameter if is_name else self.name
 
     @property
     def is_switch(self) -> bool:

@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from autotune.errors import InvalidInput, suggestion
-from autotune.spec.config import CHOICES, LegalityContext, OptimizerFusion, Precision
+from autotune.spec.config import (
+    CHOICES,
+    LegalityContext,
+    OptimizerFusion,
+    Precision,
+    TrainingConfig,
+    configuration_of,
+)
 from autotune.spec.learning_rates import (
     FROM_SCRATCH,
     LEARNING_RATE_NAMES,
@@ -106,6 +113,10 @@ def _read_config(content: Any) -> Any:
             hint="give the content of a config.json, which has one",
         )
     return content
+
+
+def _read_choices(choices: Any) -> Any:
+    return configuration_of(choices).to_dict() if isinstance(choices, Mapping) else choices
 
 
 def _positive_rates(rates: Any) -> Any:
@@ -213,6 +224,19 @@ class Workload(Settings):
     """The precision of the training without any technique, which a script's weights decide."""
     own_fusion: OptimizerFusion = "none"
     """How the optimizer of that training updates, which a script's optimizers decide."""
+    own_config: (
+        Annotated[Mapping[str, Any], Format(wanted="a value by technique", read=_read_choices)]
+        | None
+    ) = setting(
+        None,
+        "What a trainer's file trains with: a value by technique.",
+        is_typed=False,
+        over_http=True,
+    )
+    """The choices of the trainer's file that the other settings come from: the baseline."""
+    own_file: str | None = setting(
+        None, "Name of the trainer's file.", is_typed=False, over_http=True
+    )
     layers: Annotated[int, whole_number(1, 1_000)] | None = setting(
         help="Number of transformer blocks.", group=THE_MODEL, over_http=True
     )
@@ -554,6 +578,7 @@ class Workload(Settings):
             devices=self.devices_per_trial,
             own_precision=self.own_precision,
             own_fusion=self.own_fusion,
+            own=None if self.own_config is None else TrainingConfig(**self.own_config),
         )
 
     @property
@@ -626,6 +651,8 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "is_injected": False,
     "own_precision": "fp32",
     "own_fusion": "none",
+    "own_config": None,
+    "own_file": None,
 }
 """Settings that the first studies did not have, with their defaults."""
 
@@ -689,6 +716,8 @@ SIZE_SETTINGS = (
     "global_batch",
     "gradient_clipping",
     "devices_per_trial",
+    "own_config",
+    "own_file",
 )
 """The settings on which memory and legality depend; a prediction reads no text and runs no steps.
 """

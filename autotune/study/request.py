@@ -21,6 +21,7 @@ from autotune.spec.setting import (
     THE_SEARCH,
     Duration,
     DurationOrNone,
+    FilePath,
     Format,
     Seed,
     Settings,
@@ -179,6 +180,16 @@ class SearchRequest(Settings):
         over_http=True,
     )
     """In seconds, infinite for no limit."""
+    from_file: FilePath | None = setting(
+        None,
+        "A trainer's file whose training is the baseline: of axolotl, TRL, LLaMA-Factory, "
+        "torchtitan, Lightning or transformers. Other options override what it says.",
+        group=EVERYDAY,
+        flag="--from",
+        metavar="FILE",
+        is_repeated=False,
+        over_http="a client sends the settings that the file stands for",
+    )
     until_converged: bool = setting(
         False,
         "Stop when no remaining trial is expected to improve the front by much.",

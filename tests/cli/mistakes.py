@@ -27,6 +27,7 @@ COMMAND_LINES = {
         --no-defaults=3 | --no-defaults bogus | --install-completion=x | --show-completion=x
     """,
     "search": r"""
+        --from missing.yaml | --from folder | --from '' | --from garbage.toml
         --world-size 0
         --max-mem 8,5GiB | --max-mem -1 | --max-mem 0 | --max-mem '' | --max-mem abc
         --max-mem 8gib | --max-mem 8G | --tolerance speed=5%
@@ -185,6 +186,7 @@ COMMAND_LINES = {
         --server http://host --trials 0 --prefer speed
     """,
     "fit": r"""
+        --from missing.yaml | --from folder | --from '' --max-mem 8GiB
         --max-mem 8GiB --world-size 0
         --max-mem 8,5GiB | --max-mem 8 | --json | --max-mem 8GiB surplus
         nope | nope --trial 1 | --trial 1 --max-mem 8GiB | real --layers 3 IN_REAL
@@ -229,6 +231,7 @@ COMMAND_LINES = {
         --max-mem x --no-trial --verbose | --max-mem x -v | --max-mem 8GiB --all
     """,
     "predict": r"""
+        --from missing.yaml | --from folder | --from ''
         --max-mem 8,5GiB | --max-mem 8GiBB --json | --device tpu | --device cuda:1:2
         --study real IN_REAL
         --trial 0 | --trial x | --study real --trial 99 IN_REAL | --study real --trial -1 IN_REAL
@@ -277,6 +280,7 @@ COMMAND_LINES = {
         real 99 --fresh IN_REAL
     """,
     "explain": r"""
+        --from missing.yaml | --from folder | --from ''
         --world-size 0 | nope | nope IN_REAL | nope 0
         real 99 IN_REAL | real -1 IN_REAL | real x IN_REAL | nope 0 IN_REAL
         real 0 --layers 3 IN_REAL
@@ -457,6 +461,7 @@ COMMAND_LINES = {
         --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
         --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a
         --no-streaming --no-callback
+        --server http://host --from missing.yaml
         --server http://host --space garbage.toml | --server http://host --model garbage.toml
         --server http://host --model typo.json | --server http://host --space folder
     """

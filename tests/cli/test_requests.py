@@ -73,7 +73,7 @@ def rejections(kind, name, value):
 
 @EVERY_KIND
 def test_a_value_of_another_type_is_rejected_by_the_name_of_its_setting(kind):
-    mappings = {"model_config", "groups", "learning_rates", "tolerance", "devices"}
+    mappings = {"model_config", "groups", "own_config", "learning_rates", "tolerance", "devices"}
     for name in set(all_options_of(kind)) - mappings:
         for value in (object(), [[]], {"a": {}}):
             error = rejections(kind, name, value)

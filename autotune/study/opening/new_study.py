@@ -4,18 +4,19 @@ import dataclasses
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.errors import AutotuneError, Stopped, TrialLost
+from autotune.errors import AutotuneError, InvalidInput, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare
-from autotune.spec.config import FIELD_ORDER
+from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.script_files import input_files
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
-from autotune.spec.workload import make_workload
+from autotune.spec.workload import Workload, make_workload
 from autotune.study.events import Listener, Notice, Preparing
 from autotune.study.opening.requested_space import has_global_batch
 from autotune.study.opening.staging import StagingFolder, sweep
@@ -69,9 +70,13 @@ def new_definition(
         device = dataclasses.replace(device, others=others)
     workload = make_workload(device.type, space.workload, request.specified_workload())
     executor.use_devices_from(device, count=workload.devices_per_trial)
+    choices = space.choices()
+    for field, value in (workload.own_config or {}).items():
+        if value not in choices[field]:
+            choices[field].append(value)
     workload, lacking = executor.examine(
         workload,
-        space.choices(),
+        choices,
         device=device.device,
         learns_global_batch=not has_global_batch(request, space),
     )
@@ -91,11 +96,12 @@ def new_definition(
         if reason:
             lacking["micro_batch_size"] = {str(size): reason for size in smaller}
     # This probe compiles programs, so it runs only after the cheap checks.
-    _, not_on_device = executor.probe(device.device, space.choices())
+    _, not_on_device = executor.probe(device.device, choices)
     unavailable = {}
     for technique in FIELD_ORDER:
         if technique in lacking or technique in not_on_device:
             unavailable[technique] = lacking.get(technique, {}) | not_on_device.get(technique, {})
+    workload = _with_possible_choices(workload, unavailable, listener)
     definition = StudyDefinition(
         name=request.name or "",
         workload=workload,
@@ -126,6 +132,41 @@ def new_definition(
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, staging=staging)
+
+
+def _with_possible_choices(
+    workload: Workload, unavailable: Mapping[str, Mapping[str, str]], listener: Listener
+) -> Workload:
+    """Returns the workload with what its trainer's file asks for replaced where it does not work.
+
+    Only by what trains nearly the same numbers. Raises InvalidInput for what has no such neighbour.
+    """
+    own = dict(workload.own_config or {})
+    for field, value in own.items():
+        reason = unavailable.get(field, {}).get(str(value))
+        if reason is None:
+            continue
+        if field not in _REPLACEABLE:
+            raise InvalidInput(
+                f"{workload.own_file} trains with {field} {value}, which is not possible here: "
+                f"{reason}",
+                hint="search on a machine that has it, or save a copy of the file without",
+            )
+        own[field] = getattr(TrainingConfig(), field)
+        message = f"{workload.own_file} has {field} {value}, trials have {own[field]}: {reason}"
+        listener(Notice(message=message))
+    return dataclasses.replace(workload, own_config=own) if own else workload
+
+
+_REPLACEABLE = (
+    "precision",
+    "compile",
+    "optimizer_fusion",
+    "attention",
+    "allocator",
+    "activation_offload",
+)
+"""Techniques whose default trains what another value does, apart from rounding."""
 
 
 def default_name(definition: StudyDefinition) -> str:

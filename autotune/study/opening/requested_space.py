@@ -20,6 +20,7 @@ from autotune.study.running.devices import check_whole_groups, parse_devices
 from autotune.units import format_size
 
 DEFAULT_SPACE = "default"
+SPACE_OF_ADAPTERS = "adapters"
 _SQLITE = "sqlite:///"
 _TOLERANCE = 2.0
 """The weights of some models are half as many as estimated."""
@@ -31,7 +32,7 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     The data is looked at only with `reads_data`. Raises InvalidInput for any invalid part of the
     request.
     """
-    space = load_space(DEFAULT_SPACE if request.space is None else request.space)
+    space = load_space(request.space or _default_space(request))
     space = space.at_scale(request.scale)
     workload = _workload_on_some_device(request, space)
     if request.devices is not None:
@@ -48,6 +49,12 @@ def has_global_batch(request: SearchRequest, space: SearchSpace) -> bool:
     """Returns whether the request or its space says how many sequences an optimizer step has."""
     settings = {**space.workload, **request.specified_workload()}
     return settings.get("global_batch") is not None
+
+
+def _default_space(request: SearchRequest) -> str:
+    """Returns the space of a request that names none: that beside adapters, if a file has them."""
+    of_file = request.workload.get("own_config") or {}
+    return SPACE_OF_ADAPTERS if of_file.get("adapter", "none") != "none" else DEFAULT_SPACE
 
 
 def devices_per_trial(

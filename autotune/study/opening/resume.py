@@ -3,7 +3,7 @@
 import shlex
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from autotune.errors import StudyMismatch
 from autotune.execution.local import LocalExecutor
 from autotune.execution.prepared_folder import PREPARED, is_made_of
 from autotune.execution.tasks import ModelSha256, Prepare
-from autotune.spec.config import TECHNIQUES
+from autotune.spec.config import TECHNIQUES, TrainingConfig
 from autotune.spec.result import DeviceInfo, TrialRecord
 from autotune.spec.script_files import check_files_unchanged
 from autotune.spec.setting import option_of
@@ -43,6 +43,10 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
         elif name == "script_arguments":
             requested = shlex.join(value) or "none"
             options["script arguments"] = (requested, shlex.join(workload[name]) or "none")
+        elif name == "own_config":
+            options["a file that has"] = _of_files(value, stored)
+        elif name == "own_file":
+            continue  # another name of the same training
         else:
             options[option_of(Workload, name).flag] = (value, workload[name])
     for option, (requested, known) in options.items():
@@ -58,6 +62,19 @@ def check_same_study(request: SearchRequest, stored: StudyDefinition) -> None:
             f"then, not with {request.space!r}",
             hint="leave --space out to continue the study, or give the new one another --name",
         )
+
+
+def _of_files(requested: Mapping[str, Any], stored: StudyDefinition) -> tuple[str, str]:
+    """Returns the configurations of a trainer's file as requested and as stored, as texts.
+
+    What the device cannot do was replaced when the study began.
+    """
+    known = stored.workload.own_config or {}
+    possible: dict[str, Any] = {
+        field: known.get(field) if str(value) in stored.unavailable.get(field, {}) else value
+        for field, value in requested.items()
+    }
+    return TrainingConfig(**possible).describe(), TrainingConfig(**known).describe()
 
 
 def check_fresh(request: SearchRequest, stored: StudyDefinition, *, reused: int) -> None:

@@ -13,6 +13,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import (
     EVERYDAY,
     THE_DEVICE,
+    FilePath,
     Settings,
     TrialNumber,
     all_options_of,
@@ -55,6 +56,7 @@ class PredictedTraining(Settings):
         choices=("cpu", "cuda", *DATA_SHEETS),
         over_http=True,
     )
+    from_file: FilePath | None = same_setting(SearchRequest, "from_file")
     workload: Mapping[str, Any] = part(Workload, only=SIZE_SETTINGS, default_factory=dict)
     configuration: Mapping[str, Any] = part(TrainingConfig, default_factory=dict)
     compute_capability: str | None = setting(

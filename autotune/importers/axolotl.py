@@ -1,0 +1,172 @@
+"""axolotl: its YAML file.
+
+`bf16: true` means weights in bfloat16, under autocast; adapters are in float32 beside them.
+"""
+
+from pathlib import PurePath
+from typing import Any
+
+from autotune.importers import transformers_keys
+from autotune.importers.finished import finished
+from autotune.importers.imported import ImportedTraining, Trainer
+from autotune.importers.key_table import load_table
+from autotune.importers.keys_of_file import KeysOfFile
+
+_ATTENTION_FLAGS = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+    "xformers_attention": "xformers",
+}
+"""{key of earlier versions: what it stands for}."""
+_FUSED_LOSSES = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")
+"""Keys of plugins whose loss never makes the logits of a whole batch."""
+
+
+def read(keys: KeysOfFile) -> ImportedTraining:
+    """Returns the training. Raises InvalidInput."""
+    adapter = _adapter(keys)
+    optimizer = transformers_keys.optimizer(keys, "optimizer")
+    micro_batch_size = keys.whole_number("micro_batch_size", least=1) or 1
+    config: dict[str, Any] = {
+        "precision": _precision(keys, has_adapters=bool(adapter)),
+        **_checkpointing(keys),
+        "compile": "model" if keys["torch_compile"] in (True, "auto") else "none",
+        **optimizer,
+        "micro_batch_size": micro_batch_size,
+        "allocator": "expandable",  # axolotl's own choice
+        "attention": _attention(keys),
+        "loss": "chunked" if any(keys.flag(key) for key in _FUSED_LOSSES) else "full",
+        **adapter,
+    }
+    workload: dict[str, Any] = {
+        "model": keys.text("base_model"),
+        "pretrained": not keys.flag("reinit_weights"),
+        "tokenizer": "model",
+        "global_batch": micro_batch_size * _accumulation(keys, micro_batch_size),
+        "sequence_length": keys.whole_number("sequence_len", least=1),
+        "packing": "packed" if keys.flag("sample_packing") else "padded",
+        **transformers_keys.learning(
+            keys,
+            optimizer=optimizer["optimizer"],
+            adapter=config.get("adapter", "none"),
+            schedule_key="lr_scheduler",
+        ),
+        **_dataset(keys),
+    }
+    return finished(keys, workload=workload, config=config)
+
+
+def _accumulation(keys: KeysOfFile, micro_batch_size: int) -> int:
+    """Returns the micro batches of an optimizer step: given, or by the sequences of one."""
+    batch = keys.whole_number("batch_size", least=1)
+    if batch is not None and not keys.says("gradient_accumulation_steps"):
+        return max(1, batch // micro_batch_size)
+    return keys.whole_number("gradient_accumulation_steps", least=1) or 1
+
+
+def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
+    # `auto` is bfloat16 on every GPU that has it.
+    is_bf16 = keys["bf16"] in (True, "auto") and not keys.flag("fp16")
+    if keys.flag("fp8"):
+        return "fp8"
+    if keys.flag("fp16") or keys.flag("float16"):
+        if not has_adapters:
+            keys.refuse("fp16", "weights of trials with fp16-mixed are in float32")
+        return "fp16-mixed"
+    if is_bf16 or keys.flag("bfloat16"):
+        return "bf16-mixed" if has_adapters else "bf16-true"
+    return "tf32" if keys["tf32"] in (True, "auto") else "fp32"
+
+
+def _checkpointing(keys: KeysOfFile) -> dict[str, str]:
+    offloads = "cpu" if keys["activation_offloading"] not in (None, False) else "none"
+    value = keys["gradient_checkpointing"]
+    if value in ("offload", "offload_disk", "unsloth"):
+        keys.refuse("gradient_checkpointing", "trials recompute blocks and keep their inputs")
+        return {"checkpointing": "block"}
+    if keys["selective_checkpointing"] and value is True:
+        return {"checkpointing": "selective", "activation_offload": offloads}
+    checkpointing = transformers_keys.checkpointing(
+        keys, "gradient_checkpointing", of_arguments="gradient_checkpointing_kwargs"
+    )
+    return {"checkpointing": checkpointing, "activation_offload": offloads}
+
+
+def _attention(keys: KeysOfFile) -> str:
+    if name := keys.text("attn_implementation"):
+        return transformers_keys.attention(keys, "attn_implementation", name)
+    for key, name in _ATTENTION_FLAGS.items():
+        if keys.flag(key):
+            return transformers_keys.attention(keys, key, name)
+    return "auto"
+
+
+def _adapter(keys: KeysOfFile) -> dict[str, Any]:
+    kind = keys.text("adapter")
+    if kind is None:
+        return {}
+    if kind not in ("lora", "qlora"):
+        raise keys.cannot_train(
+            "adapter",
+            "autotune has adapters of the kinds lora and dora",
+            hint="save a copy of the file with adapter: lora",
+        )
+    base_weights = "bf16"
+    if keys["bf16"] not in (True, "auto") and not (keys.flag("bfloat16") or keys.flag("fp16")):
+        base_weights = "trained"
+    if keys.flag("load_in_8bit"):
+        base_weights = "int8"
+    if keys.flag("load_in_4bit"):
+        base_weights = "nf4"
+    layers = "all-linear"
+    if not keys.flag("lora_target_linear") and (names := keys["lora_target_modules"]):
+        layers = transformers_keys.adapter_layers(keys, "lora_target_modules", names)
+    return {
+        "adapter": "dora" if keys.flag("peft_use_dora") else "lora",
+        "adapter_rank": keys.whole_number("lora_r", least=1) or 8,
+        "adapter_targets": layers,
+        "base_weights": base_weights,
+    }
+
+
+_CHAT_TYPES = ("chat_template", "sharegpt")
+_TEXT_TYPES = ("completion", "pretrain")
+
+
+def _dataset(keys: KeysOfFile) -> dict[str, Any]:
+    """Returns the first dataset that rows of text or of conversations are in."""
+    for key in ("datasets", "pretraining_dataset"):
+        entries = keys[key] or []
+        entries = [entries] if isinstance(entries, str | dict) else entries
+        if not isinstance(entries, list):
+            raise keys.invalid(key, "a list of datasets")
+        if entries:
+            return _first(keys, key, entries)
+    return {}
+
+
+def _first(keys: KeysOfFile, key: str, entries: list[Any]) -> dict[str, Any]:
+    first = {"path": entries[0]} if isinstance(entries[0], str) else entries[0]
+    if not isinstance(first, dict) or not isinstance(first.get("path"), str):
+        raise keys.invalid(key, "a list of datasets, each with its path")
+    if len(entries) > 1:
+        keys.refuse(key, "trials read the first of several datasets")
+    kind = str(first.get("type", "completion")).partition(".")[0].partition(":")[0]
+    column = None
+    if kind in _CHAT_TYPES:
+        column = first.get("field_messages", "messages" if kind == "chat_template" else None)
+    elif kind in _TEXT_TYPES:
+        column = first.get("field") or first.get("text_column") or "text"
+    else:
+        keys.refuse(
+            key, f"trials do not fill in prompts of type {kind}: name --text-column, or --dataset"
+        )
+    path = first["path"]
+    settings = {"dataset": path, "dataset_config": first.get("name"), "text_column": column}
+    if not PurePath(path).suffix and first.get("split"):
+        settings["dataset_split"] = str(first["split"])
+    return settings
+
+
+TRAINER = Trainer(table=load_table("axolotl"), signs=frozenset(("base_model",)), read=read)

@@ -1,0 +1,189 @@
+"""Reads a trainer's file: YAML, TOML or JSON, as data alone.
+
+YAML is read by PyYAML, as the trainers themselves do, after its tree was looked at: tags, keys that
+stand twice and anchors that multiply are one sentence each.
+"""
+
+import json
+import re
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import InvalidInput
+from autotune.spec.user_files import parse_json, parse_toml, read_file
+from autotune.spec.user_paths import expanded
+
+LARGEST_BYTES = 2**18
+"""Of a trainer's file: a hundred times what people write."""
+MOST_VALUES = 20_000
+"""Of a YAML file, with what its anchors repeat."""
+MOST_LEVELS = 50
+_FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\$\{[^}]*\}|^\$[A-Za-z_]\w*$")
+"""Jinja, and variables of the environment or of OmegaConf."""
+_CORE_TAG = "tag:yaml.org,2002:"
+_OWN_TAGS = {
+    f"{_CORE_TAG}{name}"
+    for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "timestamp")
+}
+
+
+def read_trainer_file(path: Path) -> dict[str, Any]:
+    """Returns the keys of a file. Raises InvalidInput, also for a value that something fills in."""
+    file = expanded(str(path))
+    text = read_file(file, most_bytes=LARGEST_BYTES)
+    source = str(path)
+    content: Any
+    match file.suffix.lower():
+        case ".toml":
+            content = parse_toml(text, source=source)
+        case ".json":
+            content = parse_json(text, source=source)
+            _check_pairs(text, source=source)
+        case ".yaml" | ".yml":
+            content = _parse_yaml(text, source=source)
+        case suffix:
+            raise InvalidInput(
+                f"{source} ends in {suffix!r}" if suffix else f"{source} has no ending",
+                hint="name a .yaml, .toml or .json file of a trainer",
+            )
+    if not isinstance(content, dict) or not content:
+        raise InvalidInput(
+            f"{source} has no keys", hint="name the file that configures the training"
+        )
+    for key, value in _texts(content):
+        if _FILLED_IN.search(value):
+            raise InvalidInput(
+                f"{source} has {key}: {value!r:.60}, which something else fills in",
+                hint="save a copy with the value itself",
+            )
+    return content
+
+
+def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (key, text) of all text values but the templates of chats, which are Jinja."""
+    if isinstance(content, str):
+        if "chat_template" not in key:
+            yield key, content
+    elif isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from _texts(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, list):
+        for value in content:
+            yield from _texts(value, key)
+
+
+def _check_pairs(text: bytes, *, source: str) -> None:
+    """Raise InvalidInput for an object of JSON that has a key twice."""
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in found]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise _twice(source, twice, "")
+        return dict(found)
+
+    json.loads(text.decode("utf-8-sig"), object_pairs_hook=pairs)
+
+
+def _twice(source: str, key: str, where: str) -> InvalidInput:
+    return InvalidInput(
+        f"{source} has {key!r:.60} twice{where}",
+        hint="remove one of them: a trainer takes the last one without a word",
+    )
+
+
+# -- YAML ------------------------------------------------------------------------------------------
+
+
+def _parse_yaml(text: bytes, *, source: str) -> Any:
+    loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        loader = loader_class(text.decode("utf-8-sig"))
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _Tree(source).check(root, level=0)
+        return loader.construct_document(root)
+    except yaml.YAMLError as error:
+        raise InvalidInput(
+            f"{source} is not valid YAML: {_reason(error)}",
+            hint="correct the file at this position",
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"{source} is not valid YAML: it is not UTF-8 text ({error.reason})",
+            hint="save it as UTF-8",
+        ) from None
+    except (RecursionError, ValueError, OverflowError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidInput(
+            f"{source} is not valid YAML: {reason:.120}", hint="correct the file"
+        ) from None
+
+
+def _reason(error: yaml.YAMLError) -> str:
+    """Returns what is wrong, in one line, and where."""
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    mark = getattr(error, "problem_mark", None)
+    where = "" if mark is None else f" (at line {mark.line + 1}, column {mark.column + 1})"
+    return f"{problem}{where}"
+
+
+class _Tree:
+    """Looks at the nodes of a YAML file before anything is made of them."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._sizes: dict[int, int] = {}
+
+    def check(self, node: yaml.Node, *, level: int) -> int:
+        """Returns the number of values below a node, with what anchors repeat.
+
+        Raises InvalidInput.
+        """
+        if id(node) in self._sizes:
+            return self._sizes[id(node)]
+        if level > MOST_LEVELS:
+            raise self._error("has more than 50 levels", node, hint="name a trainer's file")
+        if node.tag not in _OWN_TAGS:
+            tag = node.tag.replace(_CORE_TAG, "!!")
+            raise self._error(
+                f"has the tag {tag!r:.60}, and nothing in a file is run",
+                node,
+                hint="replace it by a plain value",
+            )
+        self._sizes[id(node)] = MOST_VALUES + 1  # until it is known: an anchor within itself
+        size = 1
+        if isinstance(node, yaml.MappingNode):
+            self._check_keys(node)
+            for key, value in node.value:
+                size += self.check(key, level=level + 1) + self.check(value, level=level + 1)
+        elif isinstance(node, yaml.SequenceNode):
+            size += sum(self.check(value, level=level + 1) for value in node.value)
+        if size > MOST_VALUES:
+            raise self._error(
+                f"has more than {MOST_VALUES:,} values, with those that its anchors repeat",
+                node,
+                hint="write what is needed without anchors",
+            )
+        self._sizes[id(node)] = size
+        return size
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        seen: set[Hashable] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._error("has a key that is no text", key, hint="quote what has braces")
+            if key.tag.endswith(":merge"):
+                continue
+            if key.value in seen:
+                raise _twice(self._source, key.value, self._where(key))
+            seen.add(key.value)
+
+    def _error(self, what: str, node: yaml.Node, *, hint: str) -> InvalidInput:
+        return InvalidInput(f"{self._source} {what}{self._where(node)}", hint=hint)
+
+    def _where(self, node: yaml.Node) -> str:
+        return f" (at line {node.start_mark.line + 1})"
