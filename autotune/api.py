@@ -83,7 +83,7 @@ def _never() -> bool:
 
 def search(
     *,
-    from_file: str | os.PathLike[str] | None = None,
+    from_file: str | os.PathLike[str] | Sequence[str] | None = None,
     max_mem: str | int | None = None,
     space: str | None = None,
     scale: str | None = None,

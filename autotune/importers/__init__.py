@@ -6,6 +6,7 @@ taken over, has no effect on memory and speed, or is named with the reason. A ke
 does not have is one sentence.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,18 @@ def with_trainer_file(
     What is given beside the file overrides it. `told` gets what was read, a sentence each. Raises
     InvalidInput.
     """
-    if settings.get("from_file") is None:
+    named = settings.get("from_file")
+    if named is None:
         return dict(settings)
     # It reads the tables of all trainers, which most commands do without.
-    from autotune.importers.registry import import_file  # noqa: PLC0415
+    from autotune.importers.registry import import_files  # noqa: PLC0415
 
-    known = all_options_of(kind)
-    imported = import_file(Path(settings["from_file"]))
+    known = {*all_options_of(kind), "model_config"}  # that goes with a model
+    files = [named] if isinstance(named, str | os.PathLike) else named
+    options = {name: value for name, value in settings.items() if value is not None}
+    if getattr(kind, "is_predicted", False):
+        options.setdefault("engine", "torch")
+    imported = import_files([Path(file) for file in files], options)
     told(imported.lines())
     of_file = {name: value for name, value in imported.settings().items() if name in known}
     return {**of_file, **settings}

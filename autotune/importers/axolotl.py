@@ -3,14 +3,18 @@
 `bf16: true` means weights in bfloat16, under autocast; adapters are in float32 beside them.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from autotune.importers import transformers_keys
-from autotune.importers.finished import finished
+from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
+from autotune.importers.several_devices import Plan, Sharing
+from autotune.spec.config import SHARDED_WEIGHTS
 
 _ATTENTION_FLAGS = {
     "flash_attention": "flash_attention_2",
@@ -25,25 +29,31 @@ _FUSED_LOSSES = ("liger_fused_linear_cross_entropy", "cut_cross_entropy")
 
 def read(keys: KeysOfFile) -> ImportedTraining:
     """Returns the training. Raises InvalidInput."""
+    shared = _sharing(keys)
+    devices = devices_of(keys, _stated_devices(keys, shared.plan))
+    replicas = devices // (shared.plan.tensor_parallel if shared.plan else 1)
     adapter = _adapter(keys)
-    optimizer = transformers_keys.optimizer(keys, "optimizer")
+    optimizer = transformers_keys.optimizer(keys, "optimizer", has_adapters=bool(adapter))
     micro_batch_size = keys.whole_number("micro_batch_size", least=1) or 1
     config: dict[str, Any] = {
         "precision": _precision(keys, has_adapters=bool(adapter)),
-        **_checkpointing(keys),
+        **_checkpointing(keys, is_by_fsdp=shared.checkpoints),
         "compile": "model" if keys["torch_compile"] in (True, "auto") else "none",
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "allocator": "expandable",  # axolotl's own choice
         "attention": _attention(keys),
-        "loss": "chunked" if any(keys.flag(key) for key in _FUSED_LOSSES) else "full",
+        "loss": "chunked" if _has_fused_loss(keys) else "full",
         **adapter,
     }
+    if devices > 1 and _divides_weights(shared.plan) and config["precision"] == "bf16-true":
+        config["precision"] = "bf16-mixed"  # with FSDP weights are in float32
     workload: dict[str, Any] = {
         "model": keys.text("base_model"),
         "pretrained": not keys.flag("reinit_weights"),
         "tokenizer": "model",
-        "global_batch": micro_batch_size * _accumulation(keys, micro_batch_size),
+        "global_batch": micro_batch_size * _accumulation(keys, micro_batch_size) * replicas,
+        "devices_per_trial": devices if devices > 1 else None,
         "sequence_length": keys.whole_number("sequence_len", least=1),
         "packing": "packed" if keys.flag("sample_packing") else "padded",
         **transformers_keys.learning(
@@ -54,7 +64,48 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         ),
         **_dataset(keys),
     }
-    return finished(keys, workload=workload, config=config)
+    return finished(keys, workload=workload, config=config, plan=shared.plan)
+
+
+def _sharing(keys: KeysOfFile) -> Sharing:
+    """Returns what devices share out: FSDP by groups, or beside split matrices."""
+    shared = transformers_keys.sharing(keys, is_on_by_table=True)
+    split = keys.whole_number("tensor_parallel_size", least=1) or 1
+    replicate = keys.whole_number("dp_replicate_size", least=1) or 1
+    group = keys.whole_number("dp_shard_size", least=1) or 1
+    plan = shared.plan
+    if plan is None and split > 1:
+        plan = Plan(key="tensor_parallel_size")
+    if plan is None:
+        return shared
+    if split > 1:
+        plan = replace(plan, tensor_parallel=split)
+    if replicate > 1 and group > 1 and plan.engine == "torch":
+        plan = replace(plan, sharding="hsdp", sharding_group=group)
+    return replace(shared, plan=plan)
+
+
+def _stated_devices(keys: KeysOfFile, plan: Plan | None) -> int | None:
+    """Returns the product of the sizes in the file, None where it leaves one to the devices."""
+    if plan is not None and plan.sharding == "hsdp":
+        replicate = keys.whole_number("dp_replicate_size") or 1
+        return replicate * plan.sharding_group * plan.tensor_parallel
+    sizes = (keys.whole_number("dp_shard_size") or 1) * (plan.tensor_parallel if plan else 1)
+    return sizes if sizes > 1 else None
+
+
+def _divides_weights(plan: Plan | None) -> bool:
+    return plan is not None and plan.engine == "torch" and plan.sharding in SHARDED_WEIGHTS
+
+
+def _has_fused_loss(keys: KeysOfFile) -> bool:
+    """Returns whether a plugin makes the loss; that of cut cross entropy does unless it is off."""
+    if not keys.says("cut_cross_entropy"):
+        plugins = keys["plugins"] or ()
+        plugins = plugins if isinstance(plugins, list) else [plugins]
+        if any("CutCrossEntropyPlugin" in str(one) for one in plugins):
+            return True
+    return any(keys.flag(key) for key in _FUSED_LOSSES)
 
 
 def _accumulation(keys: KeysOfFile, micro_batch_size: int) -> int:
@@ -75,11 +126,12 @@ def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
             keys.refuse("fp16", "weights of trials with fp16-mixed are in float32")
         return "fp16-mixed"
     if is_bf16 or keys.flag("bfloat16"):
-        return "bf16-mixed" if has_adapters else "bf16-true"
+        has_float32 = has_adapters and keys.flag("peft_autocast_adapter_dtype")
+        return "bf16-mixed" if has_float32 else "bf16-true"
     return "tf32" if keys["tf32"] in (True, "auto") else "fp32"
 
 
-def _checkpointing(keys: KeysOfFile) -> dict[str, str]:
+def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
     offloads = "cpu" if keys["activation_offloading"] not in (None, False) else "none"
     value = keys["gradient_checkpointing"]
     if value in ("offload", "offload_disk", "unsloth"):
@@ -90,6 +142,8 @@ def _checkpointing(keys: KeysOfFile) -> dict[str, str]:
     checkpointing = transformers_keys.checkpointing(
         keys, "gradient_checkpointing", of_arguments="gradient_checkpointing_kwargs"
     )
+    if is_by_fsdp:
+        checkpointing = "block"
     return {"checkpointing": checkpointing, "activation_offload": offloads}
 
 
@@ -153,6 +207,8 @@ def _first(keys: KeysOfFile, key: str, entries: list[Any]) -> dict[str, Any]:
     if len(entries) > 1:
         keys.refuse(key, "trials read the first of several datasets")
     kind = str(first.get("type", "completion")).partition(".")[0].partition(":")[0]
+    if isinstance(first.get("type"), Mapping):
+        kind = "its own"
     column = None
     if kind in _CHAT_TYPES:
         column = first.get("field_messages", "messages" if kind == "chat_template" else None)

@@ -7,29 +7,64 @@ from typing import Any
 from autotune.errors import InvalidInput
 from autotune.importers.imported import ImportedTraining, NotTaken
 from autotune.importers.keys_of_file import KeysOfFile
+from autotune.importers.several_devices import Plan, device_choices
 from autotune.spec.config import (
     FULL_PRECISIONS,
+    QUANTIZED_WEIGHTS,
     LegalityContext,
     TrainingConfig,
     rule_violations,
 )
 
+_OPTIONS = {
+    "model": "--model",
+    "sequence_length": "--seq-len",
+    "global_batch": "--global-batch",
+}
+"""{what every training has: the option that says it}."""
+_MAKE_A_MODEL = ("model", "script", "layers", "width")
+"""Settings of a request by which it has a model of its own."""
+
 
 def finished(
-    keys: KeysOfFile, *, workload: Mapping[str, Any], config: Mapping[str, Any]
+    keys: KeysOfFile,
+    *,
+    workload: Mapping[str, Any],
+    config: Mapping[str, Any],
+    plan: Plan | None = None,
 ) -> ImportedTraining:
-    """Returns the training. Raises InvalidInput for techniques that exclude one another here."""
-    chosen = TrainingConfig(**config)
-    if chosen.precision in FULL_PRECISIONS and chosen.attention == "flash":
-        chosen = replace(chosen, attention="auto")  # the kernel is for 16-bit numbers
+    """Returns the training, on the devices of `plan`.
+
+    Raises InvalidInput for techniques that exclude one another here, and for a training whose
+    model, length or batch neither the file nor an option says.
+    """
+    told = {**workload, **keys.options}
+    of_option = any(keys.options.get(name) is not None for name in _MAKE_A_MODEL)
+    if of_option:
+        told["model"] = "that of an option"
+    for name, option in _OPTIONS.items():
+        if told.get(name) is None and keys.options.get("script") is None:
+            raise InvalidInput(
+                f"{keys.file} does not say the {name.replace('_', ' ')} of its training",
+                hint=f"give it by {option}",
+            )
     at = LegalityContext(
-        global_batch=workload["global_batch"],
+        global_batch=told["global_batch"],
         clips_gradients=workload.get("gradient_clipping") is not None,
-        sequence_length=workload.get("sequence_length"),
-        devices=workload.get("devices_per_trial", 1),
-        own=chosen,
+        sequence_length=told["sequence_length"],
+        devices=workload.get("devices_per_trial") or 1,
     )
-    if broken := rule_violations(chosen.to_dict(), at):
+    config = dict(config)
+    if config["precision"] in FULL_PRECISIONS and config.get("attention") in ("flash", "cudnn"):
+        config["attention"] = "auto"  # the kernel is for 16-bit numbers
+    if config.get("base_weights") in QUANTIZED_WEIGHTS and config["precision"] in FULL_PRECISIONS:
+        config["precision"] = "bf16-mixed"
+        keys.refuse("bf16", "trials multiply weights in 4 and 8 bits in bfloat16")
+    if config.get("base_weights") == "bf16" and config["precision"] != "bf16-mixed":
+        config["base_weights"] = "trained"  # in the number format of what is trained
+    complete = {**TrainingConfig().to_dict(), **config}
+    chosen = TrainingConfig(**{**config, **device_choices(keys, plan, complete, at)})
+    if broken := rule_violations(chosen.to_dict(), replace(at, own=chosen)):
         raise InvalidInput(
             f"{keys.file} describes a training that autotune cannot do: {broken[0]}",
             hint="describe it by options instead: see autotune search --help",
@@ -37,7 +72,11 @@ def finished(
     return ImportedTraining(
         trainer=keys.table.title,
         file=keys.file.name,
-        workload=workload,
+        workload={
+            name: value
+            for name, value in workload.items()
+            if value is not None and not (of_option and name in ("model", "model_config"))
+        },
         config=chosen.to_dict(),
         taken=keys.taken(),
         without_effect=keys.without_effect(),
@@ -47,3 +86,13 @@ def finished(
         ),
         defaults=keys.defaults(),
     )
+
+
+def devices_of(keys: KeysOfFile, stated: int | None = None) -> int:
+    """Returns the number of devices: of an option, of the file, of its launcher, or one."""
+    given = keys.options.get("devices_per_trial")
+    if given is not None:
+        return int(given)
+    if stated is None and keys.launcher is not None:
+        stated = keys.launcher.whole_number("num_processes", least=1)
+    return stated or 1

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.importers.key_table import KeyTable
 from autotune.importers.keys_of_file import KeysOfFile
+from autotune.printable import printable
 from autotune.spec.schema import Schema
 
 
@@ -50,12 +51,12 @@ class ImportedTraining(Schema):
         if self.without_effect:
             counted += f", {len(self.without_effect)} without effect on memory and speed"
         lines = [f"{self.file} is a training of {self.trainer}: {counted}"]
-        lines += [f"{one.key}: {_short(one.value)}: {one.why}" for one in self.not_taken]
+        lines += [f"{one.key}: {_short(one.value)}: {printable(one.why)}" for one in self.not_taken]
         return lines
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = printable(str(value))
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -66,5 +67,7 @@ class Trainer:
     table: KeyTable
     signs: frozenset[str]
     """Top-level keys by which its files are told from those of others: each has one of them."""
+    suffixes: tuple[str, ...] = (".yaml", ".yml")
+    """Endings of its files, for a file that could be of several trainers."""
     read: Callable[[KeysOfFile], ImportedTraining]
     """Raises InvalidInput for values that are none, or that autotune cannot train."""

@@ -13,8 +13,11 @@
     "where results go" = ["output_dir", "wandb_project"]
     [not_taken]             # with the reason
     neftune_noise_alpha = "autotune adds no noise to embeddings"
+    [entries]               # the keys of each table in a list
+    datasets = ["path", "type"]
 
-Together they are every key that the version has.
+Together they are every key that the version has. A key of a table within the file is written with
+its table: "training.seq_len".
 """
 
 import tomllib
@@ -41,6 +44,15 @@ class KeyTable:
     """{key that is not taken over: the reason}."""
     renamed: Mapping[str, str]
     """{key of an earlier version: what it is called now}."""
+    entries: Mapping[str, frozenset[str]]
+    """{key of a list of tables: the keys that these have}."""
+
+    @cached_property
+    def sections(self) -> frozenset[str]:
+        """Every table whose keys are known: `training` for `training.seq_len`."""
+        return frozenset(
+            key[:end] for key in self.keys for end in range(len(key)) if key[end] == "."
+        )
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -64,6 +76,7 @@ def load_table(name: str) -> KeyTable:
         },
         not_taken=content.get("not_taken", {}),
         renamed=content.get("renamed", {}),
+        entries={key: frozenset(names) for key, names in content.get("entries", {}).items()},
     )
     if "extends" not in content:
         return own
@@ -79,4 +92,5 @@ def load_table(name: str) -> KeyTable:
         no_effect=merged(extended.no_effect, own.no_effect),
         not_taken=merged(extended.not_taken, own.not_taken),
         renamed=merged(extended.renamed, own.renamed),
+        entries={**extended.entries, **own.entries},
     )

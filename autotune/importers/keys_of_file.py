@@ -1,6 +1,6 @@
 """The keys of one file, read with the table of its trainer: what is asked for, and what is left."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +13,103 @@ OFF = (None, False, "", 0)
 
 def unknown_keys(content: Mapping[str, Any], table: KeyTable) -> list[str]:
     """Returns the keys of a file that its trainer does not have, in the order of the file."""
-    return [key for key in content if key not in table.keys]
+    return [
+        *(key for key, _ in _flattened(content, table) if key not in table.keys),
+        *(
+            f"{key}.{name}"
+            for key, names in table.entries.items()
+            if isinstance(content.get(key), list)
+            for entry in content[key]
+            if isinstance(entry, Mapping)
+            for name in entry
+            if name not in names
+        ),
+    ]
+
+
+def _flattened(
+    content: Mapping[str, Any], table: KeyTable, within: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value), the keys of a table that is known with that table: training.seq_len."""
+    for name, value in content.items():
+        key = f"{within}{name}"
+        if key in table.sections and isinstance(value, Mapping):
+            yield from _flattened(value, table, f"{key}.")
+        elif key in table.keys or key not in table.sections or value is not None:
+            yield key, value
 
 
 class KeysOfFile:
     """The values of a file, each the trainer's default where the file leaves it out.
 
-    Raises InvalidInput, when it is made, for a key that the trainer's version does not have.
+    `options` are the settings that are given beside the file. Raises InvalidInput, when it is made,
+    for a key that the trainer's version does not have.
     """
 
-    def __init__(self, content: Mapping[str, Any], table: KeyTable, *, file: Path) -> None:
+    def __init__(
+        self,
+        content: Mapping[str, Any],
+        table: KeyTable,
+        *,
+        file: Path,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.file = file
         self.table = table
-        self._content = {table.renamed.get(key, key): value for key, value in content.items()}
+        self.options = options or {}
+        self.launcher: KeysOfFile | None = None
+        """accelerate's own file, if it is given beside the trainer's."""
+        self._content: dict[str, Any] = {}
         self._refused: dict[str, str] = {}
+        self._beside: dict[str, KeysOfFile] = {}
+        self.asked: set[str] = set()
+        """The keys that were read so far."""
         for key in unknown_keys(content, table):
+            if key in table.sections:
+                raise InvalidInput(f"{file} has {key} as a value", hint=f"give {key} as a table")
+            known = table.keys
+            if (listed := key.rpartition(".")[0]) in table.entries:
+                known = frozenset(f"{listed}.{name}" for name in table.entries[listed])
             raise InvalidInput(
                 f"{file} has {str(key)!r:.80}, which is no key of {table.title}",
-                hint=suggestion(str(key), table.keys, otherwise="remove it"),
+                hint=suggestion(str(key), known, otherwise="remove it"),
             )
+        for key, value in _flattened(content, table):
+            name = table.renamed.get(key, key)
+            if value is not None or name not in self._content:
+                self._content[name] = value
+
+    def beside(
+        self, key: str, content: Mapping[str, Any], table: KeyTable, *, file: Path
+    ) -> "KeysOfFile":
+        """Returns the keys of what `key` names or holds, whose accounts become part of these."""
+        self._beside[key] = KeysOfFile(content, table, file=file, options=self.options)
+        return self._beside[key]
 
     # -- values ------------------------------------------------------------------------------------
 
     def __getitem__(self, key: str) -> Any:
         """Returns the value of a key; one that is null has the trainer's default."""
         value = self._content.get(key)
+        self.asked.add(key)
         return self.table.defaults[key] if value is None else value
 
+    def content(self, key: str) -> Any:
+        """Returns the value of any key of the file as it stands, None without one."""
+        return self._content.get(key)
+
+    def launched_by(self, launcher: "KeysOfFile") -> None:
+        """Take accelerate's own file, whose accounts become part of these."""
+        self.launcher = launcher
+        self._beside[launcher.file.name] = launcher
+
     def says(self, key: str) -> bool:
-        """Returns whether the file itself has a value for a key."""
+        """Returns whether the file itself has a value for a key, or for one of its table."""
+        self.asked.add(key)
+        if key in self.table.sections:
+            within = f"{key}."
+            if any(name.startswith(within) for name in self._content):
+                return True
         return self._content.get(key) is not None
 
     def flag(self, key: str) -> bool:
@@ -114,7 +182,9 @@ class KeysOfFile:
 
     def refuse(self, key: str, why: str) -> None:
         """Note that a value was not taken over, or not as it is, with the reason."""
-        self._refused.setdefault(key, why)
+        before = self._refused.get(key, "")
+        if why not in before:
+            self._refused[key] = f"{before}; {why}" if before else why
 
     def invalid(self, key: str, wanted: str) -> InvalidInput:
         """Returns the error for a value that the trainer would reject."""
@@ -130,17 +200,19 @@ class KeysOfFile:
 
     def taken(self) -> tuple[str, ...]:
         """Returns the keys of the file that were taken over."""
-        return tuple(
+        own = (
             key for key in self._content if key in self.table.defaults and key not in self._refused
         )
+        return (*own, *self._of_those_beside(lambda keys: keys.taken()))
 
     def without_effect(self) -> tuple[str, ...]:
         """Returns the keys of the file that change neither memory nor speed, or ask for nothing."""
-        return tuple(
+        own = (
             key
             for key, value in self._content.items()
             if key in self.table.no_effect or (key in self.table.not_taken and _is_off(value))
         )
+        return (*own, *self._of_those_beside(lambda keys: keys.without_effect()))
 
     def not_taken(self) -> dict[str, tuple[Any, str]]:
         """Returns {key: (value, reason)} of what the file asks for and autotune does not do."""
@@ -149,10 +221,19 @@ class KeysOfFile:
             for key, value in self._content.items()
             if key in self.table.not_taken and not _is_off(value)
         }
-        return {
-            key: (self[key] if key in self.table.defaults else self._content[key], why)
-            for key, why in {**self._refused, **reasons}.items()
-        }
+        own = {key: (self._value_of(key), why) for key, why in {**self._refused, **reasons}.items()}
+        for within, keys in self._beside.items():
+            own |= {f"{within}.{key}": pair for key, pair in keys.not_taken().items()}
+        return own
+
+    def _value_of(self, key: str) -> Any:
+        within = f"{key}."
+        value = self._content.get(key)
+        if value is not None or self.table.defaults.get(key) is not None:
+            return self.table.defaults[key] if value is None else value
+        if key in self._beside:
+            return self._beside[key].file
+        return {name: value for name, value in self._content.items() if name.startswith(within)}
 
     def defaults(self) -> dict[str, Any]:
         """Returns {key: default} of what is taken over and the file leaves out."""
@@ -161,6 +242,10 @@ class KeysOfFile:
             for key, default in self.table.defaults.items()
             if default is not None and self._content.get(key) is None
         }
+
+    def _of_those_beside(self, account: Callable[["KeysOfFile"], Iterable[str]]) -> Iterator[str]:
+        for within, keys in self._beside.items():
+            yield from (f"{within}.{key}" for key in account(keys))
 
 
 def _is_off(value: Any) -> bool:

@@ -21,12 +21,12 @@ LARGEST_BYTES = 2**18
 MOST_VALUES = 20_000
 """Of a YAML file, with what its anchors repeat."""
 MOST_LEVELS = 50
-_FILLED_IN = re.compile(r"\{\{.*?\}\}|\{%.*?%\}|\$\{[^}]*\}|^\$[A-Za-z_]\w*$")
+_FILLED_IN = re.compile(r"\{\{|\{%|\$\{|^\$[A-Za-z_]\w*$")
 """Jinja, and variables of the environment or of OmegaConf."""
 _CORE_TAG = "tag:yaml.org,2002:"
 _OWN_TAGS = {
     f"{_CORE_TAG}{name}"
-    for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge", "timestamp")
+    for name in ("null", "bool", "int", "float", "str", "seq", "map", "set", "merge", "timestamp")
 }
 
 
@@ -79,10 +79,14 @@ def _check_pairs(text: bytes, *, source: str) -> None:
     """Raise InvalidInput for an object of JSON that has a key twice."""
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in found]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise _twice(source, twice, "")
-        return dict(found)
+        named = dict(found)
+        if len(named) < len(found):
+            seen: set[str] = set()
+            for name, _ in found:
+                if name in seen:
+                    raise _twice(source, name, "")
+                seen.add(name)
+        return named
 
     json.loads(text.decode("utf-8-sig"), object_pairs_hook=pairs)
 
@@ -100,11 +104,13 @@ def _twice(source: str, key: str, where: str) -> InvalidInput:
 def _parse_yaml(text: bytes, *, source: str) -> Any:
     loader_class = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        loader = loader_class(text.decode("utf-8-sig"))
+        decoded = text.decode("utf-8-sig")
+        _check_levels(yaml.parse(decoded, Loader=loader_class), source=source)
+        loader = loader_class(decoded)
         root = loader.get_single_node()
         if root is None:
             return None
-        _Tree(source).check(root, level=0)
+        _Tree(source).check(root)
         return loader.construct_document(root)
     except yaml.YAMLError as error:
         raise InvalidInput(
@@ -123,6 +129,22 @@ def _parse_yaml(text: bytes, *, source: str) -> Any:
         ) from None
 
 
+def _check_levels(events: Iterator[yaml.Event], *, source: str) -> None:
+    """Raise InvalidInput for levels in whose recursion the library would end the process."""
+    level = 0
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            level += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            level -= 1
+        if level > MOST_LEVELS:
+            raise InvalidInput(
+                f"{source} has more than {MOST_LEVELS} levels "
+                f"(at line {event.start_mark.line + 1})",
+                hint="name a trainer's file",
+            )
+
+
 def _reason(error: yaml.YAMLError) -> str:
     """Returns what is wrong, in one line, and where."""
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -138,15 +160,13 @@ class _Tree:
         self._source = source
         self._sizes: dict[int, int] = {}
 
-    def check(self, node: yaml.Node, *, level: int) -> int:
+    def check(self, node: yaml.Node) -> int:
         """Returns the number of values below a node, with what anchors repeat.
 
         Raises InvalidInput.
         """
         if id(node) in self._sizes:
             return self._sizes[id(node)]
-        if level > MOST_LEVELS:
-            raise self._error("has more than 50 levels", node, hint="name a trainer's file")
         if node.tag not in _OWN_TAGS:
             tag = node.tag.replace(_CORE_TAG, "!!")
             raise self._error(
@@ -159,9 +179,9 @@ class _Tree:
         if isinstance(node, yaml.MappingNode):
             self._check_keys(node)
             for key, value in node.value:
-                size += self.check(key, level=level + 1) + self.check(value, level=level + 1)
+                size += self.check(key) + self.check(value)
         elif isinstance(node, yaml.SequenceNode):
-            size += sum(self.check(value, level=level + 1) for value in node.value)
+            size += sum(self.check(value) for value in node.value)
         if size > MOST_VALUES:
             raise self._error(
                 f"has more than {MOST_VALUES:,} values, with those that its anchors repeat",

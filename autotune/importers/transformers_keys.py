@@ -3,10 +3,15 @@
 Source: https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/training_args.py
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from autotune.errors import suggestion
+from autotune.importers import accelerate_file, deepspeed_file
 from autotune.importers.keys_of_file import KeysOfFile
+from autotune.importers.several_devices import Plan, Sharing
 
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     "adamw_torch": ("adamw", "foreach"),
@@ -21,14 +26,31 @@ OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     "paged_adamw": ("paged-adamw", "none"),
     "paged_adamw_8bit": ("paged-adamw-8bit", "none"),
     "adafactor": ("adafactor-fixed-rate", "none"),
+    "sgd": ("sgd", "foreach"),
 }
 """{name: optimizer and fusion}. On CUDA, where these trainers run, torch batches by itself."""
+OTHER_OPTIMIZERS = (
+    *("adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision", "adamw_torch_4bit"),
+    *("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit", "adagrad"),
+    *("lion_8bit", "lion_32bit", "paged_lion_32bit", "paged_lion_8bit", "lomo", "adalomo"),
+    *("rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit", "stable_adamw"),
+    *("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise"),
+    *("galore_adamw_8bit_layerwise", "galore_adafactor_layerwise", "apollo_adamw"),
+    *("apollo_adamw_layerwise", "grokadamw", "schedule_free_radam", "schedule_free_adamw"),
+    "schedule_free_sgd",
+    # axolotl's own: axolotl 0.19.0, src/axolotl/utils/schemas/enums.py.
+    *("optimi_adamw", "ao_adamw_4bit", "adopt_adamw", "adamc", "came_pytorch", "muon", "dion"),
+    *("sinkgd", "polora", "flash_adamw", "flash_adam", "flash_sgd", "flash_sgdw", "flash_lion"),
+    "q_galore_adamw8bit",
+)
+"""Optimizers that autotune lacks."""
 SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
     "cosine": "cosine",
     "cosine_with_min_lr": "cosine",
     "linear": "cosine",
+    "warmup_stable_decay": "constant",
 }
 """{name of a schedule of the learning rate: ours}."""
 ATTENTIONS = {
@@ -40,23 +62,42 @@ ATTENTIONS = {
     "xformers": "efficient",
 }
 """{implementation: kernel behind scaled_dot_product_attention that keeps the same tensors}."""
-_ATTENTION_LAYERS = frozenset(
-    ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "query_key_value", "c_attn", "out_proj")
+_SEPARATE_LAYERS = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
+_ATTENTION_LAYERS = _SEPARATE_LAYERS | frozenset(
+    (
+        *("qkv_proj", "query_key_value", "c_attn", "out_proj", "Wqkv", "q_a_proj", "q_b_proj"),
+        *("kv_a_proj_with_mqa", "kv_b_proj"),
+    )
 )
 
 
-def optimizer(keys: KeysOfFile, key: str) -> dict[str, Any]:
-    """Returns the choices for the name of an optimizer. Raises InvalidInput for one we lack."""
+def optimizer(keys: KeysOfFile, key: str, *, has_adapters: bool) -> dict[str, Any]:
+    """Returns the choices for the name of an optimizer. Raises InvalidInput for one we lack.
+
+    Beside frozen weights its state is small: there the nearest of ours takes its place.
+    """
     name = str(keys[key])
-    if name not in OPTIMIZERS:
+    if name in OPTIMIZERS:
+        chosen, fusion = OPTIMIZERS[name]
+    elif name in OTHER_OPTIMIZERS and has_adapters:
+        is_small = "8bit" in name or "4bit" in name
+        chosen, fusion = ("adamw-8bit" if is_small else "adamw", "none")
+        keys.refuse(key, f"trials have {chosen}, whose state is small beside frozen weights")
+    else:
+        otherwise = f"save a copy of the file with one of {', '.join(OPTIMIZERS)}"
+        known = (*OPTIMIZERS, *OTHER_OPTIMIZERS)
         raise keys.cannot_train(
             key,
             "autotune has no such optimizer, and its state decides the memory",
-            hint=f"save a copy of the file with one of {', '.join(OPTIMIZERS)}",
+            hint=otherwise if name in known else suggestion(name, known, otherwise=otherwise),
         )
-    chosen, fusion = OPTIMIZERS[name]
     if name in ("adamw_bnb_8bit", "adamw_8bit"):
         keys.refuse(key, "adamw-8bit is torchao's, with as many bytes as that of bitsandbytes")
+    arguments = str(keys["optim_args"] or "")
+    if chosen == "sgd" and "momentum" not in arguments:
+        keys.refuse(key, "sgd of trials has a momentum, as large as what is trained")
+    elif chosen != "sgd" and arguments:
+        keys.refuse("optim_args", "trials make the optimizer with its own settings")
     return {"optimizer": chosen, "optimizer_fusion": fusion}
 
 
@@ -84,6 +125,81 @@ def learning(
     return settings
 
 
+def loss(keys: KeysOfFile, key: str = "use_liger_kernel") -> str:
+    """Returns the form of the loss: Liger's kernels make no logits unless a table says so."""
+    if not keys.flag(key):
+        return "full"
+    keys.refuse(key, "trials have its loss in chunks, and the model's own norms and activations")
+    table = keys.table_of("liger_kernel_config")
+    return "full" if table.get("fused_linear_cross_entropy") is False else "chunked"
+
+
+def batch(keys: KeysOfFile, devices: int, plan: Plan | None) -> dict[str, Any]:
+    """Returns the global batch of so many devices, and their number where there are several."""
+    replicas = max(1, devices // (1 if plan is None else plan.tensor_parallel))
+    micro_batch_size = keys.whole_number("per_device_train_batch_size", least=1) or 1
+    accumulation = keys.whole_number("gradient_accumulation_steps", least=1) or 1
+    settings = {"global_batch": micro_batch_size * accumulation * replicas}
+    return settings | ({"devices_per_trial": devices} if devices > 1 else {})
+
+
+_FSDP_WORDS = {
+    "full_shard": "FULL_SHARD",
+    "shard_grad_op": "SHARD_GRAD_OP",
+    "no_shard": "NO_SHARD",
+    "hybrid_shard": "HYBRID_SHARD",
+    "hybrid_shard_zero2": "HYBRID_SHARD_ZERO2",
+}
+
+
+def sharing(keys: KeysOfFile, *, is_on_by_table: bool = False) -> Sharing:
+    """Returns what devices share out, by `deepspeed`, by `fsdp`, or by accelerate's own file.
+
+    `is_on_by_table`: whether `fsdp_config` alone turns FSDP on.
+    """
+    has_groups = "parallelism_config" in keys.table.defaults
+    if found := deepspeed_file.sharing(keys, "deepspeed"):
+        return found
+    words = keys["fsdp"]
+    words = words.split() if isinstance(words, str) else words
+    if words is True or (not words and is_on_by_table and keys.says("fsdp_config")):
+        words = ["full_shard"]
+    if words:
+        if not isinstance(words, list):
+            raise keys.invalid("fsdp", "true, or words such as full_shard auto_wrap")
+        strategies = [_FSDP_WORDS[str(word)] for word in words if str(word) in _FSDP_WORDS]
+        found = accelerate_file.by_fsdp(
+            keys,
+            "fsdp_config",
+            named="fsdp" if keys.says("fsdp") else "fsdp_config",
+            strategy=(strategies or ["FULL_SHARD"])[0],
+            offload="offload" in words,
+        )
+        plan = accelerate_file.in_groups(keys, found.plan) if has_groups else found.plan
+        return replace(found, plan=_added_up_in_16_bits(keys, plan))
+    if keys.launcher is not None:
+        name = keys.launcher.file.name
+        found = accelerate_file.sharing(keys.launcher, name)
+        if found is not None and found.plan is not None and found.plan.engine == "torch":
+            return replace(found, plan=_added_up_in_16_bits(keys, found.plan))
+        return found or Sharing(plan=None)
+    return Sharing(plan=accelerate_file.in_groups(keys, None) if has_groups else None)
+
+
+def _added_up_in_16_bits(keys: KeysOfFile, plan: Plan | None) -> Plan | None:
+    """Returns the plan of accelerate's FSDP, which adds gradients up as it computes."""
+    is_16_bit = keys["bf16"] in (True, "auto") or keys.flag("fp16")
+    if plan is None or not is_16_bit or plan.sharding == "ddp":
+        return plan
+    return replace(plan, gradient_reduction="bf16")
+
+
+def checkpointing_key(keys: KeysOfFile) -> str:
+    """Returns the key of recomputed blocks that a file has: the new name, or the old one."""
+    new_name = "activation_checkpointing"
+    return new_name if keys.says(new_name) else "gradient_checkpointing"
+
+
 def checkpointing(keys: KeysOfFile, key: str, *, of_arguments: str) -> str:
     """Returns the technique for "recompute blocks in backward", with its arguments in a table."""
     if not keys.flag(key):
@@ -104,18 +220,53 @@ def attention(keys: KeysOfFile, key: str, name: str) -> str:
     return ATTENTIONS.get(name, "auto")
 
 
-def adapter_layers(keys: KeysOfFile, key: str, names: list[str] | str) -> str:
+def quantized_weights(settings: Mapping[str, Any]) -> str | None:
+    """Returns the number format of `quantization_config` of `from_pretrained`; None: another."""
+    if settings.get("load_in_4bit") is True:
+        return "nf4"
+    if settings.get("load_in_8bit") is True:
+        return "int8"
+    kind = str(settings.get("quant_type")).lower()
+    return next((name for name in ("int8", "fp8") if name in kind.replace("float8", "fp8")), None)
+
+
+def _is_in_attention(name: str) -> bool:
+    """Returns whether a name such as self_attn.dense says that the layer is in the attention."""
+    return name.rpartition(".")[0].rpartition(".")[2] in (
+        "self_attn",
+        "self_attention",
+        "attention",
+        "attn",
+    )
+
+
+def _is_pattern(name: str) -> bool:
+    return any(character in name for character in r"\*()|[]^$+?")
+
+
+def _layers_of_pattern(keys: KeysOfFile, key: str, pattern: str) -> str:
+    """Returns which layers a regular expression finds, by the names in it."""
+    has_others = re.search(r"mlp|ffn|gate|up_proj|down|fc|feed|w[123]", pattern)
+    if not re.search("attn|attention", pattern):
+        keys.refuse(key, "a pattern: trials put adapters on all linear layers of the blocks")
+    elif not has_others:
+        return "attention"
+    return "all-linear"
+
+
+def adapter_layers(keys: KeysOfFile, key: str, names: Any) -> str:
     """Returns which layers have adapters, for the names of layers or a pattern."""
+    if not names or not isinstance(names, str | list):
+        raise keys.invalid(key, "names of layers, or all-linear")
     if names in ("all-linear", "all", ["all-linear"], ["all"]):
         return "all-linear"
     if isinstance(names, str):
-        if "," not in names and not names.replace("_", "").isalnum():
-            keys.refuse(key, "a pattern: trials put adapters on all linear layers of the blocks")
-            return "all-linear"
-        names = [name.strip() for name in names.split(",")]
-    layers = {str(name).rpartition(".")[2] for name in names}
+        names = [names] if _is_pattern(names) else [name.strip() for name in names.split(",")]
+    if len(names) == 1 and _is_pattern(str(names[0])):
+        return _layers_of_pattern(keys, key, str(names[0]))
+    layers = {str(name).rpartition(".")[2] for name in names if not _is_in_attention(str(name))}
     if layers <= _ATTENTION_LAYERS:
-        if len(layers) not in (1, 4):
+        if layers and not (layers >= _SEPARATE_LAYERS or layers.isdisjoint(_SEPARATE_LAYERS)):
             keys.refuse(key, "trials put adapters on all layers of the attention")
         return "attention"
     if "lm_head" in layers or "embed_tokens" in layers:

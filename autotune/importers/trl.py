@@ -4,10 +4,15 @@ Three of its defaults decide memory: weights in float32 unless `dtype` says othe
 on, and autocast to bfloat16 on. Its loss is made in chunks, whatever the file says.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from autotune.errors import InvalidInput, suggestion
 from autotune.importers import transformers_keys
-from autotune.importers.finished import finished
+from autotune.importers.accelerate_file import ACCELERATE
+from autotune.importers.beside import keys_beside
+from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
@@ -15,24 +20,25 @@ from autotune.importers.keys_of_file import KeysOfFile
 
 def read(keys: KeysOfFile) -> ImportedTraining:
     """Returns the training. Raises InvalidInput."""
+    _read_launcher(keys)
+    shared = transformers_keys.sharing(keys)
     adapter = _adapter(keys)
-    optimizer = transformers_keys.optimizer(keys, "optim")
+    optimizer = transformers_keys.optimizer(keys, "optim", has_adapters=bool(adapter))
     micro_batch_size = keys.whole_number("per_device_train_batch_size", least=1) or 1
-    accumulation = keys.whole_number("gradient_accumulation_steps", least=1) or 1
     model = keys.text("model_name_or_path")
     config: dict[str, Any] = {
-        "precision": _precision(keys, has_adapters=bool(adapter)),
-        "checkpointing": _checkpointing(keys),
+        "precision": _precision(keys, shared.precision, has_adapters=bool(adapter)),
+        "checkpointing": "block" if shared.checkpoints else _checkpointing(keys),
         "compile": "model" if keys.flag("torch_compile") else "none",
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "attention": _attention(keys),
-        "loss": "chunked",
+        "loss": _loss(keys),
         "activation_offload": "cpu" if keys.flag("activation_offloading") else "none",
         **adapter,
     }
     workload: dict[str, Any] = {
-        "global_batch": micro_batch_size * accumulation,
+        **transformers_keys.batch(keys, devices_of(keys), shared.plan),
         "sequence_length": keys.whole_number("max_length", least=1),
         "packing": "packed" if keys.flag("packing") else "padded",
         "streaming": keys.flag("dataset_streaming"),
@@ -45,13 +51,77 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     }
     if model is not None:
         workload |= {"model": model, "pretrained": True, "tokenizer": "model"}
-    if dataset := keys.text("dataset_name"):
-        workload |= {
-            "dataset": dataset,
+    workload |= _dataset(keys)
+    return finished(keys, workload=workload, config=config, plan=shared.plan)
+
+
+_LAUNCHERS: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
+    "fsdp1": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 1}},
+    "fsdp2": {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}},
+    "zero1": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 1}},
+    "zero2": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2}},
+    "zero3": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}},
+}
+"""What the files that TRL brings say. Source: trl/accelerate_configs of TRL 1.16.0."""
+_OF_ALL_LAUNCHERS = {"num_processes": 8, "mixed_precision": "bf16"}
+
+
+def _read_launcher(keys: KeysOfFile) -> None:
+    """Read the file of accelerate that the training is started with, if the file names one."""
+    name = keys.text("accelerate_config")
+    if name is None or keys.launcher is not None:
+        return
+    if name in _LAUNCHERS:
+        content = {**_OF_ALL_LAUNCHERS, **_LAUNCHERS[name]}
+        keys.launched_by(KeysOfFile(content, ACCELERATE, file=Path(name)))
+        return
+    launcher = keys_beside(keys, "accelerate_config", ACCELERATE)
+    if launcher is None:
+        raise InvalidInput(
+            f"{keys.file} has accelerate_config: {name!r:.80}, a file that is not there",
+            hint=suggestion(name, _LAUNCHERS, otherwise=f"put it beside {keys.file.name}"),
+        )
+    keys.launched_by(launcher)
+
+
+def _dataset(keys: KeysOfFile) -> dict[str, Any]:
+    """Returns the dataset, of a mixture the first one."""
+    split = keys.text("dataset_train_split")
+    if name := keys.text("dataset_name") or keys.text("dataset_id_or_path"):
+        return {
+            "dataset": name,
             "dataset_config": keys.text("dataset_config"),
-            "dataset_split": keys.text("dataset_train_split"),
+            "dataset_split": split,
         }
-    return finished(keys, workload=workload, config=config)
+    mixture = keys.table_of("dataset_mixer")
+    if mixture:
+        if len(mixture) > 1:
+            keys.refuse("dataset_mixer", "trials read the first of several datasets")
+        return {"dataset": str(next(iter(mixture)))}
+    key = "datasets" if keys.says("datasets") else "dataset_mixture"
+    entries = keys.list_of(key) if key == "datasets" else keys.table_of(key).get("datasets")
+    if not entries:
+        return {}
+    first = entries[0] if isinstance(entries, list) else None
+    name = first.get("id", first.get("path")) if isinstance(first, Mapping) else None
+    if not isinstance(name, str):
+        raise keys.invalid(key, "a list of datasets, each with its id or path")
+    if len(entries) > 1:
+        keys.refuse(key, "trials read the first of several datasets")
+    assert isinstance(first, Mapping)
+    return {
+        "dataset": name,
+        "dataset_config": first.get("config", first.get("name")),
+        "dataset_split": first.get("split", split),
+    }
+
+
+def _loss(keys: KeysOfFile) -> str:
+    """Returns the form of the loss: it is made in chunks, by Liger's kernel or without."""
+    transformers_keys.loss(keys)
+    return "chunked"
 
 
 def _dtype(keys: KeysOfFile) -> str:
@@ -63,14 +133,15 @@ def _dtype(keys: KeysOfFile) -> str:
     return dtype.removeprefix("torch.")
 
 
-def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
+def _precision(keys: KeysOfFile, shared: str | None, *, has_adapters: bool) -> str:
     # TRL turns bf16 on unless the file turns fp16 on.
     is_bf16 = keys.flag("bf16") if keys.says("bf16") else not keys.flag("fp16")
+    is_bf16 = is_bf16 or shared == "bf16"
     dtype = _dtype(keys)
-    if keys.flag("fp16"):
+    if keys.flag("fp16") or shared == "fp16":
         return "fp16-mixed"
-    if has_adapters:
-        return "bf16-mixed" if is_bf16 else "fp32"
+    if has_adapters and is_bf16:
+        return "bf16-mixed"
     if dtype == "bfloat16":
         return "bf16-true"
     if is_bf16:
@@ -79,9 +150,7 @@ def _precision(keys: KeysOfFile, *, has_adapters: bool) -> str:
 
 
 def _checkpointing(keys: KeysOfFile) -> str:
-    key = "activation_checkpointing"
-    if not keys.says(key):
-        key = "gradient_checkpointing"
+    key = transformers_keys.checkpointing_key(keys)
     arguments = f"{key}_kwargs"
     if keys.table_of(arguments).get("selective") and keys.flag(key):
         keys.refuse(arguments, "trials keep the outputs of matrix products, too")
@@ -101,6 +170,9 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     if not keys.flag("use_peft"):
         return {}
     base_weights = "bf16" if _dtype(keys) == "bfloat16" else "trained"
+    quantized = keys.table_of("model_init_kwargs").get("quantization_config")
+    if isinstance(quantized, Mapping):
+        base_weights = transformers_keys.quantized_weights(quantized) or base_weights
     if keys.flag("load_in_8bit"):
         base_weights = "int8"
     if keys.flag("load_in_4bit"):

@@ -11,9 +11,10 @@ pydantic reads and checks the values (`spec/checked.py`), strictly but for text.
 import dataclasses
 import keyword
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -264,6 +265,18 @@ TrialList: TypeAlias = Annotated[
     texts("trial numbers separated by commas, for example 0,4,7", of=_TRIAL, separator=","),
 ]
 FilePath: TypeAlias = Annotated[Path, Format(wanted="a path", metavar="FILE", read=_read_path)]
+
+
+def _read_paths(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in given)
+    return (os.fspath(given),) if isinstance(given, str | os.PathLike) else given
+
+
+FilePaths: TypeAlias = Annotated[
+    tuple[str, ...], replace(texts("a path, or several"), read=_read_paths)
+]
+"""A path from Python, too."""
 
 
 _MOST_NAMED = 8

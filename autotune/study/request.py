@@ -21,7 +21,7 @@ from autotune.spec.setting import (
     THE_SEARCH,
     Duration,
     DurationOrNone,
-    FilePath,
+    FilePaths,
     Format,
     Seed,
     Settings,
@@ -180,10 +180,11 @@ class SearchRequest(Settings):
         over_http=True,
     )
     """In seconds, infinite for no limit."""
-    from_file: FilePath | None = setting(
+    from_file: FilePaths | None = setting(
         None,
         "A trainer's file whose training is the baseline: of axolotl, TRL, LLaMA-Factory, "
-        "torchtitan, Lightning or transformers. Other options override what it says.",
+        "torchtitan, Lightning or transformers; given again: accelerate's own file beside it. "
+        "Other options override what they say.",
         group=EVERYDAY,
         flag="--from",
         metavar="FILE",

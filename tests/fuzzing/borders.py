@@ -7,6 +7,7 @@ from tests.fuzzing.borders_of_databases import IMPORT_FILE, OTHER_ROWS, OUTBOX, 
 from tests.fuzzing.borders_of_models import MODEL_CONFIG, TOKENIZER, USERS_CODE, WEIGHTS
 from tests.fuzzing.borders_of_network import QUERY, SERVER_ANSWER, SUBMISSION
 from tests.fuzzing.borders_of_spaces import DEFAULTS, PUBLISHED_TABLE, SPACE_FILE
+from tests.fuzzing.borders_of_trainers import TRAINER_FILE
 from tests.fuzzing.borders_of_trials import REPLY
 from tests.fuzzing.judging import Border
 
@@ -28,4 +29,5 @@ BORDERS: Mapping[str, Border] = {
     "submission": SUBMISSION,
     "query": QUERY,
     "answer of a server": SERVER_ANSWER,
+    "file of a trainer": TRAINER_FILE,
 }

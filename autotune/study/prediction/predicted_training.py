@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from autotune.errors import InvalidInput
 from autotune.spec.config import TrainingConfig
@@ -13,7 +13,7 @@ from autotune.spec.search_space import SearchSpace
 from autotune.spec.setting import (
     EVERYDAY,
     THE_DEVICE,
-    FilePath,
+    FilePaths,
     Settings,
     TrialNumber,
     all_options_of,
@@ -32,6 +32,9 @@ class PredictedTraining(Settings):
 
     Raises InvalidInput for settings that are invalid on any device.
     """
+
+    is_predicted: ClassVar = True
+    """Whether nothing is trained: DeepSpeed's engine does not run on fake tensors."""
 
     study: str | None = setting(
         None,
@@ -56,7 +59,7 @@ class PredictedTraining(Settings):
         choices=("cpu", "cuda", *DATA_SHEETS),
         over_http=True,
     )
-    from_file: FilePath | None = same_setting(SearchRequest, "from_file")
+    from_file: FilePaths | None = same_setting(SearchRequest, "from_file")
     workload: Mapping[str, Any] = part(Workload, only=SIZE_SETTINGS, default_factory=dict)
     configuration: Mapping[str, Any] = part(TrainingConfig, default_factory=dict)
     compute_capability: str | None = setting(

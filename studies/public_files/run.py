@@ -1,0 +1,87 @@
+"""Predicts public files that configure a training, and compares what is said of their memory.
+
+    python -m studies.public_files.run                   # fetch and predict each
+    python -m studies.public_files.run --only olmo --card h100
+    python -m studies.public_files.run --folder FILES    # files that are here already, as NAME.yaml
+
+A file is fetched from its repository at its commit into `files/`, which git ignores, with those
+that belong to it beside it. Nothing in it is run.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+CAP = "24GiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="a part of the names")
+    parser.add_argument("--card", default="h100")
+    parser.add_argument("--folder", type=Path, default=HERE / "files")
+    arguments = parser.parse_args()
+    entries = tomllib.loads((HERE / "files.toml").read_text())["file"]
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for entry in entries:
+        if arguments.only in entry["name"]:
+            file = local_file(entry, arguments.folder)
+            results[entry["name"]] = predicted(entry, file, card=arguments.card)
+            print(entry["name"], json.dumps(results[entry["name"]])[:400], flush=True)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def local_file(entry: dict[str, Any], folder: Path) -> Path:
+    """Returns the file, which is fetched where it is not there, with those beside it."""
+    wanted = folder / f"{entry['name']}{Path(entry['path']).suffix}"
+    if not wanted.exists():
+        folder.mkdir(exist_ok=True)
+        wanted.write_bytes(fetched(entry, entry["path"]))
+        for path in entry.get("beside", ()):
+            beside = folder / Path(path)
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(fetched(entry, path))
+    return wanted
+
+
+def fetched(entry: dict[str, Any], path: str) -> bytes:
+    repository = entry["repository"].removeprefix("https://github.com/")
+    url = f"https://raw.githubusercontent.com/{repository}/{entry['commit']}/{path}"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def predicted(entry: dict[str, Any], file: Path, *, card: str) -> dict[str, Any]:
+    """Returns what `autotune predict --from` says of a file, or why it says nothing."""
+    command = ["predict", "--from", str(file), "--device", card, "--max-mem", CAP, "--json"]
+    if entry["gpus"] > 1:
+        command += ["--devices-per-trial", str(entry["gpus"])]
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-m", "autotune", *command], capture_output=True, text=True, check=False
+    )
+    said = [line for line in ended.stderr.splitlines() if not line.startswith("Predicting it")]
+    result = {
+        "command": f"autotune {' '.join(command)}".replace(str(file), file.name),
+        "seconds": round(time.monotonic() - began, 1),
+        "said": said,
+    }
+    if not ended.stdout.strip():
+        return result
+    answer = json.loads(ended.stdout)
+    names = ("peak_memory_bytes", "lower_bound_bytes", "upper_bound_bytes", "phase", "config")
+    found = {name: answer[name] for name in (*names, "smallest_change") if name in answer}
+    return {**result, **found}
+
+
+if __name__ == "__main__":
+    main()
