@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from autotune.analysis.explanation import Explanation
+    from autotune.exporters.into.written import WrittenInto
     from autotune.exporters.written import WrittenExport
     from autotune.predictor.memory_fit import Fitting
     from autotune.reporting.study_view import StudyView
@@ -605,6 +606,27 @@ def export(
         target_version=target_version,
         strict=strict,
         overwrite=overwrite,
+    )
+
+
+def export_into(
+    study: str,
+    file: str | Path,
+    *,
+    trial: int | None = None,
+    out: str | Path | None = None,
+    in_place: bool = False,
+    strict: bool = False,
+    overwrite: bool = False,
+    storage: str = DEFAULT_STORAGE,
+    preferences: Preferences = DEFAULT_PREFERENCES,
+) -> "WrittenInto":
+    """Write a trial into a trainer's own file, as `Result.export_into` does.
+
+    Raises UnknownStudy.
+    """
+    return show(study, storage=storage, preferences=preferences).export_into(
+        file, trial=trial, out=out, in_place=in_place, strict=strict, overwrite=overwrite
     )
 
 

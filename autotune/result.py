@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from autotune.analysis.explanation import Explanation
+    from autotune.exporters.into.written import WrittenInto
     from autotune.exporters.written import WrittenExport
     from autotune.reporting.figures import FigureOptions
     from autotune.reporting.study_view import StudyView
@@ -160,6 +161,37 @@ class Result(StudyResult):
             to,
             folder=None if out is None else Path(out),
             target_version=target_version,
+            strict=strict,
+            overwrite=overwrite,
+        )
+
+    def export_into(
+        self,
+        file: str | Path,
+        *,
+        trial: int | None = None,
+        out: str | Path | None = None,
+        in_place: bool = False,
+        strict: bool = False,
+        overwrite: bool = False,
+    ) -> "WrittenInto":
+        """Write a trial's configuration, by default the pick's, into a trainer's own file.
+
+        `file` is a file that `--from` takes, such as axolotl's YAML. The keys that the trial
+        changes are changed in a copy, `sft.autotune.yaml` beside `sft.yaml` or `out`, and all else
+        stays as it is. With `in_place` the file itself is changed, and a copy of the original kept.
+        With `overwrite`, another file of the copy's name is replaced; with `strict`, what the file
+        cannot express is an error. Returns the difference and what each change brings. Raises
+        InvalidInput, IllegalConfiguration and StorageUnavailable.
+        """
+        from autotune.exporters.into.written import write_into
+
+        return write_into(
+            self,
+            chosen_trial(self, trial),
+            file,
+            out=out,
+            in_place=in_place,
             strict=strict,
             overwrite=overwrite,
         )

@@ -81,6 +81,8 @@ REJECTED_IN_FILES = {
     "quota": "would choose which files are deleted",
     "out": "would choose which files are written",
     "plot": "would choose which files are written",
+    "into": "would choose which files are written",
+    "in_place": "would choose which files are written",
     "force": "would choose which files are written",
 }
 

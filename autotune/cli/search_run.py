@@ -203,7 +203,13 @@ def print_summary(
         (f"autotune show {study_arguments}", "every trial"),
         (f"autotune report {study_arguments}", "the whole study as one HTML page"),
     ]
-    if result.pick:
+    own_file = result.workload.own_file
+    if result.pick and own_file is not None:
+        into = shlex.quote(own_file)
+        commands.append(
+            (f"autotune export {study_arguments} --into {into}", "the pick, in a copy of your file")
+        )
+    elif result.pick:
         commands.append(
             (f"autotune export {study_arguments} --to pytorch", "the pick, for your trainer")
         )

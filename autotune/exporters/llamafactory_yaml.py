@@ -10,7 +10,7 @@ LLaMA-Factory trains with transformers' Trainer and takes its keys. Around it, i
   (`hparams/parser.py`);
 - it cuts one stream of all texts where `stage` is `pt` and nothing is said of `packing`; a
   `packing: true` makes sequences one token shorter (`hparams/data_args.py`);
-- it starts a process on every GPU that it sees, with expandable segments (`launcher.py`).
+- it starts a process on every GPU that it sees, with expandable segments (its module `launcher`).
 """
 
 import dataclasses

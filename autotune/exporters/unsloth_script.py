@@ -168,7 +168,9 @@ def _script(recipe: Recipe, closest: TrainingConfig, effective: Mapping[str, Any
     workload, config = recipe.workload, recipe.config
     is_chat = workload.chat_column is not None
     allocator = config.allocator == "expandable"
-    names = "standardize_sharegpt, train_on_responses_only"
+    names = "train_on_responses_only"
+    if workload.chat_column == SHAREGPT_COLUMN:
+        names = f"standardize_sharegpt, {names}"
     imports = f"from unsloth.chat_templates import {names}\n" if is_chat else ""
     adapter = _adapter(effective, config)
     adapts = "model = FastLanguageModel.get_peft_model(model, **ADAPTER)\n" if adapter else ""

@@ -26,8 +26,8 @@ def with_trainer_file(
     InvalidInput.
     """
     named = settings.get("from_file")
-    if named is None:
-        return dict(settings)
+    if named is None or named in ([], ()):  # an option that can be repeated, and was not given
+        return {name: value for name, value in settings.items() if name != "from_file"}
     # It reads the tables of all trainers, which most commands do without.
     from autotune.importers.registry import import_files  # noqa: PLC0415
 

@@ -31,7 +31,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     """Returns the training. Raises InvalidInput."""
     shared = _sharing(keys)
     devices = devices_of(keys, _stated_devices(keys, shared.plan))
-    replicas = devices // (shared.plan.tensor_parallel if shared.plan else 1)
+    replicas = max(1, devices // (shared.plan.tensor_parallel if shared.plan else 1))
     adapter = _adapter(keys)
     optimizer = transformers_keys.optimizer(keys, "optimizer", has_adapters=bool(adapter))
     micro_batch_size = keys.whole_number("micro_batch_size", least=1) or 1

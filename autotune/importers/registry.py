@@ -58,7 +58,7 @@ def import_files(
             f"--from train.yaml --from {launchers[0]}",
         )
     [file] = trainings
-    trainer = _trainer_of(contents[file], file=file)
+    trainer = trainer_of(contents[file], file=file)
     keys = KeysOfFile(contents[file], trainer.table, file=file, options=options)
     for launcher in launchers:
         keys.launched_by(KeysOfFile(contents[launcher], ACCELERATE, file=launcher))
@@ -69,7 +69,7 @@ def _is_of_accelerate(content: Mapping[str, object]) -> bool:
     return bool(_SIGNS_OF_ACCELERATE & content.keys())
 
 
-def _trainer_of(content: Mapping[str, object], *, file: Path) -> Trainer:
+def trainer_of(content: Mapping[str, object], *, file: Path) -> Trainer:
     """Returns the trainer that has the keys of a file. Raises InvalidInput if none has.
 
     A key that only one of them has decides, then the number of unknown ones, then the ending.

@@ -39,7 +39,7 @@ _OPTION = "activation_checkpoint.selective_ac_option"
 def read(keys: KeysOfFile) -> ImportedTraining:
     """Returns the training. Raises InvalidInput."""
     plan, devices = _plan(keys)
-    replicas = devices // plan.tensor_parallel
+    replicas = max(1, devices // plan.tensor_parallel)
     micro_batch_size = keys.whole_number("training.local_batch_size", least=1) or 1
     optimizer = _optimizer(keys)
     config: dict[str, Any] = {

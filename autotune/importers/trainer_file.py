@@ -32,11 +32,18 @@ _OWN_TAGS = {
 
 def read_trainer_file(path: Path) -> dict[str, Any]:
     """Returns the keys of a file. Raises InvalidInput, also for a value that something fills in."""
-    file = expanded(str(path))
-    text = read_file(file, most_bytes=LARGEST_BYTES)
+    text = read_file(expanded(str(path)), most_bytes=LARGEST_BYTES)
+    return parse_trainer_file(text, path)
+
+
+def parse_trainer_file(text: bytes, path: Path) -> dict[str, Any]:
+    """Returns the keys of the text of a file; its suffix says in which language it is.
+
+    Raises InvalidInput as `read_trainer_file` does.
+    """
     source = str(path)
     content: Any
-    match file.suffix.lower():
+    match path.suffix.lower():
         case ".toml":
             content = parse_toml(text, source=source)
         case ".json":

@@ -70,6 +70,7 @@ WORKLOAD_KEYS = {field.name for field in dataclasses.fields(Workload)} - {
     "script_files_after_apply",
     "packages",
     "one_rank",
+    "is_injected",
     "callback",
     "own_precision",
     "own_fusion",

@@ -177,6 +177,8 @@ SPACES: dict[str, str | bytes] = {
     "workload.model": _workload('model = "nope"'),
     "workload.model/number": _workload("model = 3"),
     "workload.model/code": _workload('model = "own.py:build"'),
+    "workload.own_config": _workload("own_config = { precision = 3 }"),
+    "workload.own_file": _workload("own_file = 3"),
     "workload.pretrained": _workload("pretrained = 1"),
     "workload.layers": _workload("layers = 0"),
     "workload.layers/endless": _workload(f"layers = {'9' * 4000}"),

@@ -131,7 +131,7 @@ COMMAND_LINES = {
         --dataset records.jsonl --text-column number
         --dataset parts --dataset-config nope --dataset-split train
         --streaming=yes | --streaming --no-streaming --dataset missing.jsonl
-        --no-callback=1
+        --no-callback=1 | -m missing.py
         --tokenizer model | --tokenizer bpe --vocab-size 257 | --tokenizer ''
         --tokenizer missing.json
         --tokenizer folder | --tokenizer garbage.json | --tokenizer empty.json
@@ -400,6 +400,8 @@ COMMAND_LINES = {
         real --to pytorch --out '' IN_REAL | real --to pytorch --tolerance x IN_REAL
         real --to pytorch --max-perplexity-increase nan IN_REAL
         real --to nope --strict --force --json IN_REAL
+        real --into missing.yaml IN_REAL | real --into folder --in-place IN_REAL
+        real --to pytorch --into missing.yaml IN_REAL | real --to pytorch --in-place IN_REAL
         real --to pytorch --server nonsense | real --to pytorch --server http://host IN_REAL
         real --to pytorch --storage nonsense | nope --to pytorch --storage sqlite:///garbage.db
     """,
@@ -460,7 +462,7 @@ COMMAND_LINES = {
         --max-mem 8GiB | --server nonsense | --server '' --max-mem 8GiB | --bogus | surplus
         --server http://host --max-perplexity-increase -1 | --server http://host --prefer speed
         --server http://host --tolerance x | --json | --quiet | -q | --priority x | --group a
-        --no-streaming --no-callback
+        --no-streaming --no-callback -m train.py
         --server http://host --from missing.yaml
         --server http://host --space garbage.toml | --server http://host --model garbage.toml
         --server http://host --model typo.json | --server http://host --space folder

@@ -48,7 +48,10 @@ def completed(line, *, folder, shell="bash"):
         ("autotune sh", ["show"]),
         ("autotune studies ", ["check", "export", "import", "trust"]),
         ("autotune search --max-m", ["--max-mem"]),
-        ("autotune search --no-", ["--no-predict", "--no-confirm", "--no-streaming"]),
+        (
+            "autotune search --no-",
+            ["--no-predict", "--no-confirm", "--no-callback", "--no-streaming"],
+        ),
         ("autotune search --space ", list(named_spaces())),
         ("autotune search --sampler ", list(SAMPLERS)),
         ("autotune search --prefer f", ["fastest"]),

@@ -87,6 +87,7 @@ def test_an_option_beside_the_file_overrides_it(folder):
     assert ended.stderr == ""
 
 
+@pytest.mark.slow
 def test_the_smallest_change_that_makes_it_fit_is_said(folder):
     peak = json.loads(
         run("predict", "--from", "sft.yaml", "--device", "cpu", "--json", folder=folder).stdout

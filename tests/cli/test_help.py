@@ -52,7 +52,7 @@ def test_the_help_of_a_search_has_its_options_under_headings_in_order(tmp_path):
 def test_the_eleven_everyday_options_of_a_search_come_first(tmp_path):
     text = help_of("search", folder=tmp_path)
     everyday = text.partition(f"{EVERYDAY}:\n")[2].partition("\n\n")[0]
-    assert re.findall(r"^  (--[a-z-]+)", everyday, re.MULTILINE) == [
+    assert re.findall(r"^  (?:-\w, )?(--[a-z-]+)", everyday, re.MULTILINE) == [
         "--max-mem",
         "--space",
         "--name",

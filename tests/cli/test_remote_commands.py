@@ -47,6 +47,25 @@ def study(url):
     return "made"
 
 
+def test_a_study_of_a_server_is_compared_with_the_file_that_it_is_exported_into(
+    run, url, study, tmp_path
+):
+    (tmp_path / "args.json").write_text('{"per_device_train_batch_size": 1}')
+    ended = run("export", study, "--into", "args.json", "--server", url)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "a step of args.json has 1 sequences" in ended.stderr
+
+
+@pytest.mark.slow  # the parser of transformers imports torch
+def test_a_study_of_a_server_is_exported_into_a_file_here(run, url, study, tmp_path):
+    (tmp_path / "args.json").write_text('{"per_device_train_batch_size": 24}')
+    ended = run("export", study, "--into", "args.json", "--server", url, "--json")
+    assert ended.returncode == 0, ended.stderr
+    written = json.loads((tmp_path / "args.autotune.json").read_text())
+    micro_batch = written["per_device_train_batch_size"]
+    assert micro_batch * written["gradient_accumulation_steps"] == 24
+
+
 def test_a_submission_says_where_to_look(run, url):
     ended = run("submit", "--trials", "1", "--name", "looked-for", "--space", "quick")
     assert (ended.returncode, ended.stderr) == (0, "")

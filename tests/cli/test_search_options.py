@@ -169,7 +169,7 @@ def test_the_continue_command_repeats_every_setting_that_the_study_does_not_stor
 
 
 def test_a_setting_is_repeated_unless_the_study_stores_it_or_it_is_of_one_run():
-    stored = {"max_mem", "space", "scale", "device", "sampler", "seed", "fresh"}
+    stored = {"max_mem", "space", "scale", "device", "sampler", "seed", "fresh", "from_file"}
     of_one_run = {"time_budget", "profile"}
     other_names = {"workers"}
     repeated = {name for name, option in OF_SEARCH.items() if option.is_repeated}

@@ -41,7 +41,7 @@ def write(recipe: Recipe, version: str) -> Export:
     recipe = on_devices.recipe
     config = recipe.config
     closest, lacking = closest_config(recipe, has_every_n_layers=version != "4.57")
-    lacking |= reasons_in(_BEYOND_JSON, config)
+    lacking |= reasons_in(BEYOND_JSON, config)
     keys = {
         **training_keys(recipe, closest, new_names=version == "5.23"),
         **_device_keys(recipe, version),
@@ -116,7 +116,7 @@ from autotune_trainer import AutotuneTrainer, training_arguments  # first
 AutotuneTrainer(model=model, args=training_arguments("output"), train_dataset=data).train()"""
 
 
-_BEYOND_JSON: Table = {
+BEYOND_JSON: Table = {
     "adapter": dict.fromkeys(("lora", "dora"), ("none", "it has no key")),
     "loss": {"chunked": ("full", "it has no key")},
     "activation_offload": {"cpu": ("none", "it has no key")},

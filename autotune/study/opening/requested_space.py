@@ -32,7 +32,8 @@ def space_of(request: SearchRequest, *, reads_data: bool = True) -> SearchSpace:
     The data is looked at only with `reads_data`. Raises InvalidInput for any invalid part of the
     request.
     """
-    space = load_space(request.space or _default_space(request))
+    named = _default_space(request) if request.space is None else request.space
+    space = load_space(named)
     space = space.at_scale(request.scale)
     workload = _workload_on_some_device(request, space)
     if request.devices is not None:

@@ -30,6 +30,9 @@ TARGETS = (
     "lightning",
     "torchtitan",
     "axolotl",
+    "llamafactory",
+    "ms-swift",
+    "unsloth",
     "forgather",
 )
 SECONDS = 150.0
