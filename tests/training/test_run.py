@@ -11,6 +11,7 @@ import pytest
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
 from autotune.spec.config import TrainingConfig
+from tests.building.light_server import ROOT
 from tests.building.results import record, study_result
 from tests.exporters.recipes import recipe
 from tests.training.test_injected_callback import BEFORE, MADE, TRAINED
@@ -34,7 +35,7 @@ def run(tmp_path):
     """run("train.py", precision="bf16-mixed") runs it with that configuration, and returns it."""
 
     def start(*command, **choices):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         environment.pop("AUTOTUNE_CONFIG", None)
         if choices:
             (tmp_path / "config.json").write_text(json.dumps(choices))
