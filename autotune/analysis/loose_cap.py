@@ -24,7 +24,7 @@ def loose_cap_sentence(
     if cap_bytes <= LOOSE * baseline.device_bytes:
         return ""
     return (
-        f"the cap of {format_size(cap_bytes)} rules nothing out, because plain training needs only "
+        f"the cap of {format_size(cap_bytes)} rules nothing out, because the baseline needs only "
         f"{format_size(baseline.device_bytes)}: the pick is just the fastest; for a search in "
         f"which memory counts, give a cap such as --max-mem {_binding_cap(baseline, records)}, "
         "or a larger model"

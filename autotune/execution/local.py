@@ -38,8 +38,9 @@ from autotune.execution.tasks import (
 )
 from autotune.execution.trial_options import TrialOptions
 from autotune.printable import printable
-from autotune.spec.config import Precision, TrainingConfig
+from autotune.spec.config import Precision, TrainingConfig, configuration_of
 from autotune.spec.device_group import check_one_model, joint_name
+from autotune.spec.examined import Examined
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.result import DeviceInfo
 from autotune.spec.script_files import is_code
@@ -503,6 +504,8 @@ class LocalExecutor:
             workload = replace(
                 workload, own_precision=found.own_precision, own_fusion=found.own_fusion
             )
+        if found.own_choices:
+            workload = replace(workload, own_config=_own_config(task, workload, found))
         return workload, {
             technique: dict(values) for technique, values in found.unavailable.items()
         }
@@ -622,3 +625,16 @@ def _libraries_of(request: PredictionRequest) -> list[str]:
     if request.config.adapter != "none":
         modules.append("peft")
     return modules
+
+
+def _own_config(task: Examine, workload: Workload, found: Examined) -> dict[str, Any]:
+    """Returns what a script trains with, where its trainer does what a configuration decides.
+
+    Weights that are not in float32 have decided the precision before the trainer does.
+    """
+    choices = dict(found.own_choices)
+    if workload.own_precision != "fp32":
+        choices["precision"] = workload.own_precision
+    for optimizer in task.choices.get("optimizer", ())[:1]:  # stands for that of the script
+        choices["optimizer"] = optimizer
+    return configuration_of(choices, workload.legality_context).to_dict()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.spec.config import OptimizerFusion, Precision
 from autotune.spec.limits import Count
@@ -22,6 +23,8 @@ class Examined(Schema):
     """The precision that the weights of a script have, and its own autocast."""
     own_fusion: OptimizerFusion | None = None
     """How the optimizers of a script update."""
+    own_choices: Mapping[str, Any] = field(default_factory=dict)
+    """What the trainer of a script does by itself, before ours turns it off: {technique: value}."""
     global_batch: Count | None = None
     """How many sequences a script trains on in a step; None: it is no script."""
     injected: str = ""

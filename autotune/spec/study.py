@@ -67,7 +67,7 @@ class StudyDefinition(Schema):
         named = self.legal_space().named
         baseline = self.baseline_config()
         names = {config.fingerprint: name for name, config in named.items()}
-        own_name = self.workload.own_file or "baseline"
+        own_name = self.workload.own_name or "baseline"
         baseline_name = names.get(baseline.fingerprint, own_name)
         first = {baseline.fingerprint: (baseline_name, baseline)}
         for name, config in named.items():

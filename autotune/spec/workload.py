@@ -569,6 +569,11 @@ class Workload(Settings):
         return [*module, self.script, *self.script_arguments]
 
     @property
+    def own_name(self) -> str | None:
+        """The name of the training that the user has: that of its file, or of its script."""
+        return None if self.own_config is None else self.own_file or self.script
+
+    @property
     def legality_context(self) -> LegalityContext:
         """The properties that decide which configurations can train this workload."""
         return LegalityContext(

@@ -27,6 +27,7 @@ class Trained:
     global_batch: int | None = None
     injected: str = ""
     whole_batches: str = ""
+    own_choices: dict = field(default_factory=dict)
     error: str = ""
 
 
@@ -54,6 +55,9 @@ class _Run:
 
     def note_injected(self, what, *, is_checked_until_update=False):
         self._trained.injected = what
+
+    def note_own_choices(self, **choices):
+        self._trained.own_choices.update(choices)
 
     def note_unknown_global_batch(self, reason):
         raise InvalidInput(reason)

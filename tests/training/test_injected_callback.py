@@ -104,6 +104,17 @@ def test_a_trainer_that_has_the_callback_gets_no_second_one(examined, notes):
     assert notes == []
 
 
+def test_the_training_of_a_script_with_a_trainer_is_what_its_trainer_does(examined):
+    workload = examined(WITH_ITS_CALLBACK)
+    own = workload.legality_context.own
+    assert (own.precision, own.micro_batch_size, own.checkpointing) == ("bf16-mixed", 4, "none")
+    assert workload.own_name == workload.script
+
+
+def test_the_precision_of_weights_that_are_in_16_bits_counts_before_that_of_the_trainer(examined):
+    assert examined("model.to(torch.bfloat16)\n" + MADE).own_config["precision"] == "bf16-true"
+
+
 def test_a_script_is_left_as_it_is_where_that_is_wanted(examined):
     with pytest.raises(InvalidInput, match=r"does not call autotune\.apply"):
         examined(MADE, callback=False)

@@ -405,6 +405,36 @@ def test_lightning_that_accumulates_trains_as_by_itself(tmp_path):
     )
 
 
+OWN_CHOICES = {
+    "transformers": (
+        TRAINER
+        + """
+settings.update(bf16=True, gradient_checkpointing=True)
+Trainer(model, TrainingArguments("out", **settings), train_dataset=rows).train()
+""",
+        {"precision": "bf16-mixed", "checkpointing": "block", "compile": "none"},
+        4,
+    ),
+    "accelerate": (
+        ACCELERATE + ACCUMULATING.replace("cpu=True", "cpu=True, mixed_precision='bf16'"),
+        {"precision": "bf16-mixed", "compile": "none"},
+        8,
+    ),
+    "lightning": (
+        LIGHTNING + "Trainer(precision='bf16-true', **settings).fit(Module(), loader)",
+        {"precision": "bf16-true"},
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", OWN_CHOICES)
+def test_what_a_trainer_does_by_itself_is_known_where_ours_turns_it_off(trainer, tmp_path):
+    script, choices, micro_batch = OWN_CHOICES[trainer]
+    ours = trained(tmp_path, script, micro_batch=2, steps=1)
+    assert ours.own_choices == {**choices, "micro_batch_size": micro_batch}, ours.error
+
+
 NOT_FITTED = {
     "changes how many batches": """
 from lightning.pytorch.callbacks import GradientAccumulationScheduler

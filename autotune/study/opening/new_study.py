@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autotune.errors import AutotuneError, InvalidInput, Stopped, TrialLost
 from autotune.execution.local import LocalExecutor
 from autotune.execution.prepared_folder import PREPARED
 from autotune.execution.tasks import Prepare
-from autotune.spec.config import FIELD_ORDER, TrainingConfig
+from autotune.spec.config import FIELD_ORDER
 from autotune.spec.script_files import input_files
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.study import DEFAULT_SAMPLER, StudyDefinition
@@ -71,15 +72,18 @@ def new_definition(
     workload = make_workload(device.type, space.workload, request.specified_workload())
     executor.use_devices_from(device, count=workload.devices_per_trial)
     choices = space.choices()
-    for field, value in (workload.own_config or {}).items():
-        if value not in choices[field]:
-            choices[field].append(value)
+    _add_own(choices, workload)
+    of_trainers = _OF_TRAINERS if workload.script is not None else {}
     workload, lacking = executor.examine(
         workload,
-        choices,
+        {field: [*values, *of_trainers.get(field, ())] for field, values in choices.items()},
         device=device.device,
         learns_global_batch=not has_global_batch(request, space),
     )
+    _add_own(choices, workload)
+    for field in of_trainers:
+        known = lacking.get(field, {})
+        lacking[field] = {str(value): known[value] for value in choices[field] if value in known}
     steps_in_backward = "backward" in space.choices().get("optimizer_fusion", ())
     is_possible = "backward" not in lacking.get("optimizer_fusion", {})
     if workload.script is not None and steps_in_backward and is_possible:
@@ -90,6 +94,9 @@ def new_definition(
         if reason:
             lacking.setdefault("optimizer_fusion", {})["backward"] = reason
     smaller = space.smaller_micro_batches(workload.global_batch)
+    own_micro_batch = (workload.own_config or {}).get("micro_batch_size", workload.global_batch)
+    if own_micro_batch < workload.global_batch:
+        smaller = sorted({*smaller, own_micro_batch})
     if workload.script is not None and smaller:
         listener(Preparing(what=f"trying a micro batch of {smaller[0]} in {workload.script}"))
         reason = executor.rehearse(workload, micro_batch_size=smaller[0], device=device.device)
@@ -134,6 +141,21 @@ def new_definition(
     return NewStudy(definition=definition, staging=staging)
 
 
+def _add_own(choices: dict[str, list[Any]], workload: Workload) -> None:
+    """Adds what the user's own training has to the choices of a space."""
+    for field, value in (workload.own_config or {}).items():
+        if value not in choices[field]:
+            choices[field].append(value)
+
+
+_OF_TRAINERS: Mapping[str, tuple[str, ...]] = {
+    "precision": ("tf32", "bf16-mixed", "fp16-mixed", "bf16-true"),
+    "checkpointing": ("block",),
+    "compile": ("model",),
+}
+"""What the trainer of a script may do by itself, which is known only once the script has run."""
+
+
 def _with_possible_choices(
     workload: Workload, unavailable: Mapping[str, Mapping[str, str]], listener: Listener
 ) -> Workload:
@@ -142,18 +164,19 @@ def _with_possible_choices(
     Only by what trains nearly the same numbers. Raises InvalidInput for what has no such neighbour.
     """
     own = dict(workload.own_config or {})
+    plain = dataclasses.replace(workload.legality_context, own=None)
     for field, value in own.items():
         reason = unavailable.get(field, {}).get(str(value))
         if reason is None:
             continue
-        if field not in _REPLACEABLE:
+        if field not in _REPLACEABLE and workload.script is None:
             raise InvalidInput(
-                f"{workload.own_file} trains with {field} {value}, which is not possible here: "
+                f"{workload.own_name} trains with {field} {value}, which is not possible here: "
                 f"{reason}",
                 hint="search on a machine that has it, or save a copy of the file without",
             )
-        own[field] = getattr(TrainingConfig(), field)
-        message = f"{workload.own_file} has {field} {value}, trials have {own[field]}: {reason}"
+        own[field] = plain.default_of(field)
+        message = f"{workload.own_name} has {field} {value}, trials have {own[field]}: {reason}"
         listener(Notice(message=message))
     return dataclasses.replace(workload, own_config=own) if own else workload
 
@@ -166,7 +189,7 @@ _REPLACEABLE = (
     "allocator",
     "activation_offload",
 )
-"""Techniques whose default trains what another value does, apart from rounding."""
+"""Techniques of a file whose default trains what another value does, apart from rounding."""
 
 
 def default_name(definition: StudyDefinition) -> str:

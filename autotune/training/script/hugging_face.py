@@ -84,6 +84,7 @@ class TrainerCallback(TransformersCallback):
             f"per_device_train_batch_size {args.per_device_train_batch_size}, "
             f"gradient_accumulation_steps {args.gradient_accumulation_steps}"
         )
+        self._own_choices = _own_choices(args)
         config = config_of_run(global_batch, set_by=set_by)
         if self._run is None:  # a search has these rules, and sees whether gradients change
             clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
@@ -159,6 +160,7 @@ class TrainerCallback(TransformersCallback):
             return
         for learner in learners():  # of several Trainers, this is the one that is searched
             learner.learn_global_batch(self._global_batch)
+            learner.note_own_choices(**self._own_choices)
         if _adds_up_means(trainer):
             self._sum_of_means = self._passes
             trainer.compute_loss = self._scaling(trainer, trainer.compute_loss)
@@ -228,13 +230,29 @@ def _set_for_trial(args: Any) -> None:
     args.eval_on_start = False
 
 
+_CHECKPOINTING = ("gradient_checkpointing", "activation_checkpointing")
+"""The arguments of transformers by which blocks are recomputed, by version."""
+
+
+def _own_choices(args: Any) -> dict[str, Any]:
+    """Returns what the configuration decides, as TrainingArguments say it."""
+    checkpoints = any(getattr(args, name, False) for name in _CHECKPOINTING)
+    formats = {"bf16-mixed": args.bf16, "fp16-mixed": args.fp16, "tf32": args.tf32}
+    return {
+        "precision": next((precision for precision, is_on in formats.items() if is_on), "fp32"),
+        "checkpointing": "block" if checkpoints else "none",
+        "compile": "model" if args.torch_compile else "none",
+        "micro_batch_size": args.per_device_train_batch_size,
+    }
+
+
 def _leave_to_configuration(args: Any) -> None:
     """Turns off what the techniques of a configuration do instead."""
     args.auto_find_batch_size = False
     args.bf16 = args.fp16 = False
     args.mixed_precision = "no"
     args.tf32 = None
-    for name in ("activation_checkpointing", "gradient_checkpointing"):
+    for name in _CHECKPOINTING:
         if hasattr(args, name):
             setattr(args, name, False)
     args.torch_compile = False

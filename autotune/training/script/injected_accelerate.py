@@ -216,6 +216,8 @@ class _Loop:
 
     def __init__(self, accelerator: Accelerator) -> None:
         _check_parts(accelerator)
+        for learner in interface.learners():
+            learner.note_own_choices(**_own_choices(accelerator))
         _leave_to_configuration(accelerator)
         self.accelerator = accelerator
         self.models: list[nn.Module] = []
@@ -397,6 +399,16 @@ def _check_parts(accelerator: Accelerator) -> None:
             f"a search cannot be combined with {what} of accelerate",
             hint="train in one process on one device, without it",
         )
+
+
+def _own_choices(accelerator: Accelerator) -> dict[str, str]:
+    """Returns what the configuration decides, as the Accelerator has it."""
+    compiles = accelerator.state.dynamo_plugin.backend != DynamoBackend.NO
+    precisions = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+    return {
+        "precision": precisions.get(accelerator.mixed_precision, "fp32"),
+        "compile": "model" if compiles else "none",
+    }
 
 
 def _leave_to_configuration(accelerator: Accelerator) -> None:

@@ -72,6 +72,9 @@ class Learner(Protocol):
         It may find until the first update of the weights that it cannot follow the script.
         """
 
+    def note_own_choices(self, **choices: Any) -> None:
+        """Takes what its trainer does by itself of that which a configuration decides."""
+
     def note_unknown_global_batch(self, reason: str) -> None:
         """Takes the reason for which nobody can tell the sequences of an optimizer step."""
 

@@ -32,6 +32,7 @@ from autotune.training.script.interface import (
     config_of_run,
     current_run,
     has_configuration,
+    learners,
     promised_trial,
     report,
 )
@@ -64,6 +65,9 @@ class _PromiseCallback(StepsOfLightning, _Callback):
 
 _PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
 """The precision plugins that decide in which format the model computes, and nothing else."""
+
+_OWN_PRECISIONS = {"bf16-mixed": "bf16-mixed", "16-mixed": "fp16-mixed", "bf16-true": "bf16-true"}
+"""{precision of a plugin: that of a configuration}; of others the weights of the model say it."""
 
 _NEVER = 2**62
 """A number of batches after which no training validates."""
@@ -104,6 +108,8 @@ class LightningCallback(_Callback):
         self.micro_batch_size = micro_batch_size or global_batch
         """Sequences in a forward pass: the batch size of the loader of training data."""
         if self._is_active:
+            for learner in learners():
+                learner.note_own_choices(micro_batch_size=self.micro_batch_size)
             self._config = config_of_run(global_batch, set_by="global_batch of LightningCallback")
             self.micro_batch_size = self._config.micro_batch_size
         if global_batch % self.micro_batch_size:
@@ -146,6 +152,9 @@ class LightningCallback(_Callback):
             return
         self._check(trainer, pl_module)
         self._prepare_steps(trainer)
+        precision = _OWN_PRECISIONS.get(str(trainer.precision_plugin.precision), "fp32")
+        for learner in learners():
+            learner.note_own_choices(precision=precision)
         trainer.strategy.precision_plugin = _package.plugins.Precision()
         trial = promised_trial()
         if self._run is not None:

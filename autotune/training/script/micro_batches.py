@@ -124,6 +124,8 @@ def split_batches(
                 hint=f"use micro_batch_size {run.workload.global_batch}",
             )
         return None
+    for learner in learners():
+        learner.note_own_choices(micro_batch_size=size)
     micro_batches = MicroBatches(
         loader.batch_sampler,
         accumulated=accumulated,

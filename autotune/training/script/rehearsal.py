@@ -108,6 +108,9 @@ class _CountOfCalls:
     def note_injected(self, what: str, *, is_checked_until_update: bool = False) -> None:
         """Does nothing: this was said when the script was examined."""
 
+    def note_own_choices(self, **choices: Any) -> None:
+        """Does nothing: the study has them by now."""
+
     def note_unknown_global_batch(self, reason: str) -> None:
         """Does nothing: the search was told."""
 

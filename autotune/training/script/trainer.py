@@ -241,6 +241,7 @@ class _Examination:
         self._own_precision: Precision = "fp32"
         self._own_fusion: OptimizerFusion = "none"
         self._why_as_is = ""
+        self._own_choices: dict[str, Any] = {}
         self._injected = ""
         self._goes_on_until_update = False
 
@@ -270,6 +271,9 @@ class _Examination:
     def note_injected(self, what: str, *, is_checked_until_update: bool = False) -> None:
         self._injected = what
         self._goes_on_until_update = is_checked_until_update
+
+    def note_own_choices(self, **choices: Any) -> None:
+        self._own_choices.update(choices)
 
     def note_unknown_global_batch(self, reason: str) -> None:
         """Raises InvalidInput unless the search says how many sequences a step has."""
@@ -321,6 +325,7 @@ class _Examination:
             files=self._files,
             own_precision=self._own_precision,
             own_fusion=self._own_fusion,
+            own_choices=self._own_choices,
             global_batch=self.workload.global_batch,
             injected=self._injected,
         )
