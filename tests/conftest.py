@@ -35,6 +35,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Lift the limit of a GPU's memory that a training in this process has set for good."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _compiler_cache(tmp_path_factory):
     """Use one inductor cache for all processes of the session, separate from the user's."""

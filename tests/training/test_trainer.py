@@ -249,13 +249,10 @@ def test_on_cuda_the_device_needs_more_than_the_allocated_peak(
     server, workload, prepared, tmp_path
 ):
     measurement = _on_cuda(server, workload, prepared, tmp_path, cap_bytes=8 * 2**30)
-    assert measurement["outcome"] == "ok"
-    assert measurement["context_bytes"] > 0
-    assert (
-        measurement["device_bytes"]
-        == measurement["peak_reserved_bytes"] + measurement["context_bytes"]
-    )
-    assert measurement["peak_reserved_bytes"] >= measurement["peak_memory_bytes"]
+    assert measurement.outcome == "ok"
+    assert measurement.context_bytes > 0
+    assert measurement.device_bytes == measurement.peak_reserved_bytes + measurement.context_bytes
+    assert measurement.peak_reserved_bytes >= measurement.peak_memory_bytes
 
 
 @pytest.fixture
