@@ -154,8 +154,8 @@ def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[No
 def packages(config: TrainingConfig) -> list[str]:
     """Returns the names of the packages that adapters, base weights and optimizer need."""
     names = []
-    for technique in ("adapter", "base_weights", "precision", "optimizer"):
+    for technique in ("adapter", "base_weights", "precision", "optimizer", "kernels"):
         package = TECHNIQUES[technique].packages.get(getattr(config, technique))
         if package is not None:
-            names.append(package)
+            names.append(package.replace("_", "-"))
     return list(dict.fromkeys(names))

@@ -28,7 +28,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import Loss, TrainingConfig
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
@@ -39,7 +39,10 @@ def write(recipe: Recipe, version: str) -> Export:
     _fit_optimizer(closest)
     closest.lacks({"precision": _precision(closest.config)})
     closest.lacks({"base_weights": _base_weights(closest.config)})
-    closest.lacks(reasons_in(_LACKING, closest.config))
+    lacking = reasons_in(_LACKING, closest.config)
+    if closest.config.kernels == "liger":
+        lacking.pop("loss", None)  # of the same plugin
+    closest.lacks(lacking)
     closest.lacks(warmup_reasons(closest.recipe, least=_LEAST_WARMUP))
     recipe, effective = closest.recipe, closest.effective()
     files = {FILE: _text(recipe, effective)}
@@ -217,7 +220,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
-_HAS = {**KNOWN, "optimizer": (*_NAMES, "sgd", "adafactor")}
+_HAS = {**KNOWN, "optimizer": (*_NAMES, "sgd", "adafactor"), "kernels": ("liger",)}
 
 
 def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
@@ -225,6 +228,7 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         **_model_and_text(recipe.workload),
         **_numbers(recipe, effective),
         **_techniques(effective),
+        **(liger_keys(recipe.config.loss) if recipe.config.kernels == "liger" else {}),
         **_adapter(recipe.config, effective),
         **_devices(recipe),
     }
@@ -342,6 +346,21 @@ def _techniques(effective: Mapping[str, Any]) -> dict[str, Any]:
     if keys["torch_compile"]:
         keys["torch_compile_backend"] = "inductor"
     return keys
+
+
+LIGER_FLAGS = ("liger_rope", "liger_rms_norm", "liger_glu_activation")
+
+
+def liger_keys(loss: Loss) -> dict[str, Any]:
+    """Returns the keys of kernels `liger` with that form of the loss."""
+    return {
+        "plugins": [LIGER_PLUGIN],
+        **dict.fromkeys(LIGER_FLAGS, True),
+        "liger_fused_linear_cross_entropy": loss == "chunked",
+    }
+
+
+LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 
 
 def _adapter(config: TrainingConfig, effective: Mapping[str, Any]) -> dict[str, Any]:

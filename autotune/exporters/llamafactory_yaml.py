@@ -30,8 +30,10 @@ from autotune.exporters.trainer_keys import (
     HAS,
     KEY_NOTES,
     closest_config,
+    loss_with_liger,
     masked_attention,
     training_keys,
+    without_liger_config,
 )
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
@@ -88,6 +90,7 @@ def _leave_out_pure_bf16(closest: Closest) -> None:
         closest.change("precision", "bf16-mixed", why)
 
 
+_LIGER = "enable_liger_kernel"
 _LACKING: Table = {
     "precision": {
         "fp8": (
@@ -99,13 +102,6 @@ _LACKING: Table = {
     "checkpointing": {
         "every-4": ("block", "it checkpoints every block or none"),
         "every-2": ("block", "it checkpoints every block or none"),
-    },
-    "loss": {
-        "chunked": (
-            "full",
-            "its enable_liger_kernel: true computes the loss in chunks, for the models that Liger "
-            "knows, and replaces their norms, activations and rotary embeddings as well",
-        )
     },
     "activation_offload": {
         "cpu": (
@@ -124,6 +120,7 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     config, is_padded = recipe.config, recipe.workload.packing == "padded"
     reasons = {
         **reasons_in(_LACKING, config),
+        **loss_with_liger(config, _LIGER),
         **masked_attention(config, closest, is_padded=is_padded),
     }
     if config.adapter == "none":
@@ -146,7 +143,7 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     config, workload = recipe.config, recipe.workload
-    keys = training_keys(recipe, closest)
+    keys = without_liger_config(training_keys(recipe, closest), config, _LIGER)
     checkpoints = keys.pop("gradient_checkpointing")
     keys.pop("gradient_checkpointing_kwargs", None)
     if config.engine == "deepspeed":

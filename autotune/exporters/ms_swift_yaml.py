@@ -28,8 +28,10 @@ from autotune.exporters.trainer_keys import (
     HAS,
     KEY_NOTES,
     closest_config,
+    loss_with_liger,
     masked_attention,
     training_keys,
+    without_liger_config,
 )
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
@@ -64,6 +66,7 @@ def write(recipe: Recipe, version: str) -> Export:
     )
 
 
+_LIGER = "use_liger_kernel"
 _LACKING: Table = {
     "checkpointing": {
         "every-4": ("block", "it hands every_n_layers to each block, which ignores it"),
@@ -76,20 +79,13 @@ _LACKING: Table = {
         ),
         "fp8": ("bf16", "its quant_method: fp8 is for models that are in 8 bits already"),
     },
-    "loss": {
-        "chunked": (
-            "full",
-            "its use_liger_kernel: true computes the loss in chunks, for the models that Liger "
-            "knows, and replaces their norms, activations and rotary embeddings as well",
-        )
-    },
     "activation_offload": {"cpu": ("none", "it moves activations with FSDP2 only")},
 }
 
 
 def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
     """Returns what ms-swift does differently, in addition to what transformers does."""
-    reasons = reasons_in(_LACKING, config)
+    reasons = {**reasons_in(_LACKING, config), **loss_with_liger(config, _LIGER)}
     if config.base_weights == "fp8" and config.precision != "bf16-mixed":
         instead = "fp16" if config.precision == "fp16-mixed" else "trained"
         reasons["base_weights"] = (instead, reasons["base_weights"][1])
@@ -99,7 +95,7 @@ def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reaso
 def _keys(recipe: Recipe, closest: TrainingConfig, *, others: list[str]) -> dict[str, Any]:
     """Returns the keys; `others` are the names of the files beside this one."""
     config, workload = recipe.config, recipe.workload
-    keys = training_keys(recipe, closest)
+    keys = without_liger_config(training_keys(recipe, closest), config, _LIGER)
     if config.engine == "deepspeed":
         # Its file has autocast; these would stand for 16-bit weights with a float32 copy.
         keys |= {"bf16": False, "fp16": False}

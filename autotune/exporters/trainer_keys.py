@@ -12,7 +12,7 @@ from typing import Any
 from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
 from autotune.exporters.reasons import KNOWN, Reason, Table, Values, reasons_in, unknown_values
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
-from autotune.spec.config import Checkpointing, OptimizerFusion, TrainingConfig
+from autotune.spec.config import Checkpointing, Loss, OptimizerFusion, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
@@ -58,7 +58,11 @@ _OPTIMIZERS = {
     "sgd": "sgd",
     "adafactor-fixed-rate": "adafactor",
 }
-HAS: Values = {**KNOWN, "optimizer": (*_OPTIMIZERS, *_LACKING["optimizer"])}
+HAS: Values = {
+    **KNOWN,
+    "optimizer": (*_OPTIMIZERS, *_LACKING["optimizer"]),
+    "kernels": ("liger",),
+}
 _NO_EVERY = ("block", "transformers before 5.16 silently ignores `every_n_layers`")
 
 
@@ -156,6 +160,7 @@ def training_keys(
         "tf32": closest.precision == "tf32",
         **checkpointing_keys(closest.checkpointing, new_names=new_names),
         **_compile_keys(closest),
+        **_liger_keys(closest),
         "seed": recipe.workload.seed,
         "data_seed": recipe.workload.seed,
     }
@@ -222,6 +227,34 @@ def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
         "torch_compile_backend": "inductor",
         "torch_compile_mode": "default",
     }
+
+
+def _liger_keys(closest: TrainingConfig) -> dict[str, Any]:
+    if closest.kernels == "none":
+        return {}
+    # Its loss is a choice of its own.
+    without_loss = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    return {"use_liger_kernel": True, "liger_kernel_config": without_loss}
+
+
+def without_liger_config(keys: dict[str, Any], config: TrainingConfig, key: str) -> dict[str, Any]:
+    """Returns the keys of a trainer that has all of Liger's kernels by one key, or none."""
+    left = {name: value for name, value in keys.items() if "liger" not in name}
+    return {**left, **({key: True} if config.kernels == "liger" else {})}
+
+
+def loss_with_liger(config: TrainingConfig, key: str) -> dict[str, Reason]:
+    """Returns where such a trainer has another form of the loss, which is one of those kernels."""
+    with_kernels: Loss = "full" if config.kernels == "none" else "chunked"
+    if config.loss == with_kernels:
+        return {}
+    why = f"its {key}: true computes the loss in chunks as well"
+    if config.loss == "chunked":
+        why = (
+            f"its {key}: true computes the loss in chunks, for the models that Liger knows, and "
+            "replaces their norms, activations and rotary embeddings as well"
+        )
+    return {"loss": (with_kernels, why)}
 
 
 def model_keys(config: TrainingConfig) -> dict[str, Any]:

@@ -36,6 +36,7 @@ FILE = "unsloth_train.py"
 
 def write(recipe: Recipe, version: str) -> Export:
     on_devices = Closest(recipe, "Unsloth", HAS)
+    on_devices.change("kernels", "none", "Unsloth has kernels of its own for them")
     why = "this script is for one device"
     on_devices.use_torch(why)
     on_devices.use_one_device(why)

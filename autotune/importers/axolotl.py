@@ -44,6 +44,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         "allocator": "expandable",  # axolotl's own choice
         "attention": _attention(keys),
         "loss": "chunked" if _has_fused_loss(keys) else "full",
+        **_kernels(keys),
         **adapter,
     }
     if devices > 1 and _divides_weights(shared.plan) and config["precision"] == "bf16-true":
@@ -106,6 +107,21 @@ def _has_fused_loss(keys: KeysOfFile) -> bool:
         if any("CutCrossEntropyPlugin" in str(one) for one in plugins):
             return True
     return any(keys.flag(key) for key in _FUSED_LOSSES)
+
+
+_NORMS = "liger_rms_norm"
+_ACTIVATIONS = ("liger_glu_activation", "liger_swiglu")
+"""The second is the name of earlier versions."""
+
+
+def _kernels(keys: KeysOfFile) -> dict[str, str]:
+    """Returns the choice for Liger's norms and activations, of which a file may have one."""
+    on = [key for key in (_NORMS, *_ACTIVATIONS) if keys.flag(key)]
+    if not on:
+        return {}
+    if len(on) == 1:
+        keys.refuse(on[0], transformers_keys.LIGER_IN_PART)
+    return transformers_keys.kernels(keys, on[0])
 
 
 def _accumulation(keys: KeysOfFile, micro_batch_size: int) -> int:

@@ -62,6 +62,8 @@ def finished(
         keys.refuse("bf16", "trials multiply weights in 4 and 8 bits in bfloat16")
     if config.get("base_weights") == "bf16" and config["precision"] != "bf16-mixed":
         config["base_weights"] = "trained"  # in the number format of what is trained
+    if plan is not None and plan.tensor_parallel > 1 and config.pop("kernels", "none") != "none":
+        keys.refuse(plan.key, "trials that split matrices have the model's own norms")
     complete = {**TrainingConfig().to_dict(), **config}
     chosen = TrainingConfig(**{**config, **device_choices(keys, plan, complete, at)})
     if broken := rule_violations(chosen.to_dict(), replace(at, own=chosen)):

@@ -46,7 +46,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         **optimizer,
         "micro_batch_size": keys.whole_number("per_device_train_batch_size", least=1),
         "attention": _attention(keys),
-        "loss": _loss(keys, stage),
+        **_liger(keys, stage),
         **adapter,
     }
     packs = keys.flag("packing") if keys.says("packing") else stage == "pt"
@@ -96,12 +96,11 @@ def _check_methods(keys: KeysOfFile, *, has_adapters: bool) -> None:
             keys.refuse(key, "trials have adamw, whose state is small beside frozen weights")
 
 
-def _loss(keys: KeysOfFile, stage: str | None) -> str:
-    form = transformers_keys.loss(keys, "enable_liger_kernel")
-    if keys.flag("use_liger_kernel"):
-        form = transformers_keys.loss(keys)
+def _liger(keys: KeysOfFile, stage: str | None) -> dict[str, str]:
+    key = "use_liger_kernel" if keys.flag("use_liger_kernel") else "enable_liger_kernel"
+    found = transformers_keys.liger(keys, key)
     # Other stages compare logits (src/llamafactory/model/model_utils/liger_kernel.py).
-    return form if stage in ("pt", "sft") else "full"
+    return found if stage in ("pt", "sft") else {**found, "loss": "full"}
 
 
 def _attention(keys: KeysOfFile) -> str:

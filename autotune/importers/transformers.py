@@ -28,7 +28,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         "compile": "model" if keys.flag("torch_compile") else "none",
         **optimizer,
         "micro_batch_size": keys.whole_number("per_device_train_batch_size", least=1),
-        "loss": transformers_keys.loss(keys),
+        **transformers_keys.liger(keys),
         **adapter,
     }
     if shared.checkpoints:

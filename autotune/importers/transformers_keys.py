@@ -125,13 +125,32 @@ def learning(
     return settings
 
 
-def loss(keys: KeysOfFile, key: str = "use_liger_kernel") -> str:
-    """Returns the form of the loss: Liger's kernels make no logits unless a table says so."""
+def liger(keys: KeysOfFile, key: str = "use_liger_kernel") -> dict[str, str]:
+    """Returns the choices for Liger's kernels: all of them, and its loss, unless a table says no.
+
+    Where a model is compiled, or its matrices split, they are left out.
+    """
     if not keys.flag(key):
-        return "full"
-    keys.refuse(key, "trials have its loss in chunks, and the model's own norms and activations")
+        return {"loss": "full"}
     table = keys.table_of("liger_kernel_config")
-    return "full" if table.get("fused_linear_cross_entropy") is False else "chunked"
+    off = [part for part in ("rms_norm", "swiglu", "geglu") if table.get(part) is False]
+    form = "full" if table.get("fused_linear_cross_entropy") is False else "chunked"
+    if "rms_norm" in off and len(off) > 1:
+        return {"loss": form}
+    if off:
+        keys.refuse("liger_kernel_config", LIGER_IN_PART)
+    return {"loss": form, **kernels(keys, key)}
+
+
+LIGER_IN_PART = "trials have Liger's norms and activations together, or none"
+
+
+def kernels(keys: KeysOfFile, key: str) -> dict[str, str]:
+    """Returns the choice for a key of Liger's norms and activations that is on."""
+    if keys.flag("torch_compile"):
+        keys.refuse(key, "compiled norms and activations of trials are torch's, and keep as little")
+        return {}
+    return {"kernels": "liger"}
 
 
 def batch(keys: KeysOfFile, devices: int, plan: Plan | None) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         **optimizer,
         "micro_batch_size": micro_batch_size,
         "attention": _attention(keys),
-        "loss": _loss(keys),
+        # It is made in chunks, with Liger's kernels or without.
+        **(transformers_keys.liger(keys) | {"loss": "chunked"}),
         "activation_offload": "cpu" if keys.flag("activation_offloading") else "none",
         **adapter,
     }
@@ -116,12 +117,6 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
         "dataset_config": first.get("config", first.get("name")),
         "dataset_split": first.get("split", split),
     }
-
-
-def _loss(keys: KeysOfFile) -> str:
-    """Returns the form of the loss: it is made in chunks, by Liger's kernel or without."""
-    transformers_keys.loss(keys)
-    return "chunked"
 
 
 def _dtype(keys: KeysOfFile) -> str:

@@ -73,7 +73,7 @@ from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Category, Prediction, PredictionRequest
-from autotune.techniques import Training, apply_techniques
+from autotune.techniques import Training, apply_techniques, kernels
 from autotune.techniques.optimizer import PAGED_ELEMENTS
 from autotune.techniques.pinned_memory import bytes_to_host
 from autotune.techniques.sharding import make_mesh
@@ -245,6 +245,8 @@ class _FakeTraining(FakeRun):
         self._host_bytes = 0
         self._unquantized = (0, 0)
         self._ranks_alike: list[list[int]] = []
+        self._left_out: tuple[str, ...] = ()
+        """What of the configuration is not in the prediction."""
         self._work_per_token = WorkPerToken()
 
     def run(self) -> FakeStep:
@@ -275,7 +277,7 @@ class _FakeTraining(FakeRun):
             host_bytes=self._host_bytes,
             unquantized=self._unquantized,
             plan=self.programs.plan,
-            notes=((ignored,) if ignored else ()) + tuple(notes),
+            notes=((ignored,) if ignored else ()) + self._left_out + tuple(notes),
             ranks_alike=self._ranks_alike,
             work=self._work_per_token,
             unequal_bytes=tuple(self.unequal_bytes),
@@ -312,6 +314,8 @@ class _FakeTraining(FakeRun):
             stack.enter_context(taken_for_real())
             self._parameters = training.number_of_parameters
             self._unquantized = training.unquantized
+            if request.config.kernels != "none" and (reason := kernels.why_not(training.parts)):
+                self._left_out = (f"without kernels {request.config.kernels}: {reason}",)
             if self.is_cuda:
                 self._host_bytes = bytes_to_host(request.config, training.parts.model.parameters())
             self._ranks_alike = ranks_alike(training, request.config, devices=devices)

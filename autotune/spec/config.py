@@ -39,6 +39,7 @@ OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
 Allocator = Literal["default", "expandable"]
 Attention = Literal["auto", "flash", "efficient", "cudnn", "math"]
 Loss = Literal["full", "chunked"]
+Kernels = Literal["none", "liger"]
 ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention"]
@@ -162,6 +163,18 @@ class TrainingConfig(Built):
         ),
     ] = "full"
     """Whether the logits of the whole micro batch exist at once, or chunk by chunk."""
+
+    kernels: Annotated[
+        Kernels,
+        Technique(
+            help="Kernels in place of the model's norms and gated activations.",
+            is_added_later=True,
+            held_by_the_host={"liger": "Liger's kernels are written in Triton and need a GPU"},
+            packages={"liger": "liger_kernel"},
+        ),
+    ] = "none"
+    """What computes norms and gated activations: the code of the model, or Liger's kernels, which
+    keep less for the backward pass."""
 
     activation_offload: Annotated[
         ActivationOffload,
@@ -317,8 +330,8 @@ class TrainingConfig(Built):
         """Key of the configurations that compute the same numbers, up to the order of operations.
 
         In full precision compiled and eager training are in one class. In 16 bits they are in two,
-        because fusion changes what is rounded; another attention kernel and a loss that is summed
-        over chunks also change it.
+        because fusion changes what is rounded; other kernels and a loss that is summed over chunks
+        also change it.
         """
         trained: str = self.optimizer
         if self.adapter != "none":
@@ -333,6 +346,8 @@ class TrainingConfig(Built):
             rounding.append(self.attention)
         if self.loss != "full":
             rounding.append(self.loss)
+        if self.kernels != "none":
+            rounding.append(self.kernels)
         return (self.precision, trained, *rounding)
 
     @property
@@ -694,6 +709,20 @@ RULES = (
         "micro_batch_size {micro_batch_size} has sequences of {sequence_length} tokens",
         "use a sequence length that is a multiple of 16, another micro_batch_size, "
         "or precision bf16-mixed",
+    ),
+    Rule(
+        ("compile", "kernels"),
+        lambda c, _: c["kernels"] != "none" and c["compile"] != "none",
+        "with compile {compile} torch makes kernels of norms and activations itself, which keep as "
+        "little as those of kernels {kernels}",
+        "use kernels none, or compile none",
+    ),
+    Rule(
+        ("kernels", "tensor_parallel"),
+        # https://github.com/linkedin/Liger-Kernel/issues/826
+        lambda c, _: c["kernels"] != "none" and c["tensor_parallel"] > 1,
+        "kernels {kernels} take whole tensors, which tensor_parallel {tensor_parallel} splits",
+        "use kernels none, or tensor_parallel 1",
     ),
     Rule(
         ("precision", "adapter"),

@@ -26,6 +26,7 @@ from autotune.techniques import (
     compilation,
     deepspeed_engine,
     fp8,
+    kernels,
     loss,
     memory_budget,
     offload,
@@ -120,6 +121,7 @@ def apply_techniques(
     loaded_by_block = parts.parameters_by_block()
     loaded = dict(parts.model.named_parameters())
     buffers = parts.buffers()
+    kernels.set_kernels(parts, config.kernels, device=device)
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)
@@ -233,6 +235,7 @@ def find_unavailable(
         ),
         "allocator": lambda value: allocator.unavailable(value, device=device),
         "attention": lambda value: attention.unavailable(value, device=device),
+        "kernels": lambda value: kernels.unavailable(value, device=device),
         "base_weights": lambda value: base_weights.unavailable(value, device=device),
     }
     found: dict[str, dict[str, str]] = {}

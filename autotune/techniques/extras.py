@@ -12,6 +12,7 @@ _EXTRAS = {
     "deepspeed": "deepspeed",
     "peft": "finetune",
     "bitsandbytes": "finetune",
+    "liger_kernel": "liger",
 }
 """{package: the extra of autotune that installs it}."""
 

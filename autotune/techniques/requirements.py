@@ -15,7 +15,7 @@ from autotune.models.parts import ModelParts
 from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
-from autotune.techniques import attention, tensor_parallel
+from autotune.techniques import attention, kernels, tensor_parallel
 from autotune.techniques.adapter import missing_layers
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 
@@ -74,6 +74,8 @@ def check_parts(parts: ModelParts, config: TrainingConfig) -> None:
     for technique, value in config.to_dict().items():
         if technique in DEPENDENT_FIELDS["adapter"]:
             continue  # they are in the model already
+        if technique == "kernels":
+            continue  # trainers, too, leave a model as it is that Liger does not know
         reason = _why_unsupported(parts, technique, value, if_unknown=True)
         if reason is not None:
             raise IllegalConfiguration(
@@ -125,6 +127,8 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             )
         case ("tensor_parallel", degree):
             return tensor_parallel.why_not(parts, degree)
+        case ("kernels", "liger"):
+            return kernels.why_not(parts)
         case ("loss", "chunked") if parts.own_loss:
             return parts.own_loss
         case ("loss", "chunked") if parts.head is None:

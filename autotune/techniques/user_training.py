@@ -37,6 +37,7 @@ _NO_PRECISION: Mapping[Precision, str] = {
 }
 _NOT_IN_A_SCRIPT = {
     "loss": "a script computes its loss itself",
+    "kernels": "a script puts Liger's kernels into its model itself, by use_liger_kernel",
     "offload": "a script's optimizer updates the weights that it was given",
     "engine": "a script calls its model, backward and its optimizer itself",
     "adapter": "a script's optimizer was made for the model's own weights, which it would freeze",

@@ -63,8 +63,41 @@ def test_a_method_of_llamafactory_whose_state_decides_the_memory_is_one_sentence
     [("transformers", "use_liger_kernel"), ("llamafactory", "enable_liger_kernel")],
 )
 def test_kernels_of_liger_make_the_loss_in_chunks(trainer, key, tmp_path):
-    assert _import(trainer, tmp_path).config["loss"] == "full"
-    assert _import(trainer, tmp_path, **{key: True}).config["loss"] == "chunked"
+    for value, expected in ((False, ("full", "none")), (True, ("chunked", "liger"))):
+        config = _import(trainer, tmp_path, **{key: value}).config
+        assert (config["loss"], config["kernels"]) == expected
+
+
+ALL_OF_LIGER = {"liger_rms_norm": True, "liger_glu_activation": True, "liger_rope": True}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "kernels", "named"),
+    [
+        ("axolotl", ALL_OF_LIGER, "liger", set()),
+        ("axolotl", {"liger_rms_norm": True, "liger_swiglu": True}, "liger", set()),
+        ("axolotl", {"liger_rms_norm": True}, "liger", {"liger_rms_norm"}),
+        ("axolotl", {"liger_rope": True, "liger_layer_norm": True}, "none", set()),
+        ("axolotl", {**ALL_OF_LIGER, "torch_compile": True}, "none", {"liger_rms_norm"}),
+        ("trl", {"use_liger_kernel": True}, "liger", set()),
+        (
+            "transformers",
+            {"use_liger_kernel": True, "liger_kernel_config": {"rms_norm": False, "swiglu": False}},
+            "none",
+            set(),
+        ),
+        (
+            "transformers",
+            {"use_liger_kernel": True, "liger_kernel_config": {"rms_norm": False}},
+            "liger",
+            {"liger_kernel_config"},
+        ),
+    ],
+)
+def test_kernels_that_keep_fewer_tensors_are_taken_over(trainer, keys, kernels, named, tmp_path):
+    found = _import(trainer, tmp_path, **keys)
+    assert found.config["kernels"] == kernels
+    assert {one.key for one in found.not_taken} & {*keys} == named
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ BREAKING = (
     {"precision": "bf16-stochastic", "optimizer": "adamw-8bit"},
     {"precision": "tf32", "attention": "flash"},
     {"precision": "fp8", "micro_batch_size": 4, "sequence_length": 6},
+    {"kernels": "liger", "compile": "block"},
+    {"kernels": "liger", "devices": 2, "tensor_parallel": 2},
     {"precision": "fp8", "adapter": "lora"},
     {"adapter_rank": 16},
     {"adapter_targets": "attention"},

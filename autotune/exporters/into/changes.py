@@ -556,12 +556,18 @@ class _Change:
             )
 
     def _changed_by(self, technique: str) -> set[KeyPath]:
-        """Returns the paths that one choice of the trial changes alone."""
-        alone = dataclasses.replace(self._has, **{technique: getattr(self._wanted, technique)})
+        """Returns the paths that one choice of the trial changes alone.
+
+        One that refines a technique changes them beside what the trial has of that.
+        """
+        refined = TECHNIQUES[technique].refines
+        beside = {refined: getattr(self._wanted, refined)} if refined else {}
+        before = dataclasses.replace(self._has, **beside)
+        alone = dataclasses.replace(before, **{technique: getattr(self._wanted, technique)})
         own: Own = self._dialect.own(alone, self._has, self._file.content)
         paths = [
             *own.keys,
-            *_differences(self._before, self._keys(alone)),
+            *_differences(self._keys(before), self._keys(alone)),
             *self._dialect.off.get(technique, ()),
         ]
         if technique == "micro_batch_size":

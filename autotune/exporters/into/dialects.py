@@ -141,6 +141,12 @@ _CHUNKED = {"liger": "liger_fused_linear_cross_entropy", "cut_cross_entropy": "c
 
 def _axolotl_keys(keys: dict[str, Any], content: Content, recipe: Recipe) -> dict[str, Any]:
     del keys["attn_implementation"]
+    if plugins := content.get("plugins"):
+        own = plugins if isinstance(plugins, list) else [plugins]
+        added = [name for name in keys.get("plugins", ()) if name not in own]
+        keys["plugins"] = [*own, *added] if added else plugins
+    if recipe.config.loss == "full":  # that of the file is a key of its own
+        keys.pop("liger_fused_linear_cross_entropy", None)
     if "batch_size" in content and "gradient_accumulation_steps" not in content:
         del keys["gradient_accumulation_steps"]  # it follows from the sequences of a step
     return keys
@@ -342,7 +348,11 @@ DIALECTS: Mapping[str, Dialect] = {
         file="axolotl.yaml",
         respelled=_axolotl_keys,
         own=_axolotl_own,
-        same={"bf16": ("bfloat16",), "fp16": ("float16",)},
+        same={
+            "bf16": ("bfloat16",),
+            "fp16": ("float16",),
+            "liger_glu_activation": ("liger_swiglu",),
+        },
         off={"checkpointing": (_BY_FSDP,)},
     ),
     "trl": Dialect(
@@ -367,6 +377,7 @@ DIALECTS: Mapping[str, Dialect] = {
         file="llamafactory.yaml",
         respelled=_llamafactory_keys,
         own=_llamafactory_own,
+        same={"enable_liger_kernel": ("use_liger_kernel",)},
         leaves_out=("dataset_info.json",),
         off={"precision": (("fp8",),)},
     ),

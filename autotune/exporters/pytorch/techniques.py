@@ -31,7 +31,7 @@ def technique_parts(recipe: Recipe) -> list[Part]:
     config = recipe.config
     return [
         _application(recipe),
-        shipped(*technique_modules(config), *_checkpointing_modules(config)),
+        shipped(*technique_modules(config), *_modules_of_scripts(config)),
         *_prepare(recipe),
         *_optimizer(recipe),
     ]
@@ -113,7 +113,7 @@ def prepare(model: Any) -> None:
 def technique_modules(config: TrainingConfig) -> list[str]:
     """Returns the modules of `autotune.shipped` with the techniques in the model and the update.
 
-    Checkpointing is not among them: it is another for transformers' Trainer.
+    Checkpointing and kernels are not among them (`_modules_of_scripts`).
     """
     needed = {
         "chunked_loss": config.loss == "chunked",
@@ -126,16 +126,15 @@ def technique_modules(config: TrainingConfig) -> list[str]:
     return [module for module, is_needed in needed.items() if is_needed]
 
 
-def _checkpointing_modules(config: TrainingConfig) -> list[str]:
-    if config.checkpointing == "none":
-        return []
-    is_compiled = config.compile != "none"
-    is_selective = config.checkpointing == "selective"
+def _modules_of_scripts(config: TrainingConfig) -> list[str]:
+    """Returns those with what transformers' Trainer does in another way, or by a key."""
+    is_recomputed = config.checkpointing != "none"
     needed = {
-        "checkpointing": True,
+        "checkpointing": is_recomputed,
         "segments": config.checkpointing == "sqrt",
-        "selective": is_selective,
-        "compiling": is_compiled,
+        "selective": config.checkpointing == "selective",
+        "compiling": is_recomputed and config.compile != "none",
+        "liger": config.kernels == "liger",
     }
     return [module for module, is_needed in needed.items() if is_needed]
 
@@ -144,6 +143,7 @@ def _application(recipe: Recipe) -> Part:
     config = recipe.config
     is_ours = recipe.workload.model in MODEL_NAMES
     lines = ["model.token_loss = chunked_token_loss"] if config.loss == "chunked" else []
+    lines += ["use_liger(model)"] if config.kernels == "liger" else []
     lines += _block_lines(config, is_ours=is_ours)
     if config.compile == "model":
         compiled = _compile(config, "model")

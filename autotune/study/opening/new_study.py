@@ -186,6 +186,7 @@ _REPLACEABLE = (
     "compile",
     "optimizer_fusion",
     "attention",
+    "kernels",
     "allocator",
     "activation_offload",
 )

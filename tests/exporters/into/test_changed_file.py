@@ -15,6 +15,7 @@ import pytest
 from autotune.exporters import TARGETS
 from autotune.exporters.into.changes import changed_file, read_file_of_trainer
 from autotune.exporters.into.dialects import DIALECTS
+from autotune.exporters.into.edited import REMOVED
 from autotune.exporters.launch import PROCESS_SETTINGS
 from autotune.importers.registry import TRAINERS
 from autotune.spec.config import (
@@ -165,6 +166,14 @@ def test_keys_of_earlier_versions_keep_their_names():
 def test_flags_of_the_attention_are_exchanged():
     keys, _ = keys_of("axolotl", attention="auto")
     assert keys == {"flash_attention": False, "sdp_attention": True}
+
+
+def test_other_plugins_stay_where_kernels_are_taken_out_or_put_in():
+    keys, _ = keys_of("axolotl", kernels="none")
+    assert keys == {"liger_rms_norm": REMOVED}
+    keys, made = keys_of("axolotl, all weights", kernels="liger")
+    assert keys["plugins"] == ["axolotl.integrations.liger.LigerPlugin"]
+    assert made.unsupported == ()
 
 
 def test_a_plugin_that_is_there_makes_the_loss_in_chunks():

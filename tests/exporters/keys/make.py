@@ -204,7 +204,10 @@ AXOLOTL = [
     "lora_target_linear", "lora_target_modules", "peft_use_dora", "peft_autocast_adapter_dtype",
     "load_in_4bit", "load_in_8bit", "bnb_config_kwargs", "lora_mlp_kernel", "lora_qkv_kernel",
     "lora_o_kernel", "lora_embedding_kernel", "fsdp_version", "fsdp_config", "deepspeed",
-    "tensor_parallel_size", "dp_shard_size", "dp_replicate_size",
+    "tensor_parallel_size", "dp_shard_size", "dp_replicate_size", "plugins",
+]
+LIGER = [
+    "liger_rope", "liger_rms_norm", "liger_glu_activation", "liger_fused_linear_cross_entropy",
 ]
 # fmt: on
 FSDP = [
@@ -219,6 +222,7 @@ DATASET = [
 
 
 def axolotl():
+    from axolotl.integrations.liger.args import LigerArgs
     from axolotl.utils.schemas.config import AxolotlInputConfig
     from axolotl.utils.schemas.datasets import SFTDataset
     from axolotl.utils.schemas.enums import CANONICAL_ATTN_IMPLS, CustomSupportedOptimizers
@@ -228,7 +232,7 @@ def axolotl():
     from transformers.trainer_utils import SchedulerType
     from transformers.training_args import OptimizerNames
 
-    keys = of_pydantic(AxolotlInputConfig, AXOLOTL)
+    keys = of_pydantic(AxolotlInputConfig, AXOLOTL) | of_pydantic(LigerArgs, LIGER)
     keys["optimizer"]["values"] = sorted(
         {one.value for one in (*OptimizerNames, *CustomSupportedOptimizers)}
     )

@@ -42,6 +42,7 @@ def read(export, version):
         else "none",
         **UNTRAINED,
         "loss": "full",
+        "kernels": "none",
         "activation_offload": "none",
         "schedule": "constant",
         "learning_rate_warmup_steps": 1,

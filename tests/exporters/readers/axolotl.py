@@ -65,7 +65,8 @@ def read(export, version):
         if environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
         else "expandable",
         "attention": process["attention"],
-        "loss": "full",
+        "loss": "chunked" if values["liger_fused_linear_cross_entropy"] else "full",
+        "kernels": _kernels(values),
         "activation_offload": "none",
         "learning_rate": values["learning_rate"],
         "weight_decay": values["weight_decay"],
@@ -86,6 +87,13 @@ def read(export, version):
         ),
         "seed": values["seed"],
     }
+
+
+def _kernels(values):
+    flags = {bool(values[key]) for key in ("liger_rope", "liger_rms_norm", "liger_glu_activation")}
+    plugins = values["plugins"] or []
+    assert flags == {"axolotl.integrations.liger.LigerPlugin" in plugins}
+    return "liger" if plugins else "none"
 
 
 def _check(written, table):

@@ -41,6 +41,7 @@ def read(export, version):
         if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5]
         else "default",
         "loss": "full",
+        "kernels": "none",
         "activation_offload": "none",
     }
 

@@ -27,7 +27,7 @@ from tests.exporters.readers.trl import optimizer_by_arguments
 TABLE = load("llamafactory")
 OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
-    *("enable_liger_kernel", "streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
+    *("streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
     *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
     *("gradient_checkpointing", "train_on_prompt", "mask_history"),
 )
@@ -71,7 +71,9 @@ def read(export, version):
         **devices,
         "precision": precision,
         "compile": "model" if args.torch_compile else "none",
-        "loss": "full",
+        # Liger's loss is among its kernels (`model/model_utils/liger_kernel.py`).
+        "loss": "chunked" if values["enable_liger_kernel"] else "full",
+        "kernels": "liger" if values["enable_liger_kernel"] else "none",
         "checkpointing": "none" if values["disable_gradient_checkpointing"] else "block",
         "activation_offload": "none",
         # With `packing: true` before pretraining the sequences would be one token shorter.

@@ -29,7 +29,7 @@ from tests.exporters.readers.trl import optimizer_by_arguments
 TABLE = load("ms_swift")
 OFF = (
     *("use_swift_lora", "lorap_lr_ratio", "use_rslora", "modules_to_save", "packing", "streaming"),
-    *("padding_free", "freeze_parameters_ratio", "use_liger_kernel", "optimizer", "loss_type"),
+    *("padding_free", "freeze_parameters_ratio", "optimizer", "loss_type"),
     *("enable_dft_loss", "use_galore", "lisa_activated_layers", "use_logits_to_keep"),
 )
 """Keys that would change memory, speed or numbers, and that no export turns on."""
@@ -68,7 +68,8 @@ def read(export, version):
         **devices,
         "precision": precision,
         "compile": "model" if args.torch_compile else "none",
-        "loss": "full",
+        "loss": "chunked" if values["use_liger_kernel"] else "full",
+        "kernels": "liger" if values["use_liger_kernel"] else "none",
         "checkpointing": checkpointing(values),
         "activation_offload": "none",
         "sequence_length": values["max_length"],

@@ -59,6 +59,8 @@ def read(export, version):
     devices = int(words[3]) if words[0] == "torchrun" else 1
     assert words[-1] == "train.py"
     with loaded(export) as script, fake_ranks(devices) as ranks:
+        has_kernels = hasattr(script, "use_liger")
+        script.use_liger = lambda model: None  # it needs a GPU
         training = script.Training(*(script.Rank(index=0, size=devices) for _ in ranks))
         observer = ObjectiveEncoder()
         script.forward(observer, torch.zeros(1, 2), torch.zeros(1, 2))
@@ -77,6 +79,7 @@ def read(export, version):
             "optimizer_fusion": _fusion(updater, inner),
             "micro_batch_size": script.MICRO_BATCH,
             "loss": "chunked" if "chunked" in training.model.token_loss.__name__ else "full",
+            "kernels": "liger" if has_kernels else "none",
             "activation_offload": "cpu" if observer.is_offloaded else "none",
             "learning_rate": script.learning_rate(
                 script.LEARNING_RATE_WARMUP_STEPS, steps=script.STEPS

@@ -86,6 +86,7 @@ def _read_module(export, tokens):
         "memory_budget": budget if checkpoint[0] == "MemoryBudgetAC.Config" else 1.0,
         "attention": {"flex": "flex", "varlen": "flash"}[model["attn_backend"]],
         "loss": losses[calls["loss"][0]],
+        "kernels": "none",
     }
 
 
@@ -205,6 +206,7 @@ def _read_toml(export, tokens):
         else 1.0,
         "attention": _kernels(export, values["experimental.custom_import"]),
         "loss": "full",
+        "kernels": "none",
     }
 
 

@@ -81,9 +81,18 @@ def _read_trainer(module, devices):
         **adapter_settings(trainer.model, trainer.model.model.layers, "self_attn"),
         "compile": compile_of(trainer.model),
         "loss": loss_of(uncompiled(trainer.model)),
+        "kernels": kernels_of(args),
         "activation_offload": activation_offload_of(trainer),
         "checkpointing": checkpointing_by_trainer(trainer, module),
     }
+
+
+def kernels_of(args):
+    """Returns what the Trainer puts into its model before it trains, without Liger's loss."""
+    if not args.use_liger_kernel:
+        return "none"
+    assert args.liger_kernel_config == {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    return "liger"
 
 
 def optimizer_of(optimizer, *, adafactor="adafactor"):

@@ -130,6 +130,7 @@ def _read(text, is_tf32):
         "precision": "tf32" if is_tf32 and precision == "fp32" else precision,
         "compile": "model" if args.torch_compile else "none",
         "loss": "chunked",
+        "kernels": "none" if not args.use_liger_kernel else "liger",
         "checkpointing": checkpointing_by_arguments(args, model),
         "activation_offload": "cpu" if args.activation_offloading else "none",
         "sequence_length": args.max_length,

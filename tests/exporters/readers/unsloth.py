@@ -50,6 +50,7 @@ def read(export, version):
         "compile": "none",
         "memory_budget": 1.0,
         "loss": "chunked",
+        "kernels": "none",
         "attention": "auto",
         "activation_offload": "none",
         "allocator": "expandable" if "expandable_segments:True" in text else "default",
