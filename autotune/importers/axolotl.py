@@ -182,6 +182,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
             "autotune has adapters of the kinds lora and dora",
             hint="save a copy of the file with adapter: lora",
         )
+    _name_kernels(keys)
     base_weights = "bf16"
     if keys["bf16"] not in (True, "auto") and not (keys.flag("bfloat16") or keys.flag("fp16")):
         base_weights = "trained"
@@ -198,6 +199,22 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
         "adapter_targets": layers,
         "base_weights": base_weights,
     }
+
+
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+
+
+def _name_kernels(keys: KeysOfFile) -> None:
+    """Name the kernels of adapters, which axolotl turns on where the file says nothing of them.
+
+    Source: axolotl 0.19.0, src/axolotl/utils/schemas/config.py: check_auto_enable_lora_kernels.
+    """
+    is_8_bit_lora = keys["adapter"] == "lora" and keys.flag("load_in_8bit")
+    if is_8_bit_lora or keys.content("trust_remote_code") or keys.content("rl"):
+        return
+    if all(keys.content(key) is None for key in _LORA_KERNELS):
+        first = _LORA_KERNELS[0]
+        keys.refuse(first, f"axolotl turns it on: {keys.table.not_taken[first]}")
 
 
 _CHAT_TYPES = ("chat_template", "sharegpt")

@@ -18,6 +18,22 @@ def _import(trainer, folder, options=None, /, **keys):
     return import_file(file, {**OPTIONS.get(trainer, {}), **(options or {})})
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_named"),
+    [
+        ({}, True),
+        ({"lora_mlp_kernel": True}, True),
+        ({"lora_mlp_kernel": False}, False),
+        ({"adapter": None}, False),
+        ({"load_in_8bit": True}, False),
+        ({"trust_remote_code": True}, False),
+    ],
+)
+def test_kernels_of_adapters_that_axolotl_turns_on_are_named(keys, is_named, tmp_path):
+    found = _import("axolotl", tmp_path, **{"adapter": "lora", "lora_r": 8, **keys})
+    assert ("lora_mlp_kernel" in {one.key for one in found.not_taken}) == is_named
+
+
 # -- LLaMA-Factory ---------------------------------------------------------------------------------
 
 

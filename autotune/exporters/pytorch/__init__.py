@@ -16,7 +16,7 @@ from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.promise import promised
 from autotune.exporters.pytorch import script
 from autotune.exporters.pytorch.models import MODEL_CONFIG_FILE
-from autotune.exporters.reasons import MADE_BY_CLASS
+from autotune.exporters.reasons import WITH_KERNELS
 from autotune.exporters.recipe import DECIDED_BY_SCRIPT, Recipe
 from autotune.spec.model_file import with_layers
 from autotune.spec.user_code import is_function_reference
@@ -53,7 +53,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that the script can train with."""
-    closest = Closest(recipe, "the script", MADE_BY_CLASS)
+    closest = Closest(recipe, "the script", WITH_KERNELS)
     closest.use_torch("the script needs no DeepSpeed: export to deepspeed for it")
     closest.leave_out_tensor_parallel(
         "the script has whole matrices on every device: export to torchtitan for split ones"

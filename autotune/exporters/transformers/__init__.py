@@ -15,7 +15,7 @@ from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, promise_file, promised
-from autotune.exporters.reasons import MADE_BY_CLASS, Reason, Table, reasons_in
+from autotune.exporters.reasons import WITH_KERNELS, Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.trainer_keys import (
@@ -74,7 +74,7 @@ def write(recipe: Recipe, version: str) -> Export:
 
 def _closest(recipe: Recipe) -> Closest:
     """Returns the closest recipe that Trainer can share out among devices."""
-    closest = Closest(recipe, "Trainer", MADE_BY_CLASS)
+    closest = Closest(recipe, "Trainer", WITH_KERNELS)
     if recipe.device_type == "cpu":
         closest.use_torch("DeepSpeed of transformers needs a GPU")
     closest.leave_out_zero1()
