@@ -222,11 +222,7 @@ def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False)
 def _compile_keys(closest: TrainingConfig) -> dict[str, Any]:
     if closest.compile == "none":
         return {"torch_compile": False}
-    return {
-        "torch_compile": True,
-        "torch_compile_backend": "inductor",
-        "torch_compile_mode": "default",
-    }
+    return {"torch_compile": True, "torch_compile_backend": "inductor"}
 
 
 def _liger_keys(closest: TrainingConfig) -> dict[str, Any]:

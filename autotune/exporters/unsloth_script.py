@@ -142,7 +142,6 @@ def _training(recipe: Recipe, closest: TrainingConfig, precision: str) -> dict[s
     keys = training_keys(recipe, closest)
     for name in ("use_cpu", "gradient_checkpointing_kwargs", "torch_compile_backend"):
         keys.pop(name, None)
-    keys.pop("torch_compile_mode", None)
     is_packed = recipe.workload.packing == "packed" and recipe.workload.chat_column is None
     return {
         "output_dir": "trainer_output",

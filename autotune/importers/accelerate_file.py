@@ -30,8 +30,8 @@ _STRATEGIES = {
 """{sharding_strategy of FSDP, or reshard_after_forward: sharding}."""
 
 
-def sharing(keys: KeysOfFile, name: str) -> Sharing | None:
-    """Returns what accelerate's file has devices share out; None: nothing.
+def sharing(keys: KeysOfFile, name: str) -> Sharing:
+    """Returns what accelerate's file has devices share out.
 
     `name` is how notes of the trainer's file call it. Raises InvalidInput.
     """

@@ -65,7 +65,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         ),
         **_dataset(keys),
     }
-    return finished(keys, workload=workload, config=config, plan=shared.plan)
+    plan = transformers_keys.added_up(shared.plan, config["precision"])
+    return finished(keys, workload=workload, config=config, plan=plan)
 
 
 def _sharing(keys: KeysOfFile) -> Sharing:

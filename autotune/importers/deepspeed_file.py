@@ -14,6 +14,7 @@ DEEPSPEED = load_table("deepspeed")
 _ZERO = load_table("deepspeed_zero")
 SHARDINGS = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 """{stage of ZeRO: sharding}."""
+_REDUCTIONS = ("fp32", "fp16", "bf16", "bfp16")
 _STAGE_IN_NAME = re.compile(r"(?:zero|stage|z)[_-]?([0-3])", re.IGNORECASE)
 
 
@@ -68,7 +69,7 @@ def read_settings(settings: KeysOfFile, key: str) -> Sharing:
         if settings.table_of(name).get("enabled") is True:
             precision = name
             settings.refuse(name, COPY)
-    reduction = settings.text("communication_data_type")
+    reduction = settings.one_of("communication_data_type", _REDUCTIONS)
     if reduction is None:
         exact = precision is None or autocast.get("lower_precision_safe_modules") == []
         reduction = "fp32" if exact else "bf16"

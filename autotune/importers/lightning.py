@@ -240,7 +240,7 @@ def _clipping(keys: KeysOfFile, callback: Mapping[str, Any]) -> float | None:
 
 
 def _seed(keys: KeysOfFile) -> int | None:
-    if keys["seed_everything"] in (True, False):
+    if isinstance(keys["seed_everything"], bool):
         return None
     return keys.whole_number("seed_everything")
 

@@ -66,7 +66,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         ),
         **_dataset(keys),
     }
-    return finished(keys, workload=workload, config=config, plan=shared.plan)
+    plan = transformers_keys.added_up(shared.plan, config["precision"])
+    return finished(keys, workload=workload, config=config, plan=plan)
 
 
 def _precision(keys: KeysOfFile, has_adapters: bool, shared: str | None) -> str:
@@ -74,11 +75,11 @@ def _precision(keys: KeysOfFile, has_adapters: bool, shared: str | None) -> str:
         return "fp8" if not has_adapters else "bf16-mixed"
     if keys.flag("fp16") or shared == "fp16":
         return "fp16-mixed"
-    if keys.flag("pure_bf16"):
+    if keys.flag("pure_bf16") and not has_adapters:  # which peft has in float32 in any case
         return "bf16-true"
-    # Frozen weights have the number format of the checkpoint, taken to be bfloat16.
-    is_of_checkpoint = has_adapters and not keys.flag("train_from_scratch")
-    if keys.flag("bf16") or shared == "bf16" or is_of_checkpoint:
+    # Frozen weights have the number format of the model's files, also where they are drawn anew,
+    # which is taken to be bfloat16.
+    if keys.flag("bf16") or shared == "bf16" or has_adapters:
         return "bf16-mixed"
     return "tf32" if keys.flag("tf32") else "fp32"
 

@@ -72,7 +72,10 @@ def device_choices(
             "--devices-per-trial",
         )
     if at.devices == 1 and plan.offload == "none":
-        return {}
+        if plan.engine == "torch" or config["precision"] != "bf16-true":
+            return {}
+        keys.refuse(plan.key, COPY)
+        return {"precision": "bf16-mixed"}
     if plan.engine == "deepspeed" and keys.options.get("engine") == "torch":
         plan = replace(plan, engine="torch")
         keys.refuse(plan.key, "shared out by torch instead of DeepSpeed, whose buffers differ")

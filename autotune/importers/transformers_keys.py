@@ -12,6 +12,7 @@ from autotune.errors import suggestion
 from autotune.importers import accelerate_file, deepspeed_file
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
+from autotune.spec.config import FULL_PRECISIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {
     "adamw_torch": ("adamw", "foreach"),
@@ -52,7 +53,7 @@ SCHEDULES = {
     "linear": "cosine",
     "warmup_stable_decay": "constant",
 }
-"""{name of a schedule of the learning rate: ours}."""
+"""{name of a schedule of the learning rate: ours, of one that stays stable until a decay}."""
 ATTENTIONS = {
     "sdpa": "auto",
     "eager": "math",
@@ -110,12 +111,7 @@ def learning(
     if rate:
         name = optimizer if adapter == "none" else f"{adapter}/{optimizer}"
         settings["learning_rates"] = {name: rate}
-    schedule = str(keys[schedule_key])
-    settings["schedule"] = SCHEDULES.get(schedule, "cosine")
-    if settings["schedule"] != schedule.removesuffix("_with_warmup"):
-        keys.refuse(
-            schedule_key, f"trials have {settings['schedule']}, the nearest of two schedules"
-        )
+    settings["schedule"] = _schedule(keys, schedule_key)
     clipping = keys.number("max_grad_norm")
     if clipping:
         settings["gradient_clipping"] = clipping
@@ -123,6 +119,24 @@ def learning(
     if seed is not None:
         settings["seed"] = seed
     return settings
+
+
+def _schedule(keys: KeysOfFile, key: str) -> str:
+    """Returns the schedule of trials; also of warmup_stable_decay, which is stable or decays."""
+    name = str(keys[key])
+    ours = SCHEDULES.get(name, "cosine")
+    is_ours = ours == name.removesuffix("_with_warmup").removesuffix("_with_min_lr")
+    arguments = keys.content("lr_scheduler_kwargs")
+    decay = arguments.get("num_decay_steps") if isinstance(arguments, Mapping) else None
+    steps, warmup = keys.content("max_steps"), keys.content("warmup_steps") or 0
+    is_stable = name == "warmup_stable_decay" and isinstance(warmup, int)
+    if is_stable and isinstance(decay, int) and isinstance(steps, int):
+        # One step of the full rate is between warm-up and decay of a cosine.
+        ours = "cosine" if 0 < decay >= steps - warmup - 1 else "constant"
+        is_ours = ours == "cosine" or decay == 0
+    if not is_ours:
+        keys.refuse(key, f"trials have {ours}, the nearest of two schedules")
+    return ours
 
 
 def liger(keys: KeysOfFile, key: str = "use_liger_kernel") -> dict[str, str]:
@@ -195,20 +209,16 @@ def sharing(keys: KeysOfFile, *, is_on_by_table: bool = False) -> Sharing:
             offload="offload" in words,
         )
         plan = accelerate_file.in_groups(keys, found.plan) if has_groups else found.plan
-        return replace(found, plan=_added_up_in_16_bits(keys, plan))
+        return replace(found, plan=plan)
     if keys.launcher is not None:
-        name = keys.launcher.file.name
-        found = accelerate_file.sharing(keys.launcher, name)
-        if found is not None and found.plan is not None and found.plan.engine == "torch":
-            return replace(found, plan=_added_up_in_16_bits(keys, found.plan))
-        return found or Sharing(plan=None)
+        return accelerate_file.sharing(keys.launcher, keys.launcher.file.name)
     return Sharing(plan=accelerate_file.in_groups(keys, None) if has_groups else None)
 
 
-def _added_up_in_16_bits(keys: KeysOfFile, plan: Plan | None) -> Plan | None:
-    """Returns the plan of accelerate's FSDP, which adds gradients up as it computes."""
-    is_16_bit = keys["bf16"] in (True, "auto") or keys.flag("fp16")
-    if plan is None or not is_16_bit or plan.sharding == "ddp":
+def added_up(plan: Plan | None, precision: str) -> Plan | None:
+    """Returns the plan with the sum of gradients: accelerate's FSDP adds up as it computes."""
+    is_fsdp = plan is not None and plan.engine == "torch" and plan.sharding != "ddp"
+    if plan is None or not is_fsdp or precision in FULL_PRECISIONS:
         return plan
     return replace(plan, gradient_reduction="bf16")
 

@@ -53,7 +53,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     if model is not None:
         workload |= {"model": model, "pretrained": True, "tokenizer": "model"}
     workload |= _dataset(keys)
-    return finished(keys, workload=workload, config=config, plan=shared.plan)
+    plan = transformers_keys.added_up(shared.plan, config["precision"])
+    return finished(keys, workload=workload, config=config, plan=plan)
 
 
 _LAUNCHERS: Mapping[str, Mapping[str, Any]] = {
@@ -107,6 +108,8 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
         return {}
     first = entries[0] if isinstance(entries, list) else None
     name = first.get("id", first.get("path")) if isinstance(first, Mapping) else None
+    if isinstance(first, Mapping) and isinstance(first.get("data_files"), str):
+        name = first["data_files"]  # the path is then the kind of file, such as json
     if not isinstance(name, str):
         raise keys.invalid(key, "a list of datasets, each with its id or path")
     if len(entries) > 1:

@@ -1,14 +1,18 @@
 """Recipes for the contract of all exporters: every technique value in a legal configuration."""
 
+import dataclasses
+import functools
 from typing import Any
 
 from autotune.exporters.recipe import Recipe
 from autotune.spec.config import (
+    FIELD_ORDER,
     SEARCHED,
     LegalityContext,
     TrainingConfig,
     rule_violations,
 )
+from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import make_workload
 
 MIB = 1024**2
@@ -122,6 +126,44 @@ def configurations(global_batch=8):
     for name, settings in ADAPTERS.items():
         found[name] = TrainingConfig(micro_batch_size=global_batch, **settings)
     return found
+
+
+def any_recipe(choose):
+    """Returns a recipe of the whole legal space, of which `choose` takes one value after another.
+
+    Half of the techniques are at their defaults: trainers have most of one at a time.
+    """
+    devices = choose((1, 1, 2, 4))
+    made = recipe(
+        global_batch=8 * devices,
+        devices_per_trial=devices,
+        sequence_length=choose((64, 512)),
+        schedule=choose(("constant", "cosine")),
+        learning_rate_warmup_steps=choose((1, 3, 10)),
+        learning_rates=choose(({}, {"adamw": 0.004, "lora/adamw": 0.03})),
+        gradient_clipping=choose((None, 0.5)),
+        seed=choose((0, 7)),
+        packing=choose(("packed", "padded")),
+    )
+    legal, chosen = _legal_space(made.workload.legality_context), {}
+    for technique in FIELD_ORDER:
+        values = legal.legal_values(technique, chosen)
+        default = made.workload.legality_context.default_of(technique)
+        chosen[technique] = choose((default, choose(values)) if default in values else values)
+    return dataclasses.replace(made, config=TrainingConfig(**chosen))
+
+
+@functools.cache
+def _legal_space(at):
+    techniques = {
+        **{name: values for name, values in SEARCHED.items() if values},
+        "micro_batch_size": (1, 2, 8),
+        "memory_budget": (1.0, 0.5, 0.0),
+        "adapter_rank": (8, 64),
+        "tensor_parallel": (1, 2),
+        "sharding_group": (1, 2),
+    }
+    return bind_space(SearchSpace(name="all", techniques=techniques), at, unavailable={})
 
 
 _OF_SEVERAL_DEVICES = ("sharding", "offload", "gradient_reduction", "engine")

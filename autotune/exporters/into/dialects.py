@@ -14,15 +14,14 @@ from typing import Any
 
 import yaml
 
-from autotune.exporters import TARGETS, launch
+from autotune.exporters import TARGETS
 from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK
-from autotune.exporters.export import Export, Unsupported
+from autotune.exporters.export import Export
 from autotune.exporters.into.edited import KeyPath
 from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE
-from autotune.exporters.trainer_keys import closest_config, model_keys, training_keys
-from autotune.exporters.transformers import ARGUMENTS_FILE, BEYOND_JSON
+from autotune.exporters.transformers import ARGUMENTS_FILE, arguments_export
 from autotune.spec.config import TrainingConfig
 
 AS_BEFORE = "start it as before, with {file} in place of {source}"
@@ -258,21 +257,6 @@ def _trl_own(wanted: TrainingConfig, has: TrainingConfig, content: Content) -> O
 # -- transformers' TrainingArguments ---------------------------------------------------------------
 
 
-def _arguments(recipe: Recipe) -> Export:
-    """Returns the export of which all is said by the arguments, and nothing by code of autotune."""
-    closest, reasons = closest_config(recipe)
-    reasons |= reasons_in(BEYOND_JSON, recipe.config)
-    keys = {**training_keys(recipe, closest), "dtype": model_keys(closest)["dtype"]}
-    files = {ARGUMENTS_FILE: json.dumps(keys)}
-    if launch.is_needed(recipe.config):
-        files[launch.FILE] = launch.launcher(recipe)
-    unsupported = tuple(
-        Unsupported(setting=setting, value=recipe.settings()[setting], instead=instead, why=why)
-        for setting, (instead, why) in reasons.items()
-    )
-    return Export(files=files, command="", unsupported=unsupported)
-
-
 def _arguments_keys(keys: dict[str, Any], content: Content, recipe: Recipe) -> dict[str, Any]:
     if not {"dtype", "torch_dtype", "model_name_or_path"} & content.keys():
         del keys["dtype"]  # the script makes the model
@@ -383,7 +367,7 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
     "transformers": Dialect(
         target="transformers",
-        write=_arguments,
+        write=lambda recipe: arguments_export(recipe, "5"),
         file=ARGUMENTS_FILE,
         respelled=_arguments_keys,
         own=_nothing_own,

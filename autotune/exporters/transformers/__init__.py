@@ -29,6 +29,7 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.trainer_code import FILE, trainer_code
 from autotune.exporters.transformers.training_script import says_tokenizer, training_script
+from autotune.spec.config import TrainingConfig
 
 ARGUMENTS_FILE, MODEL_FILE = "training_args.json", "model_kwargs.json"
 _IN_CODE: Mapping[str, Any] = {"tf32": None, "torch_compile": False}
@@ -40,12 +41,7 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices = _closest(recipe)
     recipe = on_devices.recipe
     config = recipe.config
-    closest, lacking = closest_config(recipe, has_every_n_layers=version != "4.57")
-    lacking |= reasons_in(BEYOND_JSON, config)
-    keys = {
-        **training_keys(recipe, closest, new_names=version == "5.23"),
-        **_device_keys(recipe, version),
-    }
+    closest, lacking, keys = _arguments(recipe, version)
     is_script = recipe.workload.script is not None
     trial = promised(asked, on_devices.unsupported())
     code_keys = _keys_of_code(recipe, keys, version)
@@ -58,18 +54,43 @@ def write(recipe: Recipe, version: str) -> Export:
     }
     if launch.is_needed(config):
         files[launch.FILE] = launch.launcher(recipe)
-    command = "python train.py"
-    if is_script:
-        command = _IN_A_SCRIPT
-    elif recipe.devices > 1:
-        command = f"torchrun --standalone --nproc-per-node {recipe.devices} train.py"
     notes = tuple(_notes(recipe, version, lacking))
     return Export(
         files=files,
-        command=command,
+        command=_IN_A_SCRIPT if is_script else _start(recipe),
         unsupported=on_devices.unsupported(),
         notes=notes,
     )
+
+
+def arguments_export(recipe: Recipe, version: str) -> Export:
+    """Returns what the arguments and a model's dtype do for a script, without code of autotune."""
+    on_devices = _closest(recipe)
+    recipe = on_devices.recipe
+    closest, lacking, keys = _arguments(recipe, version)
+    on_devices.reasons |= lacking
+    on_devices.lacks({"sequence_length": (None, "your script cuts the sequences")})
+    files = {ARGUMENTS_FILE: json.dumps({**keys, "dtype": model_keys(closest)["dtype"]})}
+    if launch.is_needed(recipe.config):
+        files[launch.FILE] = launch.launcher(recipe)
+    unsupported = on_devices.unsupported()
+    return Export(files=files, command=_start(recipe), unsupported=unsupported)
+
+
+def _arguments(
+    recipe: Recipe, version: str
+) -> tuple[TrainingConfig, dict[str, Reason], dict[str, Any]]:
+    """Returns what TrainingArguments do of a recipe, why not all of it, and their keys."""
+    closest, lacking = closest_config(recipe, has_every_n_layers=version != "4.57")
+    lacking |= reasons_in(_BEYOND_JSON, recipe.config)
+    keys = training_keys(recipe, closest, new_names=version == "5.23")
+    return closest, lacking, {**keys, **_device_keys(recipe, version)}
+
+
+def _start(recipe: Recipe) -> str:
+    if recipe.devices == 1:
+        return "python train.py"
+    return f"torchrun --standalone --nproc-per-node {recipe.devices} train.py"
 
 
 def _closest(recipe: Recipe) -> Closest:
@@ -116,7 +137,7 @@ from autotune_trainer import AutotuneTrainer, training_arguments  # first
 AutotuneTrainer(model=model, args=training_arguments("output"), train_dataset=data).train()"""
 
 
-BEYOND_JSON: Table = {
+_BEYOND_JSON: Table = {
     "adapter": dict.fromkeys(("lora", "dora"), ("none", "it has no key")),
     "loss": {"chunked": ("full", "it has no key")},
     "activation_offload": {"cpu": ("none", "it has no key")},

@@ -18,7 +18,13 @@ from pathlib import Path
 import torch
 import torch._functorch.config
 import torch.utils.checkpoint
-from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import (
+    HfArgumentParser,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.masking_utils import AttentionMaskInterface
 
 LAYERS = 4
@@ -132,6 +138,30 @@ def schedule_by_arguments(args):
         ("constant_with_warmup", None): "constant",
         ("cosine_with_min_lr", 0.1): "cosine",
     }.get((kind, options.get("min_lr_rate")), kind)
+
+
+def optimizer_by_arguments(args):
+    """By what transformers makes of them, where nothing said means torch's own choice on CUDA."""
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    known = {
+        "AdamW": "adamw",
+        "SGD": "sgd",
+        "AdamW8bit": "adamw-8bit",
+        "Adafactor": "adafactor-fixed-rate",
+    }
+    if kind.__module__.startswith("bitsandbytes."):
+        assert settings["is_paged"]
+        bits = settings["optim_bits"]
+        known["AdamW"] = "paged-adamw" if bits == 32 else f"paged-adamw-{bits}bit"
+    assert kind.__module__.partition(".")[0] in ("torch", "torchao", "transformers", "bitsandbytes")
+    assert settings.get("momentum", 0.9) == 0.9
+    assert settings.get("betas", (0.9, 0.999)) == (0.9, 0.999)
+    by_torch = "foreach" if kind in (torch.optim.AdamW, torch.optim.SGD) else "none"
+    return {
+        "optimizer": known[kind.__name__],
+        "optimizer_fusion": "kernel" if settings.get("fused") else by_torch,
+        "learning_rate": settings["lr"],
+    }
 
 
 def autocast_by_arguments(args, weights):

@@ -1,4 +1,4 @@
-"""Lightning: what LightningCLI makes of the file: its Trainer, the optimizer and the callback."""
+"""Lightning: the numbers of what LightningCLI makes of the file, and what the importer reads."""
 
 import functools
 import importlib
@@ -9,22 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from autotune.exporters.bundle import ADAFACTOR, BLOCKS, CALLBACK, shipped_text
 from autotune.exporters.lightning_cli import FILE
 from autotune.exporters.promise import OF_LIGHTNING
-from tests.exporters.readers.adapters import UNTRAINED
-from tests.exporters.readers.devices import ONE_DEVICE, by_deepspeed
+from tests.exporters.readers import imported
 from tests.exporters.readers.optimizers import BY_CLASS
 from tests.exporters.readers.rates import schedule_of
 
-PRECISIONS = {
-    "32-true": "fp32",
-    "bf16-mixed": "bf16-mixed",
-    "bf16-true": "bf16-true",
-    "16-mixed": "fp16-mixed",
-}
 STEPS = 20
 
 
@@ -34,16 +26,7 @@ def read(export, version):
     assert words[-5:] == ["python", "main.py", "fit", "-c", FILE]
     assert export.files[CALLBACK] == shipped_text(CALLBACK)
     assert export.files[BLOCKS] == shipped_text(BLOCKS)
-    return {
-        **read_file(export.files[FILE]),
-        **UNTRAINED,
-        "allocator": "expandable"
-        if "PYTORCH_ALLOC_CONF=expandable_segments:True" in words[:-5]
-        else "default",
-        "loss": "full",
-        "kernels": "none",
-        "activation_offload": "none",
-    }
+    return imported.merged(read_file(export.files[FILE]), imported.read("lightning", export))
 
 
 @functools.cache
@@ -55,27 +38,23 @@ def read_file(text):
         made_optimizer(parts["optimizer"]),
     )
     defaults = optimizer.defaults
-    flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
-    name = BY_CLASS[type(optimizer).__name__]
-    devices = devices_of(trainer, parts["optimizer"])
     assert callback.learning_rate == float(defaults["lr"])
+    assert trainer["precision"] is not None
+    strategy, devices = trainer["strategy"], trainer["devices"]
+    if strategy != "auto" and strategy.class_path.endswith("ModelParallelStrategy"):
+        arguments = strategy.init_args
+        assert (arguments.data_parallel_size, arguments.tensor_parallel_size) == (devices, 1)
+    flags = (bool(defaults.get("foreach")), bool(defaults.get("fused")))
     return {
-        "precision": precision(trainer["precision"], callback, devices),
-        **devices,
-        "optimizer": name,
-        "weight_decay": weight_decay_of(optimizer),
+        "devices_per_trial": devices,
         "optimizer_fusion": {
             (False, False): "none",
             (True, False): "foreach",
             (False, True): "kernel",
         }[flags],
-        "checkpointing": callback.checkpointing,
-        "compile": callback.compile,
-        "memory_budget": callback.memory_budget,
-        "attention": callback.attention,
+        "optimizer": BY_CLASS[type(optimizer).__name__],
+        "weight_decay": weight_decay_of(optimizer),
         "steps": trainer["max_steps"],
-        "gradient_clipping": trainer["gradient_clip_val"] or callback.gradient_clipping,
-        "seed": parts["seed"],
         **schedule_of([callback.rate(step) for step in range(STEPS)]),
     }
 
@@ -84,41 +63,6 @@ def weight_decay_of(optimizer):
     if type(optimizer).__name__ == "AdafactorFixedRate":
         return sys.modules[type(optimizer).__module__].WEIGHT_DECAY
     return optimizer.defaults["weight_decay"]
-
-
-def devices_of(trainer, optimizer):
-    """Returns what the strategy does. That a module shards itself is left to the user."""
-    devices, strategy = trainer["devices"], trainer["strategy"]
-    done = {**ONE_DEVICE, "devices_per_trial": devices}
-    if strategy == "auto":
-        assert devices == 1
-        return done
-    name, arguments = strategy.class_path.rpartition(".")[2], strategy.init_args
-    if name == "DeepSpeedStrategy":
-        from deepspeed.runtime.config import DeepSpeedConfig  # an extra
-
-        settings = {"train_micro_batch_size_per_gpu": 1, **arguments.config}
-        return by_deepspeed(DeepSpeedConfig(settings), devices=devices)
-    if name == "ModelParallelStrategy":
-        assert (arguments.data_parallel_size, arguments.tensor_parallel_size) == (devices, 1)
-        return done
-    assert name == "DDPStrategy"
-    hook = arguments.ddp_comm_hook
-    divides = optimizer["class_path"].endswith("ZeroRedundancyOptimizer")
-    return {
-        **done,
-        "sharding": "zero1" if divides else "ddp",
-        "gradient_reduction": {None: "fp32", bf16_compress_hook: "bf16"}[hook],
-    }
-
-
-def precision(name, callback, devices):
-    found = PRECISIONS[name]
-    if devices["engine"] == "deepspeed" and name != "32-true":
-        return f"{'fp16' if name == '16-mixed' else 'bf16-true'} with a float32 copy"
-    if callback.fp8:
-        return {"bf16-mixed": "fp8"}[found]
-    return "tf32" if found == "fp32" and callback.float32_matmul_precision == "high" else found
 
 
 def made_optimizer(init):

@@ -1,7 +1,8 @@
-"""What LLaMA-Factory does with its YAML file, by a table of its keys and what its source says.
+"""The numbers of LLaMA-Factory's YAML file: transformers parses them, and a table has its keys.
 
-`test_other_trainers_run.py` trains with the package itself and compares it with this. The files of
-the model are in bfloat16, as the notes of the export say.
+The techniques are those that the importer reads. `test_other_trainers_run.py` trains with the
+package itself and compares it with this. The files of the model are in bfloat16, as the notes of
+the export say.
 """
 
 import dataclasses
@@ -15,19 +16,20 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 
 from autotune.exporters import accelerate_config
-from autotune.exporters.deepspeed_config import AUTO_FILE
-from tests.exporters.readers.accelerate_reader import devices_of
-from tests.exporters.readers.adapters import adapter_settings, trained_dtype
-from tests.exporters.readers.devices import ONE_DEVICE, precision_by_deepspeed
-from tests.exporters.readers.hugging_face import FOLDER, tiny_llama, workload_settings
+from autotune.exporters.llamafactory_yaml import ATTENTION_NAMES
+from tests.exporters.readers import imported
+from tests.exporters.readers.hugging_face import (
+    FOLDER,
+    optimizer_by_arguments,
+    tiny_llama,
+    workload_settings,
+)
 from tests.exporters.readers.key_table import check, defaults, load
-from tests.exporters.readers.launcher import process_settings
-from tests.exporters.readers.trl import optimizer_by_arguments
 
 TABLE = load("llamafactory")
 OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
-    *("streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
+    *("enable_liger_kernel", "streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
     *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
     *("gradient_checkpointing", "train_on_prompt", "mask_history"),
 )
@@ -38,48 +40,18 @@ def read(export, version):
     assert version == "0.9"
     values = values_of(export)
     check_dataset(export, values)
-    args = arguments(values)
-    model = model_of(values)
-    process, devices = process_settings(export), devices_by(export, model)
-    assert process["tf32"] == values["tf32"]
-    precision = "tf32" if process.pop("tf32") else "fp32"
-    adapters = adapter_settings(model, model.model.layers, "self_attn")
-    if values["quantization_bit"] is not None:
-        kinds = {4: values["quantization_type"], 8: "int8 by bitsandbytes"}
-        adapters["base_weights"] = kinds[values["quantization_bit"]]
-    if values["bf16"] or values["fp16"]:
-        precision = "bf16-mixed" if values["bf16"] else "fp16-mixed"
-    elif adapters["adapter"] != "none":
-        assert trained_dtype(model) == torch.float32
-        precision = "bf16-true, adapters in fp32"
-        if adapters["base_weights"] == "bf16":
-            adapters["base_weights"] = "trained"
-    elif trained_dtype(model) == torch.bfloat16:
-        precision = "bf16-true"
-    if devices["engine"] == "deepspeed":
-        assert precision in ("fp32", "tf32", "bf16-true"), "16-bit keys would turn DeepSpeed's on"
-        if precision != "bf16-true":
-            precision = precision_by_deepspeed(json.loads(export.files[AUTO_FILE]))
-    elif devices["sharding"] in ("zero2", "zero3", "hsdp") and precision.endswith("-mixed"):
-        precision += " by FSDP2"
-    assert values["stage"] == "pt" or values["packing"] in (True, False)
-    return {
-        **adapters,
-        **workload_settings(args, devices=devices["devices_per_trial"]),
-        **optimizer_by_arguments(args),
-        **process,
-        **devices,
-        "precision": precision,
-        "compile": "model" if args.torch_compile else "none",
-        # Liger's loss is among its kernels (`model/model_utils/liger_kernel.py`).
-        "loss": "chunked" if values["enable_liger_kernel"] else "full",
-        "kernels": "liger" if values["enable_liger_kernel"] else "none",
-        "checkpointing": "none" if values["disable_gradient_checkpointing"] else "block",
-        "activation_offload": "none",
-        # With `packing: true` before pretraining the sequences would be one token shorter.
-        "sequence_length": values["cutoff_len"]
-        - (values["stage"] == "pt" and values["packing"] is True),
-    }
+    if values["finetuning_type"] == "lora":
+        assert (values["lora_alpha"], values["lora_dropout"]) == (16, 0.0)
+        assert values["lora_target"] in ("all", ",".join(ATTENTION_NAMES))
+        assert not (values["use_dora"] and values["quantization_bit"]), "it stops at this"
+    args, done = arguments(values), imported.read("llamafactory", export)
+    if values["stage"] == "pt" and values["packing"] is True:
+        done["sequence_length"] -= 1  # it would cut them so
+    return imported.merged(
+        workload_settings(args, devices=done["devices_per_trial"]),
+        optimizer_by_arguments(args),
+        done,
+    )
 
 
 def values_of(export):
@@ -92,6 +64,7 @@ def values_of(export):
     assert values["do_train"], "without it nothing is trained"
     assert values["flash_attn"] == "sdpa"
     assert not values["use_reentrant_gc"], "it is on unless it is turned off"
+    assert values["tf32"] is not None, "transformers would leave it to torch"
     on_cpu = values["use_cpu"]
     assert not (on_cpu and values["pure_bf16"]), "it stops on a CPU"
     visible = shlex.split(export.command)[0] == "CUDA_VISIBLE_DEVICES=0"
@@ -160,10 +133,3 @@ def _model(text):
         for weight in model.parameters():
             weight.data = weight.data.float() if weight.requires_grad else weight.data
     return model
-
-
-def devices_by(export, model):
-    if accelerate_config.FILE not in export.files:
-        assert "accelerate" not in export.command
-        return ONE_DEVICE
-    return devices_of(export, weights_dtype=trained_dtype(model))

@@ -21,10 +21,14 @@ from tests.exporters.readers.devices import (
     by_fsdp2,
     precision_by_deepspeed,
 )
-from tests.exporters.readers.hugging_face import parse_json, tiny_llama, workload_settings
+from tests.exporters.readers.hugging_face import (
+    optimizer_by_arguments,
+    parse_json,
+    tiny_llama,
+    workload_settings,
+)
 from tests.exporters.readers.key_table import check, defaults, load
 from tests.exporters.readers.launcher import settings_of_this_process, settings_undone
-from tests.exporters.readers.trl import optimizer_by_arguments
 
 TABLE = load("ms_swift")
 OFF = (

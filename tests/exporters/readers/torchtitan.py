@@ -1,4 +1,4 @@
-"""torchtitan: the module by its syntax tree and the TOML file as it is, both by key tables."""
+"""torchtitan: the module by its syntax tree and a key table, the TOML file as it is imported."""
 
 import ast
 import math
@@ -7,6 +7,7 @@ import tomllib
 
 import torch
 
+from tests.exporters.readers import imported
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE, by_fsdp2
 from tests.exporters.readers.key_table import check, defaults, load
@@ -26,7 +27,7 @@ def read(export, version):
     assert process["memory_budget"] == 1.0
     assert process["attention"] == "auto"
     if process["tf32"]:
-        assert done["precision"] == "fp32"
+        assert done["precision"] in ("fp32", "tf32")
         done["precision"] = "tf32"
     assert done["devices_per_trial"] == processes
     return {**done, "allocator": process["allocator"], "activation_offload": "none"}
@@ -86,7 +87,6 @@ def _read_module(export, tokens):
         "memory_budget": budget if checkpoint[0] == "MemoryBudgetAC.Config" else 1.0,
         "attention": {"flex": "flex", "varlen": "flash"}[model["attn_backend"]],
         "loss": losses[calls["loss"][0]],
-        "kernels": "none",
     }
 
 
@@ -190,24 +190,13 @@ def _read_toml(export, tokens):
         0.999,
         1e-8,
     )
-    fusion = IMPLEMENTATIONS[values["optimizer.implementation"]]
-    mode = values["activation_checkpoint.mode"]
-    return {
-        **_common(values),
-        "precision": _precision_by_autocast(values),
-        **UNTRAINED,
-        "optimizer": values["optimizer.name"].lower(),
-        "learning_rate": values["optimizer.lr"],
-        "weight_decay": values["optimizer.weight_decay"],
-        "optimizer_fusion": "backward" if values["optimizer.early_step_in_backward"] else fusion,
-        "checkpointing": _checkpointing(mode, values["activation_checkpoint.selective_ac_option"]),
-        "memory_budget": values["activation_checkpoint.memory_budget"]
-        if mode == "memory_budget"
-        else 1.0,
-        "attention": _kernels(export, values["experimental.custom_import"]),
-        "loss": "full",
-        "kernels": "none",
-    }
+    if values["model.converters"]:
+        assert values["quantize.linear.float8.recipe_name"] is None, "tensorwise is the default"
+        assert values["quantize.linear.float8.filter_fqns"] == ["output"], "the head is in bfloat16"
+    done = imported.read("torchtitan", export)
+    done["attention"] = _kernels(export, values["experimental.custom_import"])
+    weight_decay = values["optimizer.weight_decay"]
+    return imported.merged(_common(values), {"weight_decay": weight_decay}, done)
 
 
 def _flat(table, prefix=""):
@@ -218,41 +207,8 @@ def _flat(table, prefix=""):
             yield f"{prefix}{name}", value
 
 
-def _precision_by_autocast(values):
-    kinds = (values["training.dtype"], values["training.mixed_precision_param"])
-    is_shared = values["parallelism.data_parallel_shard_degree"] > 1
-    is_split = values["parallelism.tensor_parallel_degree"] > 1
-    bf16 = ("float32", "bfloat16")
-    precision = {("float32", "float32"): "fp32", ("bfloat16", "bfloat16"): "bf16-true"}
-    if is_shared:  # by its parallel dimensions, `maybe_enable_amp` has no autocast
-        precision[bf16] = "bf16-mixed by FSDP2"
-    elif is_split:
-        precision[bf16] = "fp32"
-    else:
-        precision[bf16] = "bf16-mixed"
-        precision["bfloat16", "bfloat16"] = "bf16-true under autocast"
-    if not values["model.converters"]:
-        return precision[kinds]
-    assert (values["model.converters"], kinds) == (["float8"], bf16)
-    assert values["quantize.linear.float8.recipe_name"] is None, "tensorwise is the default"
-    assert values["quantize.linear.float8.filter_fqns"] == ["output"], "the head stays in bfloat16"
-    return {
-        "bf16-mixed": "fp8",
-        "bf16-mixed by FSDP2": "fp8, the rest by FSDP2",
-        "fp32": "fp8 in fp32",
-    }[precision[bf16]]
-
-
-def _checkpointing(mode, option):
-    if mode != "selective":
-        return {"none": "none", "full": "block", "memory_budget": "none"}[mode]
-    if option == "op":
-        return "selective, every second product"
-    return f"every-{option} from block {int(option) - 1} on"
-
-
-def _kernels(export, imported):
-    body = ast.parse(export.files[f"{imported}.py"]).body
+def _kernels(export, name):
+    body = ast.parse(export.files[f"{name}.py"]).body
     assigned = body[-1]
     assert ast.unparse(assigned.targets[0]) == "ScaledDotProductAttentionWrapper.sdpa_backends"
     names = {

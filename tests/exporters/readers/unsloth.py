@@ -13,9 +13,12 @@ from trl import SFTConfig
 from autotune.exporters.unsloth_script import FILE
 from tests.exporters.readers.adapters import UNTRAINED
 from tests.exporters.readers.devices import ONE_DEVICE
-from tests.exporters.readers.hugging_face import FOLDER, workload_settings
+from tests.exporters.readers.hugging_face import (
+    FOLDER,
+    optimizer_by_arguments,
+    workload_settings,
+)
 from tests.exporters.readers.key_table import load
-from tests.exporters.readers.trl import optimizer_by_arguments
 
 CALLS = load("unsloth")["calls"]
 TARGETS = {
