@@ -151,6 +151,12 @@ def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[No
     return reasons
 
 
+def packages_note(config: TrainingConfig) -> list[str]:
+    """Returns what to install for adapters, base weights, precision and optimizer; if anything."""
+    needed = packages(config)
+    return [f"needs {', '.join(needed)}: pip install {' '.join(needed)}"] if needed else []
+
+
 def packages(config: TrainingConfig) -> list[str]:
     """Returns the names of the packages that adapters, base weights and optimizer need."""
     names = []

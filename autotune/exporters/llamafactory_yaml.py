@@ -20,7 +20,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import accelerate_config
-from autotune.exporters.adapters import lora_arguments, packages
+from autotune.exporters.adapters import lora_arguments, packages_note
 from autotune.exporters.devices import Closest, closest_by_accelerate
 from autotune.exporters.export import Export, Target
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -146,9 +146,6 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     keys = without_liger_config(training_keys(recipe, closest), config, _LIGER)
     checkpoints = keys.pop("gradient_checkpointing")
     keys.pop("gradient_checkpointing_kwargs", None)
-    if config.engine == "deepspeed":
-        # Its file has autocast; these would stand for 16-bit weights with a float32 copy.
-        keys |= {"bf16": False, "fp16": False}
     return {
         "model_name_or_path": workload.model_source or "PUT-YOUR-MODEL-HERE",
         "train_from_scratch": not workload.pretrained,
@@ -288,9 +285,7 @@ def _notes(recipe: Recipe, closest: TrainingConfig) -> Iterator[str]:
             "peft 0.18.1, which LLaMA-Factory asks for, cannot add adapters where torchao 0.18 is "
             "installed: it was tried with torchao 0.16"
         )
-    needed = packages(config)
-    if needed:
-        yield f"needs {', '.join(needed)}: pip install {' '.join(needed)}"
+    yield from packages_note(config)
     if recipe.device_type == "cuda":
         yield _NEVER_RUN if not accelerate_config.is_shared(recipe) else _NEVER_SHARED
 

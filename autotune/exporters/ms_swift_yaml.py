@@ -17,7 +17,12 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import launch
-from autotune.exporters.adapters import base_dtype, lora_arguments, packages, trained_dtype
+from autotune.exporters.adapters import (
+    base_dtype,
+    lora_arguments,
+    packages_note,
+    trained_dtype,
+)
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import closest_by_accelerate, divides_weights, fsdp_keys
 from autotune.exporters.export import Export, Target
@@ -95,10 +100,6 @@ def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reaso
 def _keys(recipe: Recipe, closest: TrainingConfig, *, others: list[str]) -> dict[str, Any]:
     """Returns the keys; `others` are the names of the files beside this one."""
     config, workload = recipe.config, recipe.workload
-    keys = without_liger_config(training_keys(recipe, closest), config, _LIGER)
-    if config.engine == "deepspeed":
-        # Its file has autocast; these would stand for 16-bit weights with a float32 copy.
-        keys |= {"bf16": False, "fp16": False}
     named: dict[str, dict[str, Any]] = {
         FSDP_FILE: {"fsdp": FSDP_FILE},
         AUTO_FILE: {"deepspeed": AUTO_FILE},
@@ -115,7 +116,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig, *, others: list[str]) -> dict
         **_data(workload),
         **_method(config, closest),
         "output_dir": "trainer_output",
-        **keys,
+        **without_liger_config(training_keys(recipe, closest), config, _LIGER),
         "use_logits_to_keep": False,
         **{key: value for file in others for key, value in named[file].items()},
     }
@@ -269,9 +270,7 @@ def _notes(recipe: Recipe) -> Iterator[str]:
             "target_regex is a pattern of the names that models of transformers have in their "
             "attention: compare the number of trained parameters with the trial's"
         )
-    needed = packages(config)
-    if needed:
-        yield f"needs {', '.join(needed)}: pip install {' '.join(needed)}"
+    yield from packages_note(config)
 
 
 _NEVER_RUN = (

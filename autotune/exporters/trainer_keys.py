@@ -146,12 +146,14 @@ def training_keys(
 
     `new_names` selects activation_checkpointing, the name since 5.23, for gradient_checkpointing.
     """
+    # DeepSpeed's file has autocast; here it would stand for 16-bit weights with a float32 copy.
+    autocast = "" if recipe.config.engine == "deepspeed" else closest.precision
     keys = {
         **_batch_keys(recipe),
         **optimizer_keys(recipe, closest),
         **schedule_keys(recipe),
-        "bf16": closest.precision == "bf16-mixed",
-        "fp16": closest.precision == "fp16-mixed",
+        "bf16": autocast == "bf16-mixed",
+        "fp16": autocast == "fp16-mixed",
     }
     if recipe.device_type == "cpu":
         keys["use_cpu"] = True  # without it bf16 is rejected on a CPU

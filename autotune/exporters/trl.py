@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import accelerate_config, launch
-from autotune.exporters.adapters import lora_arguments, packages, trained_dtype
+from autotune.exporters.adapters import lora_arguments, packages_note, trained_dtype
 from autotune.exporters.devices import closest_by_accelerate
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
@@ -113,15 +113,11 @@ def _lacking_adapter(config: TrainingConfig, closest: TrainingConfig) -> dict[st
 
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
-    keys = training_keys(recipe, closest)
-    if recipe.config.engine == "deepspeed":
-        # Its file has autocast; these would stand for 16-bit weights with a float32 copy.
-        keys |= {"bf16": False, "fp16": False}
     return {
         **_model(recipe.workload),
         **_dataset(recipe.workload),
         "output_dir": "trainer_output",
-        **keys,
+        **training_keys(recipe, closest),
         "activation_offloading": closest.activation_offload == "cpu",
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
@@ -252,9 +248,7 @@ def _notes(recipe: Recipe, *, has_launcher: bool) -> list[str]:
             "activation_offloading moves tensors of more than 1 KiB, in parallel with the "
             "computation; the trial moved those of more than 1 MiB, as a part of it"
         )
-    needed = packages(recipe.config)
-    if needed:
-        notes.append(f"needs {', '.join(needed)}: pip install {' '.join(needed)}")
+    notes += packages_note(recipe.config)
     if recipe.config.adapter_targets == "attention":
         notes.append(
             "lora_target_modules is a pattern of the names that models of transformers have in "

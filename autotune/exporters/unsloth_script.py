@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters.adapters import lora_arguments, packages
+from autotune.exporters.adapters import lora_arguments, packages_note
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -271,9 +271,7 @@ def _notes(recipe: Recipe) -> Iterator[str]:
             "target_modules has the names of linear layers in llama, mistral, qwen and gemma: "
             "compare the number of trained parameters with the trial's"
         )
-    needed = packages(config)
-    if needed:
-        yield f"needs {', '.join(needed)}: pip install {' '.join(needed)}"
+    yield from packages_note(config)
 
 
 TARGET = Target(

@@ -16,7 +16,7 @@ from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
 from autotune.spec.config import SHARDED_WEIGHTS
 
-_ATTENTION_FLAGS = {
+ATTENTION_FLAGS = {
     "flash_attention": "flash_attention_2",
     "sdp_attention": "sdpa",
     "eager_attention": "eager",
@@ -167,7 +167,7 @@ def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
 def _attention(keys: KeysOfFile) -> str:
     if name := keys.text("attn_implementation"):
         return transformers_keys.attention(keys, "attn_implementation", name)
-    for key, name in _ATTENTION_FLAGS.items():
+    for key, name in ATTENTION_FLAGS.items():
         if keys.flag(key):
             return transformers_keys.attention(keys, key, name)
     return "auto"

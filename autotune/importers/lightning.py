@@ -42,7 +42,7 @@ _INEXACT = {
     "transformer-engine": "trials have torchao's fp8",
     "transformer-engine-float16": "trials have torchao's fp8",
 }
-_BATCHES = ("batch_size", "train_batch_size", "micro_batch_size", "per_device_train_batch_size")
+BATCHES = ("batch_size", "train_batch_size", "micro_batch_size", "per_device_train_batch_size")
 _LENGTHS = (
     "max_seq_length",
     "max_length",
@@ -103,7 +103,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
             hint="save a copy with one number",
         )
     accumulation = keys.whole_number("trainer.accumulate_grad_batches", least=1) or 1
-    batch = _first(data, _BATCHES)
+    batch = _first(data, BATCHES)
     if not isinstance(batch, int) or batch < 1:
         batch = _batch_by_option(keys, accumulation, devices)
     config: dict[str, Any] = {

@@ -22,6 +22,8 @@ from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE
 from autotune.exporters.transformers import ARGUMENTS_FILE, arguments_export
+from autotune.importers.axolotl import ATTENTION_FLAGS
+from autotune.importers.lightning import BATCHES
 from autotune.spec.config import TrainingConfig
 
 AS_BEFORE = "start it as before, with {file} in place of {source}"
@@ -52,9 +54,9 @@ class Dialect:
     file: str
     """Of the exporter's files, the one with the trainer's keys."""
     write: Callable[[Recipe], Export]
-    respelled: Callable[[dict[str, Any], Content, Recipe], dict[str, Any]]
+    respelled: Callable[[dict[str, Any], Content, Recipe], dict[str, Any]] = lambda keys, *_: keys
     """(the exporter's keys, the file, the recipe) -> the keys as this file says them."""
-    own: Callable[[TrainingConfig, TrainingConfig, Content], Own]
+    own: Callable[[TrainingConfig, TrainingConfig, Content], Own] = lambda *_: Own()
     """(wanted, what the file describes, the file) -> what the exporter leaves out."""
     same: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """{key: others that mean the same, each of which is changed where the file has it}."""
@@ -128,12 +130,6 @@ def _implementation(wanted: TrainingConfig) -> tuple[str, dict[str, Any], tuple[
 
 # -- axolotl ---------------------------------------------------------------------------------------
 
-_FLAGS = {
-    "flash_attention": "flash_attention_2",
-    "sdp_attention": "sdpa",
-    "eager_attention": "eager",
-    "xformers_attention": "xformers",
-}
 _CHUNKED = {"liger": "liger_fused_linear_cross_entropy", "cut_cross_entropy": "cut_cross_entropy"}
 """{part of the name of a plugin: the key by which its loss makes the logits in chunks}."""
 
@@ -181,15 +177,18 @@ def _axolotl_own(wanted: TrainingConfig, has: TrainingConfig, content: Content) 
 
 
 def _axolotl_attention(name: str, content: Content) -> dict[KeyPath, Any]:
-    flags = [flag for flag in _FLAGS if flag in content]
+    flags = [flag for flag in ATTENTION_FLAGS if flag in content]
     if not flags:
         return {("attn_implementation",): name}
     keys: dict[KeyPath, Any] = {
-        (flag,): False for flag in flags if content[flag] and _FLAGS[flag] != name
+        (flag,): False for flag in flags if content[flag] and ATTENTION_FLAGS[flag] != name
     }
     if "attn_implementation" in content:
         return {**keys, ("attn_implementation",): name}
-    return {**keys, **{(flag,): True for flag, stands_for in _FLAGS.items() if stands_for == name}}
+    return {
+        **keys,
+        **{(flag,): True for flag, stands_for in ATTENTION_FLAGS.items() if stands_for == name},
+    }
 
 
 def _chunked_by_plugin(content: Content) -> str | None:
@@ -283,10 +282,6 @@ def _llamafactory_own(wanted: TrainingConfig, has: TrainingConfig, content: Cont
 # -- torchtitan ------------------------------------------------------------------------------------
 
 
-def _torchtitan_keys(keys: dict[str, Any], content: Content, recipe: Recipe) -> dict[str, Any]:
-    return keys
-
-
 def _torchtitan_own(wanted: TrainingConfig, has: TrainingConfig, content: Content) -> Own:
     if wanted.attention == has.attention:
         return Own()
@@ -296,17 +291,13 @@ def _torchtitan_own(wanted: TrainingConfig, has: TrainingConfig, content: Conten
 
 # -- Lightning -------------------------------------------------------------------------------------
 
-_BATCHES = ("batch_size", "train_batch_size", "micro_batch_size", "per_device_train_batch_size")
-"""Names that arguments of data have for the sequences of a micro batch, as the importer has them.
-"""
-
 
 def _lightning_keys(keys: dict[str, Any], content: Content, recipe: Recipe) -> dict[str, Any]:
     trainer, config = keys["trainer"], recipe.config
     del trainer["callbacks"]  # autotune's own, which needs its modules
     data = _table(content, "data")
     arguments = _table(data, "init_args") or data
-    batch = {name: config.micro_batch_size for name in _BATCHES if name in arguments}
+    batch = {name: config.micro_batch_size for name in BATCHES if name in arguments}
     first = dict(list(batch.items())[:1])
     keys["data"] = {"init_args": first} if arguments is not data else first
     if "optimizer" not in content:
@@ -316,10 +307,6 @@ def _lightning_keys(keys: dict[str, Any], content: Content, recipe: Recipe) -> d
         trainer["gradient_clip_val"] = recipe.workload.gradient_clipping
         keys.get("optimizer", {}).get("init_args", {}).update(fused=False, foreach=True)
     return keys
-
-
-def _nothing_own(wanted: TrainingConfig, has: TrainingConfig, content: Content) -> Own:
-    return Own()
 
 
 _BY_FSDP = ("fsdp_config", "activation_checkpointing")
@@ -370,7 +357,6 @@ DIALECTS: Mapping[str, Dialect] = {
         write=lambda recipe: arguments_export(recipe, "5"),
         file=ARGUMENTS_FILE,
         respelled=_arguments_keys,
-        own=_nothing_own,
         command=AS_BEFORE,
     ),
     "torchtitan": Dialect(
@@ -378,7 +364,6 @@ DIALECTS: Mapping[str, Dialect] = {
         command="torchrun --nproc_per_node=1 -m torchtitan.train --job.config_file {file}",
         write=_exporter("torchtitan", "0.2"),
         file="autotune.toml",
-        respelled=_torchtitan_keys,
         own=_torchtitan_own,
         batch=(("training", "global_batch_size"),),
     ),
@@ -387,7 +372,6 @@ DIALECTS: Mapping[str, Dialect] = {
         write=_exporter("lightning", "2"),
         file="lightning.yaml",
         respelled=_lightning_keys,
-        own=_nothing_own,
         leaves_out=(CALLBACK, BLOCKS, ADAFACTOR),
         otherwise=": --to lightning writes a callback for it",
         command=AS_BEFORE,

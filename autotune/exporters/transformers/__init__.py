@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters import launch
-from autotune.exporters.adapters import packages
+from autotune.exporters.adapters import packages_note
 from autotune.exporters.deepspeed_config import automatic
 from autotune.exporters.devices import Closest, divides_weights, fit_accelerate, fsdp_keys
 from autotune.exporters.export import Export, Target
@@ -115,8 +115,7 @@ def _device_keys(recipe: Recipe, version: str) -> dict[str, Any]:
     """Returns the keys on what devices share out among them."""
     config = recipe.config
     if config.engine == "deepspeed":
-        # The file has autocast; these would stand for 16-bit weights with a float32 copy.
-        return {"deepspeed": automatic(recipe), "bf16": False, "fp16": False}
+        return {"deepspeed": automatic(recipe)}
     if divides_weights(config):
         fsdp: bool | str = True
         if version == "4.57":  # it has no key for the host
@@ -197,9 +196,7 @@ def _requirements(recipe: Recipe, version: str) -> list[str]:
             "every_n_layers needs transformers 5.16 or newer: older versions silently checkpoint "
             "every layer"
         )
-    needed = packages(config)
-    if needed:
-        notes.append(f"needs {', '.join(needed)}: pip install {' '.join(needed)}")
+    notes += packages_note(config)
     if config.attention in ("flash", "cudnn"):
         notes.append(
             f"batches must not contain attention_mask: attention {config.attention} takes no mask"
