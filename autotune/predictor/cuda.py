@@ -232,13 +232,14 @@ class _OffloadedTensor:
 
 @contextmanager
 def gpu_kernels(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
-    """Makes attention and RMSNorm on a fake CPU allocate what their kernels on `gpu` would.
+    """Makes attention, norms and dropout on a fake CPU allocate what their kernels on `gpu` would.
 
     Queries for CUDA's autocast are answered for the CPU's. torchao queries without a device, which
     means CUDA, and casts the inputs of its layers accordingly.
     """
     scaled_dot_product_attention = F.scaled_dot_product_attention
     rms_norm = F.rms_norm
+    dropout = F.dropout
     is_autocast_enabled = torch.is_autocast_enabled
     get_autocast_gpu_dtype = torch.get_autocast_gpu_dtype
 
@@ -253,13 +254,27 @@ def gpu_kernels(gpu: Gpu, *, backend: Attention = "auto") -> Iterator[None]:
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cpu")
     if gpu.release >= FUSED_RMS_NORM_SINCE:
         F.rms_norm = _rms_norm
+    F.dropout = _dropout
     try:
         yield
     finally:
         F.scaled_dot_product_attention = scaled_dot_product_attention
         F.rms_norm = rms_norm
+        F.dropout = dropout
         torch.is_autocast_enabled = is_autocast_enabled
         torch.get_autocast_gpu_dtype = get_autocast_gpu_dtype
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Does what F.dropout does on CUDA: it keeps a mask with a byte for each number.
+
+    On a CPU the mask is in the number format of the input. Source: is_fused_kernel_acceptable in
+    aten/src/ATen/native/Dropout.cpp.
+    """
+    if training and 0.0 < p < 1.0 and not inplace and input.numel():
+        dropped: Tensor = torch.native_dropout(input, p, training)[0]
+        return dropped
+    return torch.dropout(input, p, training) if not inplace else torch.dropout_(input, p, training)
 
 
 def _rms_norm(
