@@ -15,7 +15,7 @@ from autotune.reporting.trial_text import speed_text
 from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.result import JSON_SCHEMA
 from autotune.spec.search_space import SearchSpace, bind_space
-from autotune.spec.workload import Workload
+from autotune.spec.workload import Workload, check_adapters
 from autotune.study.explain.question import Question
 from autotune.study.prediction.predictions import workload_of
 from autotune.units import format_duration
@@ -36,6 +36,7 @@ def requested(
     else:
         config = configuration_of(configuration, workload.legality_context)
     check_legal(config, workload.legality_context)
+    check_adapters(workload, [config.adapter])
     return workload, config
 
 

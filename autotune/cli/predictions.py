@@ -34,7 +34,7 @@ from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
 from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
 from autotune.spec.search_space import SearchSpace, bind_space
-from autotune.spec.workload import Workload
+from autotune.spec.workload import Workload, check_adapters
 from autotune.study.explain.alternatives import unavailable_on
 from autotune.study.explain.smallest_change import SmallestChange, smallest_change
 from autotune.study.prediction.predicted_front import PredictedFront, predicted_front
@@ -625,6 +625,7 @@ def requested_workload(
     if space is None:
         config = configuration_of(configuration, workload.legality_context)
         check_legal(config, workload.legality_context)
+    check_adapters(workload, [config.adapter] if space is None else space.choices()["adapter"])
     return workload
 
 

@@ -257,7 +257,7 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
         )
     if config.engine == "torch":
         reasons |= _lacking_devices(recipe)
-    reasons |= left_to_script(config, before="accelerator.prepare")
+    reasons |= left_to_script(config, recipe.workload, before="accelerator.prepare")
     return {**_in_the_script(recipe), **reasons}
 
 

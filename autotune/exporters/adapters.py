@@ -6,7 +6,9 @@ What a trial does is in `autotune/techniques/adapter.py` and `base_weights.py`.
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.exporters.reasons import Reason
 from autotune.spec.config import QUANTIZED_WEIGHTS, TECHNIQUES, BaseWeights, TrainingConfig
+from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
 ALPHA = 16
 """As in `autotune/techniques/adapter.py`."""
@@ -47,19 +49,69 @@ def is_quantized(config: TrainingConfig) -> bool:
     return config.base_weights in QUANTIZED_WEIGHTS
 
 
-def lora_arguments(config: TrainingConfig) -> dict[str, Any]:
+def saved_dtype(config: TrainingConfig, workload: Workload) -> str:
+    """Returns the name of torch's dtype of modules that are trained whole beside adapters."""
+    base = base_dtype(config)
+    is_base = workload.modules_to_save_dtype == "base" and base != "float16"
+    return base if is_base else trained_dtype(config)
+
+
+def beside_adapters(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
+    """Returns what the workload says of adapters, as far as the configuration trains by it."""
+    if config.adapter == "none":
+        return dict(BESIDE_ADAPTERS)
+    is_base = workload.modules_to_save and saved_dtype(config, workload) != trained_dtype(config)
+    return {
+        "adapter_dropout": workload.adapter_dropout,
+        "modules_to_save": workload.modules_to_save,
+        "modules_to_save_dtype": "base" if is_base else "adapter",
+    }
+
+
+def lacks_beside_adapters(
+    config: TrainingConfig, workload: Workload, why: str
+) -> dict[str, Reason]:
+    """Returns {setting: reason} of a trainer without dropout of adapters and modules to save."""
+    return {
+        setting: (BESIDE_ADAPTERS[setting], why)
+        for setting, value in beside_adapters(config, workload).items()
+        if value != BESIDE_ADAPTERS[setting]
+    }
+
+
+def lacks_saved_dtype(
+    config: TrainingConfig, workload: Workload, *, made: str, why: str
+) -> dict[str, Reason]:
+    """Returns {setting: reason} of a trainer that trains modules whole in the dtype `made`."""
+    wanted = beside_adapters(config, workload)
+    if not wanted["modules_to_save"] or made == saved_dtype(config, workload):
+        return {}
+    instead = "adapter" if wanted["modules_to_save_dtype"] == "base" else "base"
+    return {"modules_to_save_dtype": (instead, why)}
+
+
+def lora_arguments(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     """Returns the arguments of peft's LoraConfig, for a model of transformers."""
     arguments: dict[str, Any] = {
         "r": config.adapter_rank,
         "lora_alpha": ALPHA,
-        "lora_dropout": 0.0,
+        "lora_dropout": workload.adapter_dropout,
         "target_modules": "all-linear"
         if config.adapter_targets == "all-linear"
         else ATTENTION_LAYERS,
     }
+    if workload.modules_to_save:
+        arguments["modules_to_save"] = list(workload.modules_to_save)
     if config.adapter == "dora":
         arguments["use_dora"] = True
     return arguments
+
+
+def adapter_settings(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
+    """Returns the arguments of LoraConfig in a script that finds the layers by itself."""
+    arguments = lora_arguments(config, workload)
+    del arguments["target_modules"]
+    return {**arguments, "use_dora": config.adapter == "dora"}
 
 
 def quantization_settings(config: TrainingConfig) -> dict[str, Any]:
@@ -109,16 +161,21 @@ def loading_arguments(config: TrainingConfig) -> str:
     return f"{dtype}, quantization_config={quantization_expression(config)}"
 
 
-def adapter_lines(config: TrainingConfig) -> str:
+def adapter_lines(config: TrainingConfig, workload: Workload) -> str:
     """Returns the statements that add adapters to a model of transformers, on one line."""
     arguments = ", ".join(
-        f"{name}={_quoted(value)}" for name, value in lora_arguments(config).items()
+        f"{name}={_quoted(value)}" for name, value in lora_arguments(config, workload).items()
     )
+    adds = f"model = peft.get_peft_model(model, peft.LoraConfig({arguments})) and "
+    dtype = f"torch.{trained_dtype(config)}"
+    if beside_adapters(config, workload)["modules_to_save_dtype"] == "base":
+        return (
+            f"{adds}for name, weight in model.named_parameters(): "
+            f'weight.data = weight.data.to({dtype}) if ".lora_" in name else weight.data'
+        )
     return (
-        f"model = peft.get_peft_model(model, peft.LoraConfig({arguments})) and "
-        "for weight in model.parameters(): "
-        f"weight.data = weight.data.to(torch.{trained_dtype(config)}) "
-        "if weight.requires_grad else weight.data"
+        f"{adds}for weight in model.parameters(): "
+        f"weight.data = weight.data.to({dtype}) if weight.requires_grad else weight.data"
     )
 
 
@@ -126,21 +183,25 @@ def _quoted(value: Any) -> str:
     return f'r"{value}"' if isinstance(value, str) and "\\" in value else repr(value)
 
 
-def left_to_script(config: TrainingConfig, *, before: str) -> dict[str, tuple[None, str]]:
+def left_to_script(
+    config: TrainingConfig, workload: Workload, *, before: str
+) -> dict[str, tuple[None, str]]:
     """Returns {setting: (None, the line to write)} of a trainer whose model is made by a script.
 
     `before` is what the adapters must be added before, such as "the optimizer".
     """
     if config.adapter == "none":
         return {}
+    of_lines = (None, "it is part of the adapter's lines")
     reasons = {
         "adapter": (
             None,
-            f"the script makes the model: for one of transformers write {adapter_lines(config)} "
-            f"before {before}",
+            "the script makes the model: for one of transformers write "
+            f"{adapter_lines(config, workload)} before {before}",
         ),
-        "adapter_rank": (None, "it is part of the adapter's lines"),
-        "adapter_targets": (None, "it is part of the adapter's lines"),
+        "adapter_rank": of_lines,
+        "adapter_targets": of_lines,
+        **dict.fromkeys(lacks_beside_adapters(config, workload, ""), of_lines),
     }
     if config.base_weights != "trained":
         reasons["base_weights"] = (

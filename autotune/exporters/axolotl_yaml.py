@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters.adapters import lora_arguments
+from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import (
     Closest,
@@ -43,6 +43,7 @@ def write(recipe: Recipe, version: str) -> Export:
     if closest.config.kernels == "liger":
         lacking.pop("loss", None)  # of the same plugin
     closest.lacks(lacking)
+    closest.lacks(_saved_dtype(closest))
     closest.lacks(warmup_reasons(closest.recipe, least=_LEAST_WARMUP))
     recipe, effective = closest.recipe, closest.effective()
     files = {FILE: _text(recipe, effective)}
@@ -157,6 +158,18 @@ def _frozen_in_16_bits(config: TrainingConfig) -> str:
     return "fp16" if config.precision == "fp16-mixed" else "bf16"
 
 
+def _saved_dtype(closest: Closest) -> dict[str, Reason]:
+    """Returns where axolotl trains whole modules in another number format than a trial."""
+    precision = closest.config.precision
+    made = "float32"
+    if precision == "fp16-mixed":
+        made = "float16"
+    elif precision not in ("fp32", "tf32"):
+        made = "bfloat16"
+    why = "axolotl trains modules_to_save in the number format of the frozen weights"
+    return lacks_saved_dtype(closest.config, closest.recipe.workload, made=made, why=why)
+
+
 _LACKING: Table = {
     "checkpointing": {
         "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
@@ -229,7 +242,7 @@ def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
         **_numbers(recipe, effective),
         **_techniques(effective),
         **(liger_keys(recipe.config.loss) if recipe.config.kernels == "liger" else {}),
-        **_adapter(recipe.config, effective),
+        **_adapter(recipe, effective),
         **_devices(recipe),
     }
     dumped = yaml_text(keys, width=100)
@@ -363,10 +376,11 @@ def liger_keys(loss: Loss) -> dict[str, Any]:
 LIGER_PLUGIN = "axolotl.integrations.liger.LigerPlugin"
 
 
-def _adapter(config: TrainingConfig, effective: Mapping[str, Any]) -> dict[str, Any]:
+def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
+    config = recipe.config
     if config.adapter == "none":
         return {}
-    arguments = lora_arguments(config)
+    arguments = lora_arguments(config, recipe.workload)
     is_4_bit = effective["base_weights"] == "nf4"
     keys: dict[str, Any] = {
         "adapter": "qlora" if is_4_bit else "lora",
@@ -381,6 +395,8 @@ def _adapter(config: TrainingConfig, effective: Mapping[str, Any]) -> dict[str, 
         # Its own kernels, which are on by default, keep other tensors for the backward pass.
         **dict.fromkeys(_LORA_KERNELS, False),
     }
+    if "modules_to_save" in arguments:
+        keys["lora_modules_to_save"] = arguments["modules_to_save"]
     if config.adapter_targets == "all-linear":
         keys["lora_target_linear"] = True
     else:

@@ -236,7 +236,7 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
         blocks=blocks_line(config, compiled=config.compile == "block"),
         bf16_weights=bf16_weights_line(config),
     )
-    reasons |= left_to_script(config, before="deepspeed.initialize")
+    reasons |= left_to_script(config, recipe.workload, before="deepspeed.initialize")
     if _is_made_by_script(recipe):
         why = (
             f"DeepSpeed cannot make it: write optimizer={optimizer_line(recipe)} in "

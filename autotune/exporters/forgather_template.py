@@ -28,7 +28,9 @@ def write(recipe: Recipe, version: str) -> Export:
     closest.leave_out_offload("forgather moves activations to the host, and nothing else")
     config = closest.config
     closest.lacks(reasons_in({"precision": _PRECISIONS[version], **_LACKING}, config))
-    closest.lacks(left_to_script(config, before="your project's model block returns it"))
+    closest.lacks(
+        left_to_script(config, recipe.workload, before="your project's model block returns it")
+    )
     closest.lacks(warmup_reasons(closest.recipe))
     recipe, effective = closest.recipe, closest.effective()
     command = f"cp {FILE} YOUR-PROJECT/templates/experiments/ && cd YOUR-PROJECT && "

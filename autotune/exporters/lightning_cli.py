@@ -232,7 +232,9 @@ def _lacking_techniques(recipe: Recipe) -> dict[str, Reason]:
         "your LightningDataModule sets the batch size: write torch.utils.data.DataLoader(..., "
         f"batch_size={config.micro_batch_size})",
     )
-    reasons |= left_to_script(config, before="the end of your module's configure_model")
+    reasons |= left_to_script(
+        config, recipe.workload, before="the end of your module's configure_model"
+    )
     if divides_weights(config):
         line = _sharding_line(recipe)
         reasons["sharding"] = (

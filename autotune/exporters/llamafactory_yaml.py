@@ -20,7 +20,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import accelerate_config
-from autotune.exporters.adapters import lora_arguments, packages_note
+from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
 from autotune.exporters.devices import Closest, closest_by_accelerate
 from autotune.exporters.export import Export, Target
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -125,6 +125,8 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     }
     if config.adapter == "none":
         return reasons
+    why = "it casts all that is trained to float32: modules_to_save as well"
+    reasons |= lacks_saved_dtype(config, recipe.workload, made="float32", why=why)
     is_mixed = closest.precision in ("bf16-mixed", "fp16-mixed")
     if not is_mixed:
         why = f"{_OF_THE_FILES}, here bfloat16, and has adapters in float32"
@@ -152,7 +154,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         "flash_attn": "sdpa",
         **_data(workload),
         "do_train": True,
-        **_method(config),
+        **_method(config, workload),
         "output_dir": "trainer_output",
         **keys,
         "pure_bf16": closest.precision == "bf16-true",
@@ -176,11 +178,11 @@ def _data(workload: Workload) -> dict[str, Any]:
     return keys
 
 
-def _method(config: TrainingConfig) -> dict[str, Any]:
+def _method(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     """Returns the keys on what is trained; by default LLaMA-Factory trains adapters."""
     if config.adapter == "none":
         return {"finetuning_type": "full"}
-    arguments = lora_arguments(config)
+    arguments = lora_arguments(config, workload)
     keys: dict[str, Any] = {
         "finetuning_type": "lora",
         "lora_rank": arguments["r"],
@@ -191,6 +193,8 @@ def _method(config: TrainingConfig) -> dict[str, Any]:
         else ",".join(ATTENTION_NAMES),
         "use_dora": config.adapter == "dora",
     }
+    if workload.modules_to_save:
+        keys["additional_target"] = ",".join(workload.modules_to_save)
     if config.base_weights in _BY_BITSANDBYTES:
         keys["quantization_method"] = "bnb"
         keys["quantization_bit"] = 4 if config.base_weights == "nf4" else 8

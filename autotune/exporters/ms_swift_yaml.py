@@ -19,6 +19,7 @@ from typing import Any
 from autotune.exporters import launch
 from autotune.exporters.adapters import (
     base_dtype,
+    lacks_saved_dtype,
     lora_arguments,
     packages_note,
     trained_dtype,
@@ -53,7 +54,7 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices = closest_by_accelerate(recipe, "ms-swift", HAS, has_groups=False)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
-    lacking = _lacking(recipe.config, closest)
+    lacking = _lacking(recipe, closest)
     on_devices.lacks(lacking)
     on_devices.lacks(lacking_keys)
     config = recipe.config
@@ -88,9 +89,15 @@ _LACKING: Table = {
 }
 
 
-def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
+def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     """Returns what ms-swift does differently, in addition to what transformers does."""
-    reasons = {**reasons_in(_LACKING, config), **loss_with_liger(config, _LIGER)}
+    config = recipe.config
+    why = "its torch_dtype is that of the frozen weights and of modules_to_save alike"
+    reasons = {
+        **reasons_in(_LACKING, config),
+        **loss_with_liger(config, _LIGER),
+        **lacks_saved_dtype(config, recipe.workload, made=base_dtype(closest), why=why),
+    }
     if config.base_weights == "fp8" and config.precision != "bf16-mixed":
         instead = "fp16" if config.precision == "fp16-mixed" else "trained"
         reasons["base_weights"] = (instead, reasons["base_weights"][1])
@@ -114,7 +121,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig, *, others: list[str]) -> dict
         "torch_dtype": base_dtype(closest),
         "attn_impl": "sdpa",
         **_data(workload),
-        **_method(config, closest),
+        **_method(recipe, closest),
         "output_dir": "trainer_output",
         **without_liger_config(training_keys(recipe, closest), config, _LIGER),
         "use_logits_to_keep": False,
@@ -180,11 +187,12 @@ def _data_files(workload: Workload) -> dict[str, str]:
     return {DATASET_FILE: json.dumps([entry], indent=2) + "\n"}
 
 
-def _method(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Any]:
+def _method(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     """Returns the keys on what is trained; by default ms-swift trains adapters."""
+    config = recipe.config
     if config.adapter == "none":
         return {"tuner_type": "full"}
-    arguments = lora_arguments(config)
+    arguments = lora_arguments(config, recipe.workload)
     keys: dict[str, Any] = {
         "tuner_type": "lora",
         "lora_rank": arguments["r"],
@@ -193,6 +201,8 @@ def _method(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Any]:
         "lora_dtype": trained_dtype(closest),
         "use_dora": config.adapter == "dora",
     }
+    if "modules_to_save" in arguments:
+        keys["modules_to_save"] = arguments["modules_to_save"]
     if config.adapter_targets == "all-linear":
         keys["target_modules"] = ["all-linear"]
     else:

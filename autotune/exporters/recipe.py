@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from autotune.exporters.adapters import beside_adapters
 from autotune.printable import printable
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS, OptimizerFacts
 from autotune.spec.result import StudyResult, TrialRecord
-from autotune.spec.workload import Workload
+from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
 SMALLEST_RATE = 0.1
 """Fraction of the learning rate at which a cosine ends (`autotune/shipped/schedule.py`)."""
@@ -25,6 +26,7 @@ WORKLOAD_SETTINGS = (
     "gradient_clipping",
     "seed",
     "devices_per_trial",
+    *BESIDE_ADAPTERS,
 )
 """Settings of a workload that a trainer may have no key for.
 
@@ -115,6 +117,7 @@ class Recipe:
             "learning_rate": workload.learning_rate_of(self.config.optimizer, self.config.adapter),
             "weight_decay": self.optimizer.settings["weight_decay"],
             **{name: getattr(workload, name) for name in WORKLOAD_SETTINGS[2:]},
+            **beside_adapters(self.config, workload),
         }
 
 

@@ -9,7 +9,13 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import accelerate_config, launch
-from autotune.exporters.adapters import lora_arguments, packages_note, trained_dtype
+from autotune.exporters.adapters import (
+    base_dtype,
+    lacks_saved_dtype,
+    lora_arguments,
+    packages_note,
+    trained_dtype,
+)
 from autotune.exporters.devices import closest_by_accelerate
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
@@ -85,7 +91,7 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     config, is_padded = recipe.config, recipe.workload.packing == "padded"
     reasons = {
         **masked_attention(config, closest, is_padded=is_padded),
-        **_lacking_adapter(config, closest),
+        **_lacking_adapter(recipe, closest),
     }
     if config.loss == "full":
         why = "it always computes the loss from chunks of the logits, which takes less memory"
@@ -93,14 +99,22 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     return reasons
 
 
-def _lacking_adapter(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
-    """Returns where trl has adapters in another number format than a trial."""
+def _lacking_adapter(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
+    """Returns where trl has what is trained in another number format than a trial."""
+    config = recipe.config
     if config.adapter == "none":
         return {}
+    is_4_bit = config.base_weights == "nf4"
+    reasons = lacks_saved_dtype(
+        config,
+        recipe.workload,
+        made="bfloat16" if is_4_bit else base_dtype(closest),
+        why="it trains modules_to_save in the number format of the frozen weights",
+    )
     wanted = trained_dtype(config)
-    made = "bfloat16" if config.base_weights == "nf4" else "float32"
+    made = "bfloat16" if is_4_bit else "float32"
     if wanted == made:
-        return {}
+        return reasons
     why = (
         "it casts adapters beside 4-bit weights to bfloat16: half their memory, but small updates "
         "are lost"
@@ -109,7 +123,7 @@ def _lacking_adapter(config: TrainingConfig, closest: TrainingConfig) -> dict[st
         why = "peft has adapters in float32 beside 16-bit weights: twice their memory"
     short = {"bfloat16": "bf16", "float32": "fp32"}[made]
     instead = f"{closest.precision}, adapters in {short}"
-    return {"precision": (instead, why)}
+    return {**reasons, "precision": (instead, why)}
 
 
 def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
@@ -121,17 +135,20 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         "activation_offloading": closest.activation_offload == "cpu",
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
-        **_adapter(closest),
+        **_adapter(closest, recipe.workload),
         **({"assistant_only_loss": True} if recipe.workload.chat_column is not None else {}),
         "model_init_kwargs": model_keys(closest),
     }
 
 
-def _adapter(config: TrainingConfig) -> dict[str, Any]:
+def _adapter(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     """Returns the keys of peft; trl's own defaults are alpha 32 and a dropout of 0.05."""
     if config.adapter == "none":
         return {}
-    arguments = lora_arguments(config)
+    arguments = lora_arguments(config, workload)
+    saved = (
+        {"lora_modules_to_save": [*workload.modules_to_save]} if workload.modules_to_save else {}
+    )
     return {
         "use_peft": True,
         "lora_r": arguments["r"],
@@ -139,6 +156,7 @@ def _adapter(config: TrainingConfig) -> dict[str, Any]:
         "lora_dropout": arguments["lora_dropout"],
         "lora_target_modules": [arguments["target_modules"]],
         "use_dora": config.adapter == "dora",
+        **saved,
     }
 
 

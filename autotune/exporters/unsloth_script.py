@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters.adapters import lora_arguments, packages_note
+from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -43,7 +43,7 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices.leave_out_offload(why)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
-    on_devices.lacks(_lacking(recipe.config, closest))
+    on_devices.lacks(_lacking(recipe, closest))
     on_devices.lacks(lacking_keys)
     return Export(
         files={FILE: _script(recipe, closest, on_devices.effective())},
@@ -76,8 +76,13 @@ _LACKING: Table = {
 _IN_16_BITS = "Unsloth computes in 16 bits in any case, and has what is trained in float32"
 
 
-def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reason]:
+_WHOLE = ("embed_tokens", "lm_head")
+"""The modules that its get_peft_model trains whole; any other is an error."""
+
+
+def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     """Returns what Unsloth does differently, in addition to what transformers does."""
+    config, workload = recipe.config, recipe.workload
     reasons = reasons_in(_LACKING, config)
     if config.memory_budget != 1.0:
         reasons["memory_budget"] = (1.0, f"{_COMPILES}: a budget is for blocks as a whole")
@@ -86,6 +91,12 @@ def _lacking(config: TrainingConfig, closest: TrainingConfig) -> dict[str, Reaso
         reasons["precision"] = ("bf16-mixed", _IN_16_BITS)
     if config.adapter == "none":
         return reasons
+    whole = tuple(name for name in workload.modules_to_save if name in _WHOLE)
+    if whole != workload.modules_to_save:
+        why = f"its modules_to_save takes {' and '.join(_WHOLE)} alone"
+        reasons["modules_to_save"] = (whole, why)
+    why = "it has all that is trained in float32"
+    reasons |= lacks_saved_dtype(config, workload, made="float32", why=why)
     in_16_bits = "fp16" if closest.precision == "fp16-mixed" else "bf16"
     if config.base_weights == "int8":
         why = "its load_in_8bit is LLM.int8() of bitsandbytes, which treats outliers apart"
@@ -114,11 +125,14 @@ def _loading(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _adapter(effective: Mapping[str, Any], config: TrainingConfig) -> dict[str, Any]:
+def _adapter(
+    effective: Mapping[str, Any], config: TrainingConfig, workload: Workload
+) -> dict[str, Any]:
     """Returns the arguments of `FastLanguageModel.get_peft_model`; none without adapters."""
     if config.adapter == "none":
         return {}
-    arguments = lora_arguments(config)
+    arguments = lora_arguments(config, workload)
+    saved = effective["modules_to_save"]
     return {
         "r": arguments["r"],
         "lora_alpha": arguments["lora_alpha"],
@@ -127,6 +141,7 @@ def _adapter(effective: Mapping[str, Any], config: TrainingConfig) -> dict[str, 
         if config.adapter_targets == "attention"
         else [*_ATTENTION, *_FEED_FORWARD],
         "use_dora": config.adapter == "dora",
+        **({"modules_to_save": [*saved]} if saved else {}),
         "use_gradient_checkpointing": effective["checkpointing"] == "block",
         "random_state": effective["seed"],
     }
@@ -172,7 +187,7 @@ def _script(recipe: Recipe, closest: TrainingConfig, effective: Mapping[str, Any
     if workload.chat_column == SHAREGPT_COLUMN:
         names = f"standardize_sharegpt, {names}"
     imports = f"from unsloth.chat_templates import {names}\n" if is_chat else ""
-    adapter = _adapter(effective, config)
+    adapter = _adapter(effective, config, workload)
     adapts = "model = FastLanguageModel.get_peft_model(model, **ADAPTER)\n" if adapter else ""
     learns = "trainer = train_on_responses_only(trainer)  # the answers alone\n" if is_chat else ""
     return f'''"""Trains with Unsloth as {in_docstring(recipe.origin)}. It needs a GPU.

@@ -65,6 +65,10 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         ),
         **_dataset(keys),
     }
+    if adapter:
+        workload |= transformers_keys.beside_adapters(
+            keys, dropout="lora_dropout", modules="lora_modules_to_save", dtype="base"
+        )
     plan = transformers_keys.added_up(shared.plan, config["precision"])
     return finished(keys, workload=workload, config=config, plan=plan)
 

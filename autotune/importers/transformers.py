@@ -49,6 +49,8 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         workload["tokenizer"] = "model"
     if dataset := keys.text("dataset_name") or keys.text("train_file"):
         workload |= {"dataset": dataset, "dataset_config": keys.text("dataset_config_name")}
+    if adapter:
+        workload |= transformers_keys.beside_adapters(keys, dropout="lora_dropout")
     plan = transformers_keys.added_up(shared.plan, config["precision"])
     return finished(keys, workload=workload, config=config, plan=plan)
 

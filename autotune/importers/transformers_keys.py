@@ -283,6 +283,27 @@ def _layers_of_pattern(keys: KeysOfFile, key: str, pattern: str) -> str:
     return "all-linear"
 
 
+def beside_adapters(
+    keys: KeysOfFile, *, dropout: str, modules: str | None = None, dtype: str = "adapter"
+) -> dict[str, Any]:
+    """Returns what two keys say of adapters, as settings of the workload.
+
+    They are the share that dropout drops, and the modules that are trained whole, in `dtype`.
+    """
+    share = keys.number(dropout) or 0.0
+    if share >= 1.0:
+        raise keys.invalid(dropout, "a share from 0 to below 1")
+    names = () if modules is None else keys[modules] or ()
+    if modules is not None and not isinstance(names, str | list | tuple):
+        raise keys.invalid(modules, "a list of names of modules")
+    settings: dict[str, Any] = {"adapter_dropout": share}
+    if names:
+        listed = names.split(",") if isinstance(names, str) else [str(name) for name in names]
+        settings["modules_to_save"] = [name.strip() for name in listed if name.strip()]
+        settings["modules_to_save_dtype"] = dtype
+    return settings
+
+
 def adapter_layers(keys: KeysOfFile, key: str, names: Any) -> str:
     """Returns which layers have adapters, for the names of layers or a pattern."""
     if not names or not isinstance(names, str | list):

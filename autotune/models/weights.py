@@ -26,8 +26,9 @@ class Placement:
         self.dtype = dtype
         self.device = device
 
-    def change(self, parts: ModelParts) -> None:
-        """Change the model while it is on the meta device, without weights."""
+    def change(self, parts: ModelParts) -> ModelParts:
+        """Change the model while it is on the meta device, without weights; return its parts."""
+        return parts
 
     def name_in_file(self, name: str) -> str | None:
         """Returns the name in the file of a parameter; None for one that the file does not have."""
@@ -81,7 +82,7 @@ def load_model(workload: Workload, *, file: Path | None, placement: Placement) -
         drawn = _empty_weights(parts.model)
     else:
         drawn = torch.load(file, mmap=True, weights_only=True)
-    placement.change(parts)
+    parts = placement.change(parts)
     placed: dict[nn.Parameter, nn.Parameter] = {}
     for name, parameter in list(parts.model.named_parameters(remove_duplicate=False)):
         if parameter not in placed:  # tied parameters stay tied
@@ -90,7 +91,8 @@ def load_model(workload: Workload, *, file: Path | None, placement: Placement) -
             placed[parameter] = placement.place(name, parameter, weight)
         _assign(parts.model, name, placed[parameter])
     for name, _ in list(parts.model.named_buffers()):
-        _assign(parts.model, name, drawn[name].clone().to(placement.device))
+        stored = drawn[placement.name_in_file(name) or name]
+        _assign(parts.model, name, stored.clone().to(placement.device))
     placement.finish()
     return parts
 

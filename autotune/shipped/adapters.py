@@ -27,9 +27,17 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def add_adapters(
-    model: nn.Module, layers: list[str], settings: dict[str, Any], *, dtype: torch.dtype
+    model: nn.Module,
+    layers: list[str],
+    settings: dict[str, Any],
+    *,
+    dtype: torch.dtype,
+    modules_dtype: torch.dtype | None = None,
 ) -> None:
-    """Freezes the model and adds adapters to it, which are trained and stored in `dtype`."""
+    """Freezes the model and adds adapters to it, which are trained and stored in `dtype`.
+
+    Modules that the settings train whole are stored in `modules_dtype`.
+    """
     model.requires_grad_(False)
     transposed = all(is_transposed(model.get_submodule(path)) for path in layers)
     config = LoraConfig(target_modules=layers, fan_in_fan_out=transposed, **settings)
@@ -37,6 +45,7 @@ def add_adapters(
         model.add_adapter(config)  # type: ignore[operator]
     else:
         inject_adapter_in_model(config, model)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
+            is_whole = ".modules_to_save." in name
+            parameter.data = parameter.data.to((is_whole and modules_dtype) or dtype)

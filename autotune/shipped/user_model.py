@@ -55,7 +55,10 @@ class UserModel(nn.Module):
     def head(self) -> Any:
         """The linear layer that computes the logits."""
         assert self.usage.head_name is not None
-        return self.network.get_submodule(self.usage.head_name)
+        head: Any = self.network.get_submodule(self.usage.head_name)
+        # Where peft trains it whole beside adapters, the frozen one is there as well.
+        copies = getattr(head, "modules_to_save", None)
+        return head if copies is None else copies["default"]
 
     @property
     def ignores_last_label(self) -> bool:

@@ -43,6 +43,9 @@ SET_BY_SCRIPT = {
     "schedule": "its learning rate",
     "learning_rate_warmup_steps": "its learning rate",
     "evaluation_sequences": "how it evaluates",
+    "adapter_dropout": "its adapters",
+    "modules_to_save": "its adapters",
+    "modules_to_save_dtype": "its adapters",
 }
 """Settings that a script decides by itself, and what each of them is part of."""
 

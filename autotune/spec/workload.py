@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -58,6 +58,7 @@ from autotune.spec.setting import (
     pairs,
     setting,
     specified,
+    texts,
     whole_number,
 )
 from autotune.spec.terms import Counted
@@ -96,9 +97,32 @@ _USUAL_WIDENING = 4
 
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
+SavedDtype = Literal["adapter", "base"]
 Steps = Annotated[int, whole_number(1, 2**31 - 1)]
 """Fewer than in any number that cannot be multiplied and stored in a database."""
 
+
+def _read_modules(names: Any) -> Any:
+    """Returns the names one by one, of texts that may have several between commas."""
+    if isinstance(names, str):
+        names = (names,)
+    if not isinstance(names, list | tuple) or not all(isinstance(one, str) for one in names):
+        return names
+    found = [name.strip() for one in names for name in one.split(",")]
+    for name in found:
+        if not re.fullmatch(r"\w+(\.\w+)*", name):
+            raise InvalidInput(
+                f"{name!r:.60} is no name of a module",
+                hint="write the end of its name in the model, such as embed_tokens or lm_head",
+            )
+    return tuple(dict.fromkeys(found))
+
+
+_MODULES = replace(
+    texts("names of modules, such as embed_tokens and lm_head"),
+    read=_read_modules,
+    parse=_read_modules,
+)
 
 _RATES = pairs(LEARNING_RATE_NAMES, example="adamw=3e-4", metavar="[ADAPTER/]OPTIMIZER=RATE")
 
@@ -380,6 +404,36 @@ class Workload(Settings):
     )
     """Largest norm of all gradients of a global batch together; a larger norm is scaled down to
     it. None: no clipping."""
+    adapter_dropout: Annotated[
+        float, number("a share from 0 to below 1", least=0.0, most=1.0 - 2.0**-53)
+    ] = setting(
+        0.0,
+        "Dropout of what adapters read, as lora_dropout of peft. [default: 0]",
+        group=THE_STEPS,
+        metavar="SHARE",
+        over_http=True,
+    )
+    """Share of the input of each adapter that is zero in training. It is a fact of the training,
+    as other dropout is in a model, and no technique: a search compares nothing with it off."""
+    modules_to_save: Annotated[tuple[str, ...], _MODULES] = setting(
+        (),
+        "Module that is trained whole beside adapters, by the end of its name, such as lm_head. "
+        "Repeatable.",
+        group=THE_MODEL,
+        metavar="NAME",
+        over_http=True,
+    )
+    """Ends of the names of modules that are trained whole where there are adapters. The model keeps
+    the frozen original of each, as with peft's `modules_to_save`."""
+    modules_to_save_dtype: SavedDtype = setting(
+        "adapter",
+        "Number format of modules that are trained whole beside adapters: that of the adapters, or "
+        "that of the frozen base, as peft leaves them. [default: adapter]",
+        group=THE_MODEL,
+        over_http=True,
+    )
+    """`base` is the format of frozen weights that are not quantized; float16 is none to train in,
+    and float32 stands for it."""
 
     @property
     def linear_shape(self) -> "LinearShape | None":
@@ -635,6 +689,31 @@ class Workload(Settings):
         return settings
 
 
+def check_adapters(workload: Workload, adapters: Iterable[str]) -> None:
+    """Raises InvalidInput where the workload says something of adapters, and none is trained.
+
+    `adapters` are those of the configurations that are to be trained or predicted. A trainer's file
+    says it of its own, which an option may leave out.
+    """
+    of_file = (workload.own_config or {}).get("adapter", "none")
+    if any(adapter != "none" for adapter in (of_file, *adapters)):
+        return
+    for name, default in BESIDE_ADAPTERS.items():
+        value, option = getattr(workload, name), option_of(Workload, name)
+        if value != default:
+            raise InvalidInput(
+                f"{option.flag} {option.format.write(value)} is of adapters, and none is trained",
+                hint=f"add --adapter lora, name a space with adapters, or leave {option.flag} out",
+            )
+
+
+BESIDE_ADAPTERS: Mapping[str, Any] = {
+    "adapter_dropout": 0.0,
+    "modules_to_save": (),
+    "modules_to_save_dtype": "adapter",
+}
+"""Settings of trainings with adapters, each with the value that all other trainings have."""
+
 _BLOCK_SIZES = ("layers", "width", "heads")
 
 _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
@@ -658,6 +737,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "own_fusion": "none",
     "own_config": None,
     "own_file": None,
+    **BESIDE_ADAPTERS,
 }
 """Settings that the first studies did not have, with their defaults."""
 
@@ -723,6 +803,7 @@ SIZE_SETTINGS = (
     "devices_per_trial",
     "own_config",
     "own_file",
+    *BESIDE_ADAPTERS,
 )
 """The settings on which memory and legality depend; a prediction reads no text and runs no steps.
 """

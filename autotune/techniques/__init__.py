@@ -202,9 +202,7 @@ def _placement(
         return SplitWeights(tensor_parallel, dtype=dtype, device=device)
     if config.adapter == "none":
         return Placement(dtype=dtype, device=device)
-    return adapter.AdaptedWeights(
-        config, seed=workload.seed, device=device, dequantized=dequantized
-    )
+    return adapter.AdaptedWeights(config, workload, device=device, dequantized=dequantized)
 
 
 def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:

@@ -7,8 +7,14 @@
 | dora | the same and m magnitudes (arXiv:2402.09353) | the norm of the whole weight, each forward |
 
 The product of the two matrices is scaled by ALPHA / rank, so that one learning rate is right for
-all ranks. There is no dropout. Adapters are in the number format of training: float32 under
-autocast. Biases, norms, embeddings and the head stay frozen.
+all ranks. Adapters are in the number format of training: float32 under autocast. Biases, norms,
+embeddings and the head stay frozen.
+
+Two facts of the workload change what an adapter needs. `adapter_dropout` drops a part of what each
+adapter reads: its layer keeps a mask and one more input for the backward pass, on a CPU the mask in
+the numbers' own format, on CUDA in a byte each (aten::native_dropout). `modules_to_save` names
+modules of which copies are trained whole, in the format of adapters or of the frozen weights; the
+frozen original of each stays in memory, as peft's ModulesToSaveWrapper keeps it.
 
 The order of things makes trials and predictions alike: peft changes the model on the meta device,
 then every parameter gets its tensor, real or fake, from `AdaptedWeights`. Source:
@@ -18,13 +24,15 @@ https://huggingface.co/docs/peft/package_reference/lora
 import math
 import warnings
 import zlib
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from autotune.errors import IllegalConfiguration
+from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
 from autotune.spec.config import (
@@ -33,6 +41,7 @@ from autotune.spec.config import (
     AdapterTargets,
     TrainingConfig,
 )
+from autotune.spec.workload import Workload
 from autotune.techniques import base_weights, precision
 
 ALPHA = 16
@@ -41,6 +50,8 @@ on the rank with a constant alpha: Schulman et al., "LoRA Without Regret" (2025)
 _NAME = "default"
 """The name that peft gives to an adapter without a name."""
 _INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
+_ORIGINAL, _COPY = ".original_module", f".modules_to_save.{_NAME}"
+"""What peft adds to the path of a module that it trains whole: of the frozen one, of its copy."""
 
 
 class AdaptedWeights(Placement):
@@ -53,31 +64,36 @@ class AdaptedWeights(Placement):
     def __init__(
         self,
         config: TrainingConfig,
+        workload: Workload,
         *,
-        seed: int,
         device: torch.device,
         dequantized: bool = False,
     ) -> None:
         super().__init__(dtype=_base_dtype(config), device=device)
         self._config = config
-        self._seed = seed
+        self._workload = workload
         self._dequantized = dequantized
         self._parts: ModelParts | None = None
+        self._names_in_file: dict[str, str] = {}
+        self._saved_dtype = precision.weights_dtype(config.precision)
+        if workload.modules_to_save_dtype == "base" and self.dtype != torch.float16:
+            self._saved_dtype = self.dtype
         self._quantized_layers: frozenset[nn.Module] = frozenset()
         self._numbers_by_quantized = {False: 0, True: 0}
 
-    def change(self, parts: ModelParts) -> None:
-        """Freeze a model on the meta device and add the adapters."""
-        self._parts = parts
+    def change(self, parts: ModelParts) -> ModelParts:
+        """Freeze a model on the meta device, add the adapters and copy the modules to save."""
+        saved = saved_modules(parts, self._workload.modules_to_save)
         for technique in DEPENDENT_FIELDS["adapter"]:
             value = getattr(self._config, technique)
-            if reason := missing_layers(parts, technique, value):
+            if reason := missing_layers(parts, technique, value, saved=saved):
                 raise IllegalConfiguration(
                     f"{technique} {value} cannot be applied: {reason}",
                     hint=f"use another {technique}, or no adapter",
                 )
+        self._names_in_file = _names_in_file(parts.model)
         parts.model.requires_grad_(False)
-        targets = [path for path, _ in target_layers(parts, self._config.adapter_targets)]
+        targets = [path for path, _ in _adapted(parts, self._config.adapter_targets, saved=saved)]
         if self._config.base_weights in QUANTIZED_WEIGHTS:
             layers = [layer for _, layer in target_layers(parts, "all-linear")]
             self._quantized_layers = base_weights.prepare(
@@ -87,18 +103,26 @@ class AdaptedWeights(Placement):
                 compute_dtype=self.dtype,
                 dequantized=self._dequantized,
             )
-        _inject(parts.model, targets, self._config)
+        _inject(parts.model, targets, self._config, self._workload)
+        if parts.head in saved.values():
+            parts = _with_copied_head(parts, saved)
+        self._parts = parts
+        return parts
 
     def name_in_file(self, name: str) -> str | None:
         if any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE)):
             return None  # it is of the adapter
-        return name.replace(".base_layer.", ".")
+        for added in (".base_layer", _ORIGINAL, _COPY):
+            name = name.replace(f"{added}.", ".")
+        return self._names_in_file[name]
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         assert self._parts is not None
         owner = self._parts.model.get_submodule(name.rpartition(".")[0])
         if weight is None:
             return self._initial(name, parameter)
+        if f"{_COPY}." in name:
+            return nn.Parameter(weight.to(dtype=self._saved_dtype, copy=True).to(self.device))
         placed = super().place(name, parameter, weight)
         is_quantized = owner in self._quantized_layers and name.endswith(".weight")
         self._numbers_by_quantized[is_quantized] += weight.numel()
@@ -126,7 +150,9 @@ class AdaptedWeights(Placement):
         """
         initial = torch.zeros(parameter.shape)
         if f".{_INPUT}." in name:
-            generator = torch.Generator().manual_seed(self._seed + zlib.crc32(name.encode()))
+            generator = torch.Generator().manual_seed(
+                self._workload.seed + zlib.crc32(name.encode())
+            )
             nn.init.kaiming_uniform_(initial, a=math.sqrt(5), generator=generator)
         dtype = precision.weights_dtype(self._config.precision)
         return nn.Parameter(initial.to(dtype).to(self.device))
@@ -155,6 +181,74 @@ def target_layers(parts: ModelParts, targets: AdapterTargets) -> list[tuple[str,
     return [(path, module) for module, path in found.items()]
 
 
+def saved_modules(parts: ModelParts, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Returns {path: module} of the modules that are trained whole, by the ends of their names.
+
+    It is peft's rule: `norm` is every module whose name ends so. Raises InvalidInput for a name
+    that no module has, and for modules that hold others of them, or the blocks.
+    """
+    model = parts.model
+    # Also a second name of a module: peft copies it apart, as it does tied weights.
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[str, nn.Module] = {}
+    for name in names:
+        paths = [path for path in modules if path.endswith(name)]
+        if not paths:
+            known = dict.fromkeys(path.rpartition(".")[2] for path in modules if path)
+            last = [one for one in known if not one.isdecimal()]
+            raise InvalidInput(
+                f"the model has no module {name!r} to train beside adapters",
+                hint=suggestion(name, last, otherwise=f"it has {', '.join(last[:_MOST_NAMED])}"),
+            )
+        found |= {path: modules[path] for path in paths}
+    blocks = set() if parts.blocks_owner is None else set(parts.blocks)
+    for path, module in found.items():
+        others = {one for one in found.values() if one is not module} | blocks
+        if not others.isdisjoint(module.modules()):
+            raise InvalidInput(
+                f"module {path!r} cannot be trained whole beside adapters: it has blocks of the "
+                "model, or others of modules_to_save, in it",
+                hint="name modules inside it in modules_to_save",
+            )
+        if not any(True for _ in module.parameters()):
+            raise InvalidInput(
+                f"module {path!r} has no weights to train", hint="leave it out of modules_to_save"
+            )
+    return found
+
+
+_MOST_NAMED = 12
+"""Of the names that a hint lists, the first ones."""
+
+
+def _adapted(
+    parts: ModelParts, targets: AdapterTargets, *, saved: dict[str, nn.Module]
+) -> list[tuple[str, nn.Module]]:
+    """Returns the target layers that are not trained whole."""
+    whole = {inner for module in saved.values() for inner in module.modules()}
+    return [(path, one) for path, one in target_layers(parts, targets) if one not in whole]
+
+
+def _with_copied_head(parts: ModelParts, saved: dict[str, nn.Module]) -> ModelParts:
+    """Returns the parts with the copy of the head, which computes the logits."""
+    path = next(path for path, module in saved.items() if module is parts.head) + _COPY
+    copied: Any = parts.model.get_submodule(path)
+    return replace(parts, head=copied)
+
+
+def _names_in_file(model: nn.Module) -> dict[str, str]:
+    """Returns {name: the name under which the file has it} of parameters and buffers.
+
+    The file has tied weights once, under the first of their names.
+    """
+    first: dict[Tensor, str] = {}
+    tensors = [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+    return {name: first.setdefault(tensor, name) for name, tensor in tensors}
+
+
 def is_linear(module: nn.Module) -> bool:
     """Returns whether peft can put an adapter beside it: torch's Linear and GPT-2's Conv1D."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
@@ -166,14 +260,19 @@ def width_of(layer: nn.Module) -> int:
     return min(layer.weight.shape)
 
 
-def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
+def missing_layers(
+    parts: ModelParts, technique: str, value: Any, *, saved: dict[str, nn.Module]
+) -> str | None:
     """Returns why a model cannot have this choice about adapters; None if it can.
 
-    `technique` is one of the fields about adapters, and `value` its choice.
+    `technique` is one of the fields about adapters, and `value` its choice. `saved` are the modules
+    that are trained whole beside adapters.
     """
-    if technique == "adapter_targets" and not target_layers(parts, value):
+    if technique == "adapter_targets" and not _adapted(parts, value, saved=saved):
         if value == "attention":
             return "no linear layers were found in the attention of the model's blocks"
+        if saved:
+            return "all linear layers of the model's blocks are among modules_to_save"
         return "the model's blocks have no linear layers"
     if technique == "adapter_rank":
         layers = target_layers(parts, "all-linear")
@@ -187,6 +286,12 @@ def missing_layers(parts: ModelParts, technique: str, value: Any) -> str | None:
         layers = target_layers(parts, "all-linear")
         if not any(isinstance(layer, nn.Linear) for _, layer in layers):
             return "the model's blocks have no torch.nn.Linear"
+        whole = {inner: path for path, one in saved.items() for inner in one.modules()}
+        for _, layer in layers:
+            if layer in whole:
+                return (
+                    f"what is quantized cannot be trained, and modules_to_save has {whole[layer]}"
+                )
     return None
 
 
@@ -197,7 +302,9 @@ def _base_dtype(config: TrainingConfig) -> torch.dtype:
     return precision.compute_dtype(config.precision)
 
 
-def _inject(model: nn.Module, targets: list[str], config: TrainingConfig) -> None:
+def _inject(
+    model: nn.Module, targets: list[str], config: TrainingConfig, workload: Workload
+) -> None:
     # An extra, and a second to import.
     from peft import LoraConfig, inject_adapter_in_model  # noqa: PLC0415
     from peft.tuners.lora import dora  # noqa: PLC0415
@@ -209,14 +316,17 @@ def _inject(model: nn.Module, targets: list[str], config: TrainingConfig) -> Non
     settings = LoraConfig(
         r=config.adapter_rank,
         lora_alpha=ALPHA,
-        lora_dropout=0.0,
+        lora_dropout=workload.adapter_dropout,
+        modules_to_save=list(workload.modules_to_save) or None,
         target_modules=targets,
         use_dora=config.adapter == "dora",
         init_lora_weights=False,  # `AdaptedWeights` sets them
         fan_in_fan_out=not any(isinstance(layer, nn.Linear) for layer in layers),
     )
     with warnings.catch_warnings(), unset_fake_temporarily():
-        warnings.simplefilter("ignore")  # about fan_in_fan_out where kinds of layers are mixed
+        warnings.simplefilter(
+            "ignore"
+        )  # about fan_in_fan_out where kinds of layers are mixed, and ties
         # On the meta device in predictions, too: peft moves the layers that it makes, which
         # parameters with fake tensors do not allow.
         inject_adapter_in_model(settings, model)

@@ -16,7 +16,7 @@ from autotune.shipped.fp8 import can_be_fp8
 from autotune.shipped.fp8_sizes import FP8_MULTIPLE
 from autotune.spec.config import DEPENDENT_FIELDS, TrainingConfig
 from autotune.techniques import attention, kernels, tensor_parallel
-from autotune.techniques.adapter import missing_layers
+from autotune.techniques.adapter import missing_layers, saved_modules
 from autotune.techniques.attention import AttentionCall, CallsOfAttention
 
 _EXAMINED_TOKENS = 8
@@ -30,13 +30,14 @@ def missing_parts(
     *,
     device: torch.device = _CPU,
     sequence_length: int = _EXAMINED_TOKENS,
+    modules_to_save: Sequence[str] = (),
 ) -> dict[str, dict[str, str]]:
     """Returns which of `choices`, {technique: values}, a model on the meta device does not support.
 
     The result is {technique: {value: reason}}. `device` is where the model will be trained, on
-    sequences of `sequence_length` tokens. Do not use the model afterwards: its weights are
-    converted to bf16, the only dtype that torch's grouped product of experts supports on the meta
-    device.
+    sequences of `sequence_length` tokens, with `modules_to_save` beside adapters. Do not use the
+    model afterwards: its weights are converted to bf16, the only dtype that torch's grouped product
+    of experts supports on the meta device. Raises InvalidInput for a module that it does not have.
     """
     parts.model.bfloat16()
     found: dict[str, dict[str, str]] = {}
@@ -47,11 +48,16 @@ def missing_parts(
     if unsupported:
         found["attention"] = unsupported
     has_adapters = any(adapter != "none" for adapter in choices.get("adapter", ()))
+    saved = saved_modules(parts, modules_to_save) if has_adapters else {}
     for technique, values in choices.items():
-        if technique in DEPENDENT_FIELDS["adapter"] and not has_adapters:
+        is_of_adapters = technique in DEPENDENT_FIELDS["adapter"]
+        if is_of_adapters and not has_adapters:
             continue
         for value in values:
-            reason = _why_unsupported(parts, technique, value, if_unknown=False)
+            if is_of_adapters:
+                reason = missing_layers(parts, technique, value, saved=saved)
+            else:
+                reason = _why_unsupported(parts, technique, value, if_unknown=False)
             if reason:
                 found.setdefault(technique, {})[str(value)] = reason
     return found
@@ -133,8 +139,6 @@ def _missing_part(parts: ModelParts, technique: str, value: Any) -> str | None:
             return parts.own_loss
         case ("loss", "chunked") if parts.head is None:
             return "the model has no linear head that makes its logits"
-        case (field, _) if field in DEPENDENT_FIELDS["adapter"]:
-            return missing_layers(parts, technique, value)
     return None
 
 

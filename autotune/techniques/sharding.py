@@ -162,9 +162,10 @@ class ShardedWeights(Placement):
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = []
         self._current: dict[nn.Parameter, nn.Parameter] = {}
 
-    def change(self, parts: ModelParts) -> None:
+    def change(self, parts: ModelParts) -> ModelParts:
         if self._tensor_parallel is not None:
             self._tensor_parallel.split(parts)
+        return parts
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         assert weight is not None

@@ -365,8 +365,9 @@ class SplitWeights(Placement):
         super().__init__(dtype=dtype, device=device)
         self._tensor_parallel = tensor_parallel
 
-    def change(self, parts: ModelParts) -> None:
+    def change(self, parts: ModelParts) -> ModelParts:
         self._tensor_parallel.split(parts)
+        return parts
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         assert weight is not None

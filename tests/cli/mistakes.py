@@ -44,6 +44,8 @@ COMMAND_LINES = {
         --trials 1e3
         --confirm-share 2 | --confirm-share -1 | --confirm-share nan | --confirm-share x
         --no-confirm=x
+        --adapter-dropout 0.05 | --adapter-dropout 1.0 | --modules-to-save head
+        --space finetune --modules-to-save a- | --modules-to-save-dtype base
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
         --seeds 0 | --seeds -1 | --seeds 101 | --seeds many
         --device gpu | --device cuda:x | --device tpu | --device '' | --device cuda:
@@ -218,6 +220,8 @@ COMMAND_LINES = {
         --max-mem 8GiB --adapter-rank 16 | --max-mem 8GiB --adapter-targets attention
         --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
         --max-mem 8GiB --adapter lora --base-weights int4 | --max-mem 8GiB --vary rank
+        --max-mem 8GiB --adapter-dropout 0.05 | --max-mem 8GiB --adapter lora --adapter-dropout 1
+        --max-mem 8GiB --modules-to-save head | --max-mem 8GiB --modules-to-save-dtype base
         --max-mem 8GiB --space nope
         --max-mem 8GiB --space quick --precision fp32 | --max-mem 8GiB --scale tiny
         --max-mem 8GiB --space peak_memory --scale huge | --max-mem 8GiB --width 130 --heads 4
@@ -264,6 +268,10 @@ COMMAND_LINES = {
         --adapter x | --adapter lora --adapter-rank 0 | --adapter lora --adapter-rank x
         --adapter lora --adapter-rank 100000 | --adapter-rank 16 | --adapter-targets attention
         --adapter lora --adapter-targets mlp | --base-weights nf4 | --base-weights x
+        --adapter-dropout 0.05 | --adapter lora --adapter-dropout 5% | --modules-to-save head
+        --adapter lora --adapter-dropout -0.1 | --adapter lora --modules-to-save 'a b'
+        --adapter lora --modules-to-save '' | --adapter lora --modules-to-save-dtype bf16
+        --space quick --adapter-dropout 0.05
         --optimizer paged | --all | --all --precision fp32 | --whole-depth=x
         --whole-depth --space nope
         --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
@@ -306,6 +314,8 @@ COMMAND_LINES = {
         --gradient-reduction fp16 | --engine jax
         --adapter x | --adapter dora --adapter-rank -1 | --adapter-targets attention
         --base-weights int8 | real 0 --adapter lora IN_REAL
+        --adapter-dropout 0.05 | --adapter lora --adapter-dropout nan | --modules-to-save head
+        --adapter lora --modules-to-save-dtype int8
         real 0 --compute-capability 9.0 IN_REAL
     """,
     "show": r"""

@@ -254,7 +254,8 @@ HARMLESS_TEXTS = """
     activation_offload adapter adapter_targets allocator attention base_weights checkpointing
     compile compile_time_limit compute_capability context database_wait dataset dataset_config
     dataset_split device devices engine gradient_reduction group held_out_split loss max_mem
-    max_time model name offload optimizer optimizer_fusion packing pick precision prefer profile
+    max_time model modules_to_save_dtype name offload optimizer optimizer_fusion packing pick
+    precision prefer profile
     sampler scale schedule sharding space state step_time_limit study target_version text_column
     time_budget to tokenizer torch trial_time_limit trials vary x
     y
@@ -335,9 +336,9 @@ def test_every_option_of_the_workload_can_have_a_default(project):
         if option.is_switch:
             value = "true"
         elif option.is_repeatable:
-            value = '["adamw=1"]'
-        elif option.format.range is not None:
-            value = "1"
+            value = '["adamw=1"]' if option.name == "learning_rates" else '["x"]'
+        elif (numbers := option.format.range) is not None:
+            value = "1" if numbers.most >= 1 else "0.5"
         lines.append(f"{option.flag.removeprefix('--')} = {value}")
     (project / "autotune.toml").write_text("\n".join(lines))
     given = parsed("search")

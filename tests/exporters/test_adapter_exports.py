@@ -4,6 +4,7 @@ import dataclasses
 import re
 import time
 
+import peft
 import pytest
 import torch
 from datasets import Dataset
@@ -201,6 +202,34 @@ def test_with_any_adapter_a_trainer_of_transformers_takes_the_memory_of_the_tria
     config, export = exported("transformers", workload, settings)
     peak = peak_of_transformers(export, workload, tmp_path / "out")
     assert peak == peak_of_trial(workload, prepared, config)
+
+
+def beside(workload, saved_dtype):
+    """The workload with dropout of adapters, and embedding and head trained whole."""
+    return dataclasses.replace(
+        workload,
+        adapter_dropout=0.05,
+        modules_to_save=("embed_tokens", "lm_head"),
+        modules_to_save_dtype=saved_dtype,
+    )
+
+
+@pytest.mark.parametrize("saved_dtype", ["adapter", "base"])
+def test_with_dropout_and_whole_modules_a_trainer_of_transformers_takes_the_memory_of_the_trial(
+    saved_dtype, workload, prepared, tmp_path
+):
+    whole = beside(workload, saved_dtype)
+    config, export = exported("transformers", whole, LORA)
+    peak = peak_of_transformers(export, whole, tmp_path / "out")
+    # A trained embedding keeps its tokens: Trainer has them anyway, a trial copies a micro batch.
+    tokens_bytes = BATCH * LENGTH * torch.int64.itemsize
+    assert peak + tokens_bytes == peak_of_trial(whole, prepared, config)
+    loaded = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(workload.model_source), tmp_path / "out"
+    )
+    for module in (loaded.get_input_embeddings(), loaded.get_output_embeddings()):
+        copied = module.modules_to_save["default"].weight
+        assert not torch.equal(copied, module.original_module.weight)
 
 
 @pytest.mark.slow

@@ -111,6 +111,37 @@ def test_every_version_has_every_value_in_the_files_or_listed_as_not_expressed(n
     check_all(name, version, of_techniques())
 
 
+BESIDE_ADAPTERS = {
+    "float32": {},
+    "over bf16": {"precision": "bf16-mixed", "base_weights": "bf16"},
+    "over nf4": {"precision": "bf16-mixed", "base_weights": "nf4"},
+}
+
+
+@pytest.mark.parametrize("saved_dtype", ["adapter", "base"])
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_what_is_beside_adapters_is_in_the_files_or_listed_as_not_expressed(
+    name, version, saved_dtype
+):
+    of_model = ("embedding", "head") if name == "pytorch" else ("embed_tokens", "lm_head")
+    beside = {
+        "adapter_dropout": 0.05,
+        "modules_to_save": of_model,
+        "modules_to_save_dtype": saved_dtype,
+    }
+    recipes = {
+        case: recipe(TrainingConfig(adapter="lora", micro_batch_size=8, **choices), **beside)
+        for case, choices in BESIDE_ADAPTERS.items()
+    }
+    check_all(name, version, recipes)
+
+
+def test_a_full_training_has_nothing_beside_adapters():
+    asked = recipe(adapter_dropout=0.05, modules_to_save=("head",))
+    for name, target in TARGETS.items():
+        check(name, target.versions[0], asked)
+
+
 def unheard_of(technique, monkeypatch):
     """Declares a value that no exporter knows, and returns the recipe of a trial with it."""
     known = config_module._CHOICES[technique]

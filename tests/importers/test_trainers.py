@@ -333,3 +333,52 @@ def test_an_unknown_key_of_a_dataset_is_one_sentence_with_the_near_one(tmp_path)
 def test_names_and_patterns_of_layers_say_where_adapters_are(targets, layers, tmp_path):
     found = _import("trl", tmp_path, use_peft=True, lora_target_modules=targets)
     assert found.config["adapter_targets"] == layers
+
+
+# -- beside adapters -------------------------------------------------------------------------------
+
+ADAPTERS = {
+    "axolotl": {"adapter": "lora", "lora_target_linear": True, "bf16": True},
+    "trl": {"use_peft": True, "lora_target_modules": "all-linear"},
+    "llamafactory": {"finetuning_type": "lora"},
+    "transformers": {"train_mode": "qlora", "template_name": "llama3"},
+}
+DROPOUT_UNASKED = {"axolotl": 0.0, "trl": 0.05, "llamafactory": 0.0, "transformers": 0.05}
+
+
+@pytest.mark.parametrize("trainer", ADAPTERS)
+def test_dropout_of_adapters_is_the_trainers_own_unless_the_file_says_it(trainer, tmp_path):
+    unasked = _import(trainer, tmp_path, **ADAPTERS[trainer])
+    asked = _import(trainer, tmp_path, **ADAPTERS[trainer], lora_dropout=0.1)
+    assert unasked.workload["adapter_dropout"] == DROPOUT_UNASKED[trainer]
+    assert asked.workload["adapter_dropout"] == 0.1
+    assert not any(one.key == "lora_dropout" for one in asked.not_taken)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "key", "value", "dtype"),
+    [
+        ("axolotl", "lora_modules_to_save", ["embed_tokens", "lm_head"], "base"),
+        ("trl", "lora_modules_to_save", ["embed_tokens", "lm_head"], "base"),
+        ("llamafactory", "additional_target", "embed_tokens, lm_head", "adapter"),
+        ("llamafactory", "additional_target", ["embed_tokens", "lm_head"], "adapter"),
+    ],
+)
+def test_modules_trained_whole_are_taken_over_in_the_format_that_the_trainer_has_them_in(
+    trainer, key, value, dtype, tmp_path
+):
+    found = _import(trainer, tmp_path, **ADAPTERS[trainer], **{key: value})
+    assert found.workload["modules_to_save"] == ["embed_tokens", "lm_head"]
+    assert found.workload["modules_to_save_dtype"] == dtype
+    assert not any(one.key == key for one in found.not_taken)
+
+
+@pytest.mark.parametrize("share", [1, 1.5, -0.1, "much"])
+def test_a_dropout_that_is_no_share_is_one_sentence(share, tmp_path):
+    with pytest.raises(InvalidInput, match="lora_dropout"):
+        _import("trl", tmp_path, **ADAPTERS["trl"], lora_dropout=share)
+
+
+def test_a_full_training_has_no_dropout_of_adapters(tmp_path):
+    found = _import("axolotl", tmp_path, lora_dropout=0.05, lora_modules_to_save=["lm_head"])
+    assert not {"adapter_dropout", "modules_to_save"} & set(found.workload)

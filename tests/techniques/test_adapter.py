@@ -1,11 +1,12 @@
 """Adapters and frozen weights: what is trained, how it begins, and what is stored."""
 
+import peft
 import pytest
 import torch
 from torch import nn
 
 from autotune.data.batches import Batch
-from autotune.errors import IllegalConfiguration
+from autotune.errors import IllegalConfiguration, InvalidInput
 from autotune.memory.device_meter import make_meter
 from autotune.models import build_model
 from autotune.models.parts import ModelParts
@@ -13,6 +14,7 @@ from autotune.models.weights import draw_weights
 from autotune.predictor.predict import predict
 from autotune.shipped.quantized import tensors_behind
 from autotune.spec.config import TrainingConfig
+from autotune.spec.model_file import model_name
 from autotune.spec.parity import TOLERANCES
 from autotune.spec.prediction import PredictionRequest
 from autotune.spec.workload import make_workload
@@ -41,9 +43,18 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def training_of(weights):
     """training_of(config) has the techniques of a configuration applied to a small GPT."""
-    return lambda config, **options: apply_techniques(
-        config, WORKLOAD, weights_file=weights, device=CPU, **options
+    return lambda config, workload=WORKLOAD, **options: apply_techniques(
+        config, workload, weights_file=weights, device=CPU, **options
     )
+
+
+def workload_with(**beside):
+    """The workload with what is said of adapters; the weights are those of the plain one."""
+    return make_workload("cpu", {**SIZES, **beside})
+
+
+WHOLE = ("embedding", "head")
+"""Modules of the built-in GPT that are trained whole beside adapters."""
 
 
 def meter():
@@ -204,7 +215,13 @@ def test_an_evaluation_leaves_nf4_weights_as_they_are(training_of):
 )
 def test_the_peak_of_adapters_is_predicted(choices, training_of):
     config = config_of(**choices)
-    training = training_of(config)
+    predicted, measured = peaks_of(config, WORKLOAD, training_of)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def peaks_of(config, workload, training_of):
+    """The predicted and the measured peak of a step, in bytes."""
+    training = training_of(config, workload)
     steps_of(training, config, steps=2)
     tokens = torch.arange(66).reshape(2, 33) * 7 % 256
     batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
@@ -218,9 +235,127 @@ def test_the_peak_of_adapters_is_predicted(choices, training_of):
 
     with measuring.measuring(resident):
         step(2, batch)
-    prediction = predict(PredictionRequest(workload=WORKLOAD, config=config, device="cpu"))
-    measured = measuring.reading().peak_memory_bytes
-    assert prediction.peak_memory_bytes == pytest.approx(measured, rel=0.01)
+    prediction = predict(PredictionRequest(workload=workload, config=config, device="cpu"))
+    return prediction.peak_memory_bytes, measuring.reading().peak_memory_bytes
+
+
+@pytest.mark.parametrize("saved_dtype", ["adapter", "base"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"precision": "bf16-mixed", "base_weights": "bf16", "checkpointing": "block"},
+        {"precision": "bf16-mixed", "base_weights": "nf4", "loss": "chunked"},
+    ],
+    ids=lambda choices: " ".join(choices.values()) or "float32",
+)
+def test_the_peak_of_what_is_beside_adapters_is_predicted(choices, saved_dtype, training_of):
+    workload = workload_with(
+        adapter_dropout=0.05, modules_to_save=WHOLE, modules_to_save_dtype=saved_dtype
+    )
+    predicted, measured = peaks_of(config_of(**choices), workload, training_of)
+    assert predicted == pytest.approx(measured, rel=0.001)
+
+
+# -- modules trained whole -------------------------------------------------------------------------
+
+
+def test_copies_are_trained_and_their_originals_are_not(training_of):
+    training = training_of(config_of(), workload_with(modules_to_save=WHOLE))
+    model = training.parts.model
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    steps_of(training, config_of())
+    for name in WHOLE:
+        original, copied = (
+            f"{name}.original_module.weight",
+            f"{name}.modules_to_save.default.weight",
+        )
+        assert torch.equal(before[original], before[copied])
+        after = dict(model.named_parameters())
+        assert torch.equal(before[original], after[original])
+        assert not torch.equal(before[copied], after[copied])
+
+
+@pytest.mark.parametrize(
+    ("saved_dtype", "choices", "expected"),
+    [
+        ("adapter", {"precision": "bf16-mixed", "base_weights": "bf16"}, torch.float32),
+        ("base", {"precision": "bf16-mixed", "base_weights": "bf16"}, torch.bfloat16),
+        ("base", {"precision": "bf16-mixed", "base_weights": "nf4"}, torch.bfloat16),
+        ("base", {}, torch.float32),
+        # GradScaler unscales no gradients in float16.
+        ("base", {"precision": "fp16-mixed", "base_weights": "int8"}, torch.float32),
+    ],
+)
+def test_copies_are_in_the_format_of_adapters_or_of_the_base(
+    saved_dtype, choices, expected, training_of
+):
+    workload = workload_with(modules_to_save=WHOLE, modules_to_save_dtype=saved_dtype)
+    head = training_of(config_of(**choices), workload).parts.head
+    assert (head.weight.dtype, head.weight.requires_grad) == (expected, True)
+
+
+def test_a_loss_in_chunks_reads_the_copy_of_the_head(training_of):
+    workload = workload_with(modules_to_save=WHOLE)
+    chunked = config_of(loss="chunked")
+    losses = steps_of(training_of(chunked, workload), chunked)
+    expected = steps_of(training_of(config_of(), workload), config_of())
+    assert losses == pytest.approx(expected, rel=1e-6)
+    assert losses != pytest.approx(steps_of(training_of(config_of()), config_of()), rel=1e-4)
+
+
+def test_names_of_parameters_are_those_that_peft_gives(training_of):
+    workload = workload_with(modules_to_save=("head", "attention_norm"), adapter_dropout=0.1)
+    ours = training_of(config_of(), workload).parts.model
+    layers = [path for path, _ in target_layers(build_model(workload), "all-linear")]
+    theirs = peft.get_peft_model(
+        build_model(workload).model,
+        peft.LoraConfig(target_modules=layers, modules_to_save=["head", "attention_norm"]),
+    )
+    assert {*ours.state_dict()} == {*theirs.get_base_model().state_dict()}
+
+
+def test_tied_weights_become_two_copies_beside_one_original(tmp_path):
+    config = {"model_type": "llama", "tie_word_embeddings": True, "num_hidden_layers": 2}
+    config |= {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    config |= {"vocab_size": 300, "max_position_embeddings": 64}
+    content = {"model": model_name(config), "model_config": config, "sequence_length": 32}
+    workload = make_workload(
+        "cpu", {**content, "global_batch": 2, "modules_to_save": ["embed_tokens", "lm_head"]}
+    )
+    draw_weights(workload, file=tmp_path / "weights.pt")
+    training = apply_techniques(
+        config_of(), workload, weights_file=tmp_path / "weights.pt", device=CPU
+    )
+    names = [name for name, _ in training.parts.model.named_parameters() if "layers" not in name]
+    assert [name.removeprefix("network.") for name in names] == [
+        "model.embed_tokens.original_module.weight",
+        "model.embed_tokens.modules_to_save.default.weight",
+        "model.norm.weight",
+        "lm_head.modules_to_save.default.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("heads",), "the model has no module 'heads' to train beside adapters"),
+        (("blocks",), r"'blocks\.0'|'blocks' cannot be trained whole .* has blocks of the model"),
+        (("feed_forward", "gate"), "others of modules_to_save, in it"),
+    ],
+)
+def test_modules_that_cannot_be_trained_whole_are_one_sentence(names, message, training_of):
+    with pytest.raises(InvalidInput, match=message) as raised:
+        training_of(config_of(), workload_with(modules_to_save=names))
+    assert raised.value.hint
+
+
+def test_layers_that_are_trained_whole_have_no_adapter_and_cannot_be_quantized(training_of):
+    workload = workload_with(modules_to_save=("gate",))
+    names = adapters_of(training_of(config_of(), workload))
+    assert not any(".gate." in name for name in names)
+    with pytest.raises(IllegalConfiguration, match=r"quantized cannot be .* has blocks\.0"):
+        training_of(config_of(precision="bf16-mixed", base_weights="int8"), workload)
 
 
 # -- models that cannot have them ------------------------------------------------------------------

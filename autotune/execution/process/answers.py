@@ -145,7 +145,11 @@ def examine(task: Examine) -> Examined:
     with torch.device("meta"):
         parts = build_model(workload)
     missing = missing_parts(
-        parts, task.choices, device=device, sequence_length=workload.sequence_length
+        parts,
+        task.choices,
+        device=device,
+        sequence_length=workload.sequence_length,
+        modules_to_save=workload.modules_to_save,
     )
     if not is_function_reference(workload.model):
         return Examined(unavailable=missing)

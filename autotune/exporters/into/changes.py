@@ -44,7 +44,7 @@ from autotune.spec.config import (
     TrainingConfig,
     rule_violations,
 )
-from autotune.spec.workload import Workload
+from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
 _IDLE = (
     *("adam_beta1", "adam_beta2", "adam_epsilon"),
@@ -213,7 +213,7 @@ class _Change:
         return dataclasses.replace(config, **{name: own[name] for name in OF_SEVERAL_DEVICES})
 
     def _workload(self, recipe: Recipe) -> Any:
-        """Returns the trial's workload with the file's number of sequences in a step."""
+        """Returns the trial's workload with the file's sequences in a step, and its dropout."""
         of_file = self._file.training.workload
         replicas = of_file.get("devices_per_trial", 1) // self._file.config.tensor_parallel
         on_a_device = of_file["global_batch"] // replicas
@@ -226,7 +226,8 @@ class _Change:
                 f"{self._wanted.micro_batch_size} do not divide",
                 hint="name another trial with --trial, or search with --from and this file",
             )
-        return dataclasses.replace(recipe.workload, global_batch=global_batch)
+        beside = {name: of_file[name] for name in BESIDE_ADAPTERS if name in of_file}
+        return dataclasses.replace(recipe.workload, global_batch=global_batch, **beside)
 
     # -- keys --------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Compares the file with the study: whether its numbers hold for what the file trains."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -8,7 +9,8 @@ from autotune.exporters.into.changes import TrainerFile
 from autotune.spec.config import FIELD_ORDER, TrainingConfig
 from autotune.spec.model_choice import with_model_config
 from autotune.spec.model_file import known_sizes, source_of
-from autotune.spec.workload import Workload
+from autotune.spec.setting import option_of
+from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
 
 def check_file(study: str, workload: Workload, config: TrainingConfig, file: TrainerFile) -> None:
@@ -58,6 +60,17 @@ def remarks(workload: Workload, config: TrainingConfig, file: TrainerFile) -> It
     packing = of_file.get("packing", workload.packing)
     if packing != workload.packing:
         yield f"rows of {name} are {packing}, those of the study {workload.packing}"
+    if config.adapter != "none" and file.config.adapter != "none":
+        beside = {one: of_file.get(one, value) for one, value in BESIDE_ADAPTERS.items()}
+        of_its_own = dataclasses.replace(workload, **beside)
+        for setting in BESIDE_ADAPTERS:
+            values = [getattr(one, setting) for one in (of_its_own, workload)]
+            if values[0] != values[1]:
+                has, had = map(option_of(Workload, setting).format.write, values)
+                yield (
+                    f"{name} has {setting.replace('_', ' ')} {has or 'none'}, the study "
+                    f"{had or 'none'}: memory will differ, and the file keeps its own"
+                )
     if workload.devices_per_trial == 1 and of_file["global_batch"] != workload.global_batch:
         yield (
             f"a step of {name} has {of_file['global_batch']} sequences on a device, that of the "

@@ -5,8 +5,9 @@ use are omitted.
 """
 
 from autotune.exporters.adapters import (
-    ALPHA,
+    adapter_settings,
     is_quantized,
+    saved_dtype,
     torchao_class,
     trained_dtype,
 )
@@ -16,6 +17,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import imported_optimizer
 from autotune.spec.config import TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
+from autotune.spec.workload import Workload
 
 _AUTOCAST = {"bf16-mixed": "torch.bfloat16", "fp8": "torch.bfloat16", "fp16-mixed": "torch.float16"}
 _EVERY = {"every-2": 2, "every-4": 4}
@@ -57,7 +59,7 @@ def _prepare(recipe: Recipe) -> list[Part]:
         kind = torchao_class(config)
         parts.append(code(f"from torchao.quantization import {kind}\n\nQUANTIZATION = {kind}()"))
         parts.append(shipped("script.quantize_to_8_bits"))
-    return [*parts, _add_adapters(config)]
+    return [*parts, _add_adapters(recipe)]
 
 
 _PREPARE = """
@@ -68,7 +70,8 @@ def prepare(model: nn.Module) -> None:
 """
 
 
-def _add_adapters(config: TrainingConfig) -> Part:
+def _add_adapters(recipe: Recipe) -> Part:
+    config, workload = recipe.config, recipe.workload
     lines = [
         "found = find_blocks(model)",
         'assert found is not None, "the model has no list of blocks of one class"',
@@ -84,7 +87,7 @@ def _add_adapters(config: TrainingConfig) -> Part:
         ]
     lines += [
         "layers = linear_layers(model, parts)",
-        "add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE)",
+        add_adapters_line(workload),
         "draw_adapters(model, seed=SEED)",
     ]
     body = "\n".join(f"    {line}" for line in lines)
@@ -95,19 +98,30 @@ from autotune.shipped.adapter_weights import draw_adapters
 from autotune.shipped.adapters import add_adapters, linear_layers
 from autotune.shipped.blocks import find_blocks
 
-ADAPTER_DTYPE = torch.{trained_dtype(config)}
-ADAPTER_SETTINGS: dict[str, Any] = {{
-    "r": {config.adapter_rank},
-    "lora_alpha": {ALPHA},
-    "lora_dropout": 0.0,
-    "use_dora": {config.adapter == "dora"},
-}}
+{adapter_constants(config, workload)}
 
 
 def prepare(model: Any) -> None:
     """Moves the model to the device, freezes it and adds the adapters, which are trained."""
 {body}
 ''')
+
+
+def adapter_constants(config: TrainingConfig, workload: Workload) -> str:
+    """Returns the constants of `add_adapters_line`, a definition each."""
+    lines = [f"ADAPTER_DTYPE = torch.{trained_dtype(config)}"]
+    if workload.modules_to_save:
+        lines.append(f"MODULES_DTYPE = torch.{saved_dtype(config, workload)}")
+    lines.append("ADAPTER_SETTINGS: dict[str, Any] = {")
+    settings = adapter_settings(config, workload)
+    lines += [f'    "{name}": {value!r},'.replace("'", '"') for name, value in settings.items()]
+    return "\n".join([*lines, "}"])
+
+
+def add_adapters_line(workload: Workload) -> str:
+    """Returns the statement that adds adapters to `layers` of a model, by `shipped/adapters.py`."""
+    others = ", modules_dtype=MODULES_DTYPE" if workload.modules_to_save else ""
+    return f"add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE{others})"
 
 
 def technique_modules(config: TrainingConfig) -> list[str]:

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from autotune.exporters.adapters import UNTRAINED
+from autotune.exporters.adapters import UNTRAINED, lacks_beside_adapters
 from autotune.exporters.devices import Closest, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.launch import FILE as LAUNCHER
@@ -188,6 +188,10 @@ def _fit_adapter(closest: Closest, version: str) -> None:
         why = "torchtitan 0.2 has no adapters: all weights are trained, in much more memory"
         for setting, instead in UNTRAINED.items():
             closest.change(setting, instead, why)
+    else:
+        why = "its LoRA has no dropout, and trains nothing whole beside adapters"
+    trial = closest.trial
+    closest.lacks(lacks_beside_adapters(trial.config, trial.workload, why))
     if closest.config.adapter == "dora":
         closest.change("adapter", "lora", "torchtitan's adapters have no magnitudes")
     why = "torchtitan stores frozen weights in the number format of training"

@@ -9,15 +9,17 @@ from typing import Any
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import (
-    ALPHA,
     base_dtype,
     is_quantized,
     torchao_class,
-    trained_dtype,
 )
 from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.promise import is_promised, literal_lines
-from autotune.exporters.pytorch.techniques import technique_modules
+from autotune.exporters.pytorch.techniques import (
+    adapter_constants,
+    add_adapters_line,
+    technique_modules,
+)
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import imported_optimizer
 from autotune.spec.config import TrainingConfig
@@ -41,7 +43,7 @@ def trainer_code(
         shipped(*_modules(config, by_keys=by_keys, version=version)),
         *([_sequences(recipe.workload)] if recipe.workload.script is None else []),
         _arguments(config),
-        _prepare_model(config, by_keys=by_keys, version=version),
+        _prepare_model(recipe, by_keys=by_keys, version=version),
         _make_optimizer(recipe),
         *([_promise(trial)] if is_promised(recipe) else []),
         _trainer(recipe),
@@ -130,7 +132,7 @@ is N times as large, unless gradient_accumulation_steps is divided by N."""
 def _settings(recipe: Recipe, keys: Mapping[str, Any]) -> Part:
     """Returns the settings of the process and the constants."""
     config = recipe.config
-    lines = ["import torch"]
+    lines = ["from typing import Any", "import torch"]
     if config.memory_budget != 1.0:
         lines.append("import torch._functorch.config")
     process = launch.with_torch(config)
@@ -138,27 +140,14 @@ def _settings(recipe: Recipe, keys: Mapping[str, Any]) -> Part:
         lines += ["# Settings of the process.", *process, ""]
     if recipe.workload.script is None:
         lines.append(f"SEQUENCE_LENGTH = {recipe.workload.sequence_length}")
-    lines.append(f"WEIGHTS_DTYPE = torch.{base_dtype(config)}{_adapter_constants(config)}")
+    lines.append(f"WEIGHTS_DTYPE = torch.{base_dtype(config)}")
+    if config.adapter != "none":
+        lines.append(adapter_constants(config, recipe.workload))
     lines.append(f"SCHEDULE = {_literal(recipe.workload.schedule)}")
     lines.append("SETTINGS = {")
     lines += [f"    {_literal(name)}: {_literal(value)}," for name, value in keys.items()]
     lines.append("}")
     return code("\n".join(lines))
-
-
-def _adapter_constants(config: TrainingConfig) -> str:
-    if config.adapter == "none":
-        return ""
-    arguments = {
-        "r": config.adapter_rank,
-        "lora_alpha": ALPHA,
-        "lora_dropout": 0.0,
-        "use_dora": config.adapter == "dora",
-    }
-    listed = ", ".join(f"{_literal(name)}: {value!r}" for name, value in arguments.items())
-    return f"""
-ADAPTER_DTYPE = torch.{trained_dtype(config)}
-ADAPTER_SETTINGS = {{{listed}}}"""
 
 
 def _literal(value: Any) -> str:
@@ -240,12 +229,13 @@ def training_arguments(output_dir: str, **changes: Any) -> TrainingArguments:
     return TrainingArguments(output_dir=output_dir, **{**SETTINGS, **changes})'''
 
 
-def _prepare_model(config: TrainingConfig, *, by_keys: bool, version: str) -> Part:
+def _prepare_model(recipe: Recipe, *, by_keys: bool, version: str) -> Part:
+    config, workload = recipe.config, recipe.workload
     lines = []
     if not is_quantized(config):
         lines.append("set_weights_dtype(model, WEIGHTS_DTYPE)")
     if config.adapter != "none":
-        lines += [*_FIND_BLOCKS, *_adapter_lines(config)]
+        lines += [*_FIND_BLOCKS, *_adapter_lines(config, workload)]
     elif _needs_blocks(config, by_keys=by_keys):
         lines += _FIND_BLOCKS
     if version == "4.57":  # later ones do so by themselves
@@ -283,7 +273,7 @@ _FIND_BLOCKS = (
 )
 
 
-def _adapter_lines(config: TrainingConfig) -> list[str]:
+def _adapter_lines(config: TrainingConfig, workload: Workload) -> list[str]:
     lines = ["parts = list(found.blocks)"]
     if config.adapter_targets == "attention":
         lines = [
@@ -293,7 +283,7 @@ def _adapter_lines(config: TrainingConfig) -> list[str]:
     return [
         *lines,
         "layers = linear_layers(model, parts)",
-        "add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE)",
+        add_adapters_line(workload),
     ]
 
 

@@ -66,6 +66,12 @@ def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
         "gradient clipping",
         "none" if workload.gradient_clipping is None else f"{workload.gradient_clipping:g}",
     )
+    if workload.adapter_dropout:
+        yield "dropout of adapters", f"{workload.adapter_dropout:g}"
+    if workload.modules_to_save:
+        of = {"adapter": "adapters", "base": "frozen weights"}[workload.modules_to_save_dtype]
+        names = ", ".join(workload.modules_to_save)
+        yield "trained whole beside adapters", f"{names}, in the number format of {of}"
     yield "seed", f"{workload.seed}, of weights and data order"
 
 

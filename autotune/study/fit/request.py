@@ -9,7 +9,7 @@ from autotune.spec.data_sheets import requested_device
 from autotune.spec.prediction import context_bytes_on
 from autotune.spec.result import StudyResult, TrialRecord
 from autotune.spec.setting import EVERYDAY, THE_DEVICE, Size, TrialNumber, setting
-from autotune.spec.workload import Workload
+from autotune.spec.workload import Workload, check_adapters
 from autotune.study.fit.ablation import FitStep, ablation_steps, sharding_steps
 from autotune.study.fit.varying import Vary, Varying
 from autotune.study.prediction.predicted_training import PredictedSpace
@@ -185,6 +185,7 @@ class FitRequest(PredictedSpace):
             given.setdefault("micro_batch_size", 1)
         config = configuration_of(given, varying.workload.legality_context)
         check_legal(config, varying.workload.legality_context)
+        check_adapters(varying.workload, [config.adapter])
         return config
 
     def steps(self, varying: Varying) -> list[FitStep]:

@@ -14,7 +14,12 @@ from autotune.spec.model_size import check_weights_fit
 from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.space_file import load_space
 from autotune.spec.study import StudyDefinition
-from autotune.spec.workload import DEFAULTS_BY_DEVICE, Workload, make_workload
+from autotune.spec.workload import (
+    DEFAULTS_BY_DEVICE,
+    Workload,
+    check_adapters,
+    make_workload,
+)
 from autotune.study.request import SearchRequest
 from autotune.study.running.devices import check_whole_groups, parse_devices
 from autotune.units import format_size
@@ -83,6 +88,7 @@ def _workload_on_some_device(request: SearchRequest, space: SearchSpace) -> Work
         workload = make_workload(device_type, space.workload, specified)
         if has_global_batch(request, space) or workload.script is None:  # else its script says it
             bind_space(space, workload.legality_context, unavailable={})
+        check_adapters(workload, space.choices()["adapter"])
         if workload.script is None and request.ray is None:
             check_weights_fit(workload.to_dict(), folder=results, tolerance=_TOLERANCE)
         return workload

@@ -14,6 +14,7 @@ import pytest
 
 from autotune.exporters import TARGETS
 from autotune.exporters.into.changes import changed_file, read_file_of_trainer
+from autotune.exporters.into.comparison import remarks
 from autotune.exporters.into.dialects import DIALECTS
 from autotune.exporters.into.edited import REMOVED
 from autotune.exporters.launch import PROCESS_SETTINGS
@@ -225,3 +226,17 @@ def test_what_a_file_cannot_say_is_listed_with_the_exporters_reason():
     _, made = keys_of("trl", loss="full")
     [entry] = made.unsupported
     assert (entry.setting, entry.value, entry.instead) == ("loss", "full", "chunked")
+
+
+def test_a_file_with_other_dropout_than_the_study_keeps_it_and_is_remarked():
+    name, original, _ = FILES["axolotl"]
+    file = file_of("axolotl", original + "lora_dropout: 0.1\nlora_modules_to_save: [lm_head]\n")
+    asked = recipe_for(file, adapter_rank=64)
+    made = changed_file(file, asked)
+    assert [change.name for change in made.changes] == ["lora_r"]
+    said = [line for line in remarks(asked.workload, asked.config, file) if "keeps its own" in line]
+    assert [line.partition(": ")[0] for line in said] == [
+        f"{name} has adapter dropout 0.1, the study 0.0",
+        f"{name} has modules to save lm_head, the study none",
+        f"{name} has modules to save dtype base, the study adapter",
+    ]

@@ -2,18 +2,24 @@
 
 import torch
 
+NOTHING_BESIDE = {
+    "adapter_dropout": 0.0,
+    "modules_to_save": (),
+    "modules_to_save_dtype": "adapter",
+}
 UNTRAINED = {
     "adapter": "none",
     "adapter_rank": 8,
     "adapter_targets": "all-linear",
     "base_weights": "trained",
+    **NOTHING_BESIDE,
 }
 
 
 def adapter_settings(model, blocks, attention):
     """Of a model, the list of its blocks and the name of their attention.
 
-    Checks what is the same in all trials: alpha, no dropout, nothing else that is trained.
+    Checks what is the same in all trials: alpha, and nothing else that is trained.
     """
     layers = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
     if not layers:
@@ -21,9 +27,8 @@ def adapter_settings(model, blocks, attention):
     ranks = {part.r["default"] for part in layers.values()}
     [rank] = ranks
     assert {part.scaling["default"] for part in layers.values()} == {16 / rank}
-    assert {type(part.lora_dropout["default"]).__name__ for part in layers.values()} == {"Identity"}
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    assert all(".lora_" in name for name in trained)
+    assert all(".lora_" in name or ".modules_to_save." in name for name in trained)
     magnitudes = [name for name in trained if "magnitude" in name]
     assert len(magnitudes) in (0, len(layers))
     return {
@@ -31,12 +36,34 @@ def adapter_settings(model, blocks, attention):
         "adapter_rank": rank,
         "adapter_targets": _targets(set(layers.values()), blocks, attention),
         "base_weights": _base_weights(model, blocks),
+        **_beside(model, layers),
     }
 
 
+def _beside(model, layers):
+    """What drops the inputs of adapters, and what is trained whole beside them."""
+    [dropout] = {getattr(part.lora_dropout["default"], "p", 0.0) for part in layers.values()}
+    asked = model.peft_config["default"].modules_to_save or ()
+    whole = {name: part for name, part in model.named_modules() if hasattr(part, "original_module")}
+    assert {name.rpartition(".")[2] for name in whole} == {*asked}
+    assert not any(one.requires_grad for part in whole.values() for one in _frozen(part))
+    dtypes = {one.dtype for part in whole.values() for one in part.modules_to_save.parameters()}
+    is_alike = dtypes <= {part.lora_A["default"].weight.dtype for part in layers.values()}
+    return {
+        "adapter_dropout": dropout,
+        "modules_to_save": tuple(asked),
+        "modules_to_save_dtype": "adapter" if is_alike else "base",
+    }
+
+
+def _frozen(part):
+    return part.original_module.parameters()
+
+
 def trained_dtype(model):
-    """Returns the dtype of everything that is trained."""
-    [dtype] = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    """Returns the dtype of everything that is trained, but for what is whole beside adapters."""
+    trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
+    [dtype] = {one.dtype for name, one in trained if ".modules_to_save." not in name}
     return dtype
 
 
@@ -69,7 +96,9 @@ def _base_weights(model, blocks):
     others = {
         weight.dtype
         for name, weight in model.named_parameters()
-        if ".lora_" not in name and not name.endswith("proj.weight")
+        if ".lora_" not in name
+        and ".modules_to_save." not in name
+        and not name.endswith("proj.weight")
     }
     if kind in ("int8", "fp8", "nf4"):
         assert torch.float32 not in others, "what is not quantized is in 16 bits"

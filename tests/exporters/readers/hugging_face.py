@@ -211,7 +211,8 @@ def checkpointing_of(model, modules, begin):
     model.train()
     with counted_checkpoints(*modules) as calls:
         begin()
-        loss = model(**batch()).loss
+        with autocast_where_needed(model):
+            loss = model(**batch()).loss
         made = list(calls)
         loss.backward()
     for handle in handles:
@@ -225,6 +226,12 @@ def checkpointing_of(model, modules, begin):
         for options in made
     )
     return _name(again["attention"], again["feed-forward"], calls=len(made), keeps_some=keeps)
+
+
+def autocast_where_needed(model):
+    """A float32 embedding beside 16-bit layers needs autocast, under which trainers call models."""
+    has_whole = any(".modules_to_save." in name for name, _ in model.named_parameters())
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_whole)
 
 
 def _name(attention, feed_forward, *, calls, keeps_some):

@@ -13,6 +13,7 @@ from autotune.exporters.launch import PROCESS_SETTINGS
 from autotune.importers.registry import TRAINERS, import_files
 from autotune.importers.several_devices import COPY
 from autotune.spec.config import CHOICES, TrainingConfig
+from tests.exporters.readers.adapters import NOTHING_BESIDE
 from tests.exporters.readers.launcher import process_settings
 
 OPTIONS = {
@@ -54,12 +55,22 @@ def read(trainer, export):
     return {
         **config,
         **_of_the_process(trainer, export, config),
+        **_beside_adapters(config, workload),
         "learning_rate": next(iter(workload["learning_rates"].values())),
         "gradient_clipping": workload.get("gradient_clipping"),
         "devices_per_trial": workload.get("devices_per_trial", 1),
         **{name: workload.get(name) for name in ("schedule", "seed")},
         **{name: workload.get(name) for name in ("sequence_length", "global_batch")},
     }
+
+
+def _beside_adapters(config, workload):
+    if config["adapter"] == "none":
+        return NOTHING_BESIDE
+    done = {name: workload.get(name, value) for name, value in NOTHING_BESIDE.items()}
+    if config["base_weights"] == "trained":  # in the format of adapters
+        done["modules_to_save_dtype"] = "adapter"
+    return {**done, "modules_to_save": tuple(done["modules_to_save"])}
 
 
 def _processes(export):

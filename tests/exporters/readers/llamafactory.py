@@ -29,7 +29,7 @@ from tests.exporters.readers.key_table import check, defaults, load
 TABLE = load("llamafactory")
 OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
-    *("enable_liger_kernel", "streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
+    *("streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
     *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
     *("gradient_checkpointing", "train_on_prompt", "mask_history"),
 )
@@ -41,7 +41,7 @@ def read(export, version):
     values = values_of(export)
     check_dataset(export, values)
     if values["finetuning_type"] == "lora":
-        assert (values["lora_alpha"], values["lora_dropout"]) == (16, 0.0)
+        assert values["lora_alpha"] == 16
         assert values["lora_target"] in ("all", ",".join(ATTENTION_NAMES))
         assert not (values["use_dora"] and values["quantization_bit"]), "it stops at this"
     args, done = arguments(values), imported.read("llamafactory", export)
@@ -98,7 +98,13 @@ def arguments(values):
 def model_of(values):
     """Returns the model as LLaMA-Factory has it when training begins (`model/adapter.py`)."""
     names = ("finetuning_type", "pure_bf16", "lora_rank", "lora_alpha", "lora_dropout")
-    names += ("lora_target", "use_dora", "quantization_bit", "double_quantization")
+    names += (
+        "lora_target",
+        "use_dora",
+        "additional_target",
+        "quantization_bit",
+        "double_quantization",
+    )
     return _model(json.dumps({name: values[name] for name in names}))
 
 
@@ -124,6 +130,7 @@ def _model(text):
             lora_dropout=said["lora_dropout"],
             target_modules=targets,
             use_dora=said["use_dora"],
+            modules_to_save=said["additional_target"] and said["additional_target"].split(","),
         )
         model = peft.get_peft_model(model, config).get_base_model()
     else:

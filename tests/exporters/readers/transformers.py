@@ -25,6 +25,7 @@ from tests.exporters.readers.hugging_face import (
     SWITCHES,
     attention_of_process,
     autocast_by_arguments,
+    autocast_where_needed,
     checkpointing_of,
     compile_of,
     imported,
@@ -190,7 +191,7 @@ def loss_of(model):
     ]
     for part in converted:  # a CPU multiplies no fp8
         object.__setattr__(part.config, "emulate", True)
-    with torch.no_grad():
+    with torch.no_grad(), autocast_where_needed(model):
         return "chunked" if model(input_ids=tokens, labels=tokens).logits is None else "full"
 
 

@@ -98,7 +98,9 @@ def adapter_of(model, adapter):
     if not adapter:
         return UNTRAINED
     said = with_defaults(adapter, CALLS["get_peft_model"])
-    assert (said["lora_alpha"], said["lora_dropout"], said["use_rslora"]) == (16, 0.0, False)
+    assert (said["lora_alpha"], said["use_rslora"]) == (16, False)
+    whole = tuple(said["modules_to_save"] or ())
+    assert set(whole) <= {"embed_tokens", "lm_head"}, "it would raise TypeError"
     base = "fp16" if model["dtype"] == "float16" else "bf16"
     if model["load_in_4bit"] or model["load_in_8bit"]:
         base = "nf4" if model["load_in_4bit"] else "int8 by bitsandbytes"
@@ -107,6 +109,9 @@ def adapter_of(model, adapter):
         "adapter_rank": said["r"],
         "adapter_targets": TARGETS[tuple(sorted(said["target_modules"]))],
         "base_weights": base,
+        "adapter_dropout": said["lora_dropout"],
+        "modules_to_save": whole,
+        "modules_to_save_dtype": "adapter",  # all that is trained is in float32
     }
 
 
