@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.exporters.reasons import Reason
-from autotune.spec.config import QUANTIZED_WEIGHTS, TECHNIQUES, BaseWeights, TrainingConfig
+from autotune.spec.config import (
+    QUANTIZED_WEIGHTS,
+    SHARDED_WEIGHTS,
+    TECHNIQUES,
+    BaseWeights,
+    TrainingConfig,
+)
 from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
 ALPHA = 16
@@ -114,16 +120,29 @@ def adapter_settings(config: TrainingConfig, workload: Workload) -> dict[str, An
     return {**arguments, "use_dora": config.adapter == "dora"}
 
 
+def storage_dtype(config: TrainingConfig) -> str | None:
+    """Returns the name of torch's dtype in which codes of nf4 are packed, where it matters.
+
+    Trainers have devices share out tensors of one dtype together, and so codes like the weights in
+    16 bits: https://huggingface.co/docs/bitsandbytes/main/en/fsdp_qlora
+    """
+    is_shared_out = config.base_weights == "nf4" and config.sharding in SHARDED_WEIGHTS
+    return base_dtype(config) if is_shared_out else None
+
+
 def quantization_settings(config: TrainingConfig) -> dict[str, Any]:
     """Returns `quantization_config` of `from_pretrained` as JSON has it."""
     if config.base_weights == "nf4":
-        return {
+        settings = {
             "quant_method": "bitsandbytes",
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_use_double_quant": True,
             "bnb_4bit_compute_dtype": base_dtype(config),
         }
+        if (packed_in := storage_dtype(config)) is not None:
+            settings["bnb_4bit_quant_storage"] = packed_in
+        return settings
     name = _TORCHAO_CLASSES[config.base_weights]
     return {
         "quant_method": "torchao",
@@ -145,10 +164,12 @@ def torchao_class(config: TrainingConfig) -> str:
 def quantization_expression(config: TrainingConfig) -> str:
     """Returns `quantization_config` of `from_pretrained` as an expression."""
     if config.base_weights == "nf4":
+        packed_in = storage_dtype(config)
+        storage = f", bnb_4bit_quant_storage=torch.{packed_in}" if packed_in is not None else ""
         return (
             'transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", '
             "bnb_4bit_use_double_quant=True, "
-            f"bnb_4bit_compute_dtype=torch.{base_dtype(config)})"
+            f"bnb_4bit_compute_dtype=torch.{base_dtype(config)}{storage})"
         )
     return f"transformers.TorchAoConfig(torchao.quantization.{torchao_class(config)}())"
 

@@ -129,7 +129,7 @@ _BY_FSDP2 = (
 
 
 def _precision(config: TrainingConfig) -> Reason | None:
-    if config.precision.startswith("bf16") and config.adapter == "none":
+    if config.precision.startswith("bf16"):
         if config.engine == "deepspeed":
             return _MASTERS
         if divides_weights(config):
@@ -148,6 +148,9 @@ def _base_weights(config: TrainingConfig) -> Reason | None:
         return "int8 by bitsandbytes", why
     if config.base_weights == "fp8":
         return _frozen_in_16_bits(config), f"{_WEIGHTS}, and has no format of 8-bit floats"
+    if config.engine == "deepspeed" and config.base_weights in ("bf16", "trained"):
+        why = "DeepSpeed's autocast takes the place of its bf16: frozen weights are in float32"
+        return ("trained", why) if config.base_weights == "bf16" else None
     is_mixed = config.precision in ("bf16-mixed", "fp16-mixed")
     if config.adapter != "none" and config.base_weights == "trained" and is_mixed:
         return _frozen_in_16_bits(config), f"{_WEIGHTS}: half the memory for frozen ones"

@@ -22,6 +22,7 @@ from autotune.exporters.adapters import (
     lacks_saved_dtype,
     lora_arguments,
     packages_note,
+    storage_dtype,
     trained_dtype,
 )
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
@@ -213,6 +214,8 @@ def _method(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
     if config.base_weights == "nf4":
         keys["bnb_4bit_compute_dtype"] = base_dtype(closest)
         keys |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+        if (packed_in := storage_dtype(closest)) is not None:
+            keys["bnb_4bit_quant_storage"] = packed_in
     return keys
 
 

@@ -16,7 +16,7 @@ from autotune.exporters.adapters import (
     packages_note,
     trained_dtype,
 )
-from autotune.exporters.devices import closest_by_accelerate
+from autotune.exporters.devices import closest_by_accelerate, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
 from autotune.exporters.reasons import Reason
@@ -47,6 +47,8 @@ def write(recipe: Recipe, version: str) -> Export:
     if recipe.config.checkpointing == "selective":
         lacking_keys["checkpointing"] = ("block", _SELECTIVE)
     lacking = _lacking(recipe, closest)
+    if "precision" in lacking:  # which says more than what FSDP2 does to it
+        on_devices.reasons.pop("precision", None)
     on_devices.lacks(lacking)
     on_devices.lacks(lacking_keys)
     if "attention" in lacking:
@@ -122,7 +124,11 @@ def _lacking_adapter(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reaso
     if made == "float32":
         why = "peft has adapters in float32 beside 16-bit weights: twice their memory"
     short = {"bfloat16": "bf16", "float32": "fp32"}[made]
-    instead = f"{closest.precision}, adapters in {short}"
+    by_fsdp = ""
+    if divides_weights(config) and closest.precision.endswith("-mixed"):
+        by_fsdp = " by FSDP2"
+        why += ", and accelerate has FSDP2 round what goes into a block and comes out of it"
+    instead = f"{closest.precision}{by_fsdp}, adapters in {short}"
     return {**reasons, "precision": (instead, why)}
 
 

@@ -70,7 +70,10 @@ def read(keys: KeysOfFile) -> ImportedTraining:
         workload |= transformers_keys.beside_adapters(
             keys, dropout="lora_dropout", modules="additional_target"
         )
-    plan = transformers_keys.added_up(shared.plan, config["precision"])
+    # What peft trains is in float32, and so are its gradients where nothing is under autocast.
+    autocasts = keys.flag("bf16") or keys.flag("fp16") or shared.precision is not None
+    added_in = config["precision"] if autocasts or not adapter else "fp32"
+    plan = transformers_keys.added_up(shared.plan, added_in)
     return finished(keys, workload=workload, config=config, plan=plan)
 
 

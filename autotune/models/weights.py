@@ -44,8 +44,20 @@ class Placement:
         placed = weight.to(dtype=self.dtype, copy=True).to(self.device)
         return nn.Parameter(placed, requires_grad=parameter.requires_grad)
 
-    def finish(self) -> None:
-        """Do what needs all weights in their places."""
+    def outline(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
+        """Returns what `place` would, on the meta device."""
+        return nn.Parameter(
+            torch.empty_like(parameter, dtype=self.dtype, device="meta"),
+            requires_grad=parameter.requires_grad,
+        )
+
+    def whole(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> Tensor:
+        """Returns the numbers of a parameter of which this device is to have a part.
+
+        They may be on the host and in another number format: a part of them is copied and cast.
+        """
+        assert weight is not None
+        return weight
 
     def unquantized(self) -> tuple[int, int]:
         """Returns how many numbers of the model's weights are not quantized, and how many are."""
@@ -93,7 +105,6 @@ def load_model(workload: Workload, *, file: Path | None, placement: Placement) -
     for name, _ in list(parts.model.named_buffers()):
         stored = drawn[placement.name_in_file(name) or name]
         _assign(parts.model, name, stored.clone().to(placement.device))
-    placement.finish()
     return parts
 
 

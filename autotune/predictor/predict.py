@@ -67,7 +67,7 @@ from autotune.predictor.gpu import gpu_of
 from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.ranks import as_rank, ranks_alike, resizes_noted
 from autotune.predictor.work import WorkPerToken
-from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.quantized import scales_beside, tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig, replicas
 from autotune.spec.model_file import ignored_quantization
@@ -401,14 +401,15 @@ def _resident(
 
     Paged state is in memory that the device's allocator does not know of. An optimizer's count of
     its steps is a scalar that a GPU has only for a fused update (torch/optim/adam.py, _init_group).
+    Scales of quantized weights stay there where the weights are on the host.
     """
     has_paged_state = is_cuda and OPTIMIZERS[config.optimizer].is_paged
     counts_on_host = is_cuda and config.optimizer_fusion != "kernel"
     has_weights = not (is_cuda and config.offload == "all")
     modules = [(path, module) for path, module, _ in modules_of(training.parts.model)]
-    for path, module in modules if has_weights else ():
+    for path, module in modules:
         for name, parameter in module.named_parameters(recurse=False):
-            for part in tensors_behind(parameter):
+            for part in tensors_behind(parameter) if has_weights else scales_beside(parameter):
                 yield "parameters", f"{path}.{name}", part
     for path, module in modules:
         for name, tensor in held_tensors(module):

@@ -21,8 +21,13 @@ def tensors_behind(tensor: Tensor) -> Iterator[Tensor]:
             inner = getattr(tensor, name)
             if isinstance(inner, Tensor):  # not the mesh of a DTensor
                 yield from tensors_behind(inner)
-        return
-    yield tensor
+    else:
+        yield tensor
+    yield from scales_beside(tensor)
+
+
+def scales_beside(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors of the `quant_state` of a weight of bitsandbytes; of any other, none."""
     state = getattr(tensor, "quant_state", None)
     while state is not None:
         yield from (value for value in vars(state).values() if isinstance(value, Tensor))

@@ -461,6 +461,9 @@ SHARDED_WEIGHTS: tuple[Sharding, ...] = ("zero2", "zero3", "hsdp")
 QUANTIZED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8", "nf4")
 """The values of `base_weights` for which linear layers have fewer than 16 bits a weight."""
 
+UNDIVIDED_WEIGHTS: tuple[BaseWeights, ...] = ("int8", "fp8")
+"""Those that FSDP2 cannot divide: torchao 0.18 has no `aten.split` of its tensors."""
+
 
 def check_value(field: str, value: object) -> None:
     """Raise InvalidInput, with the allowed values, if `value` is not a value of `field`."""
@@ -933,11 +936,11 @@ RULES = (
         "use optimizer_fusion none, foreach or kernel",
     ),
     Rule(
-        ("adapter", "offload"),
-        lambda c, _: c["offload"] == "all" and c["adapter"] != "none",
-        "offload all moves the weights that are trained, and those below adapter {adapter} are "
-        "frozen",
-        "use offload optimizer, or adapter none",
+        ("base_weights", "offload"),
+        lambda c, _: c["offload"] == "all" and c["base_weights"] in UNDIVIDED_WEIGHTS,
+        "offload all moves weights by FSDP2, which cannot divide torchao's tensors of codes and "
+        "scales, as base_weights {base_weights} are",
+        "use base_weights nf4 or bf16, or offload optimizer",
     ),
     Rule(
         ("optimizer", "sharding"),
@@ -952,11 +955,11 @@ RULES = (
         "use precision bf16-true, or sharding zero1",
     ),
     Rule(
-        ("adapter", "sharding"),
-        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["adapter"] != "none",
-        "adapter {adapter} is trained beside frozen weights of another format, and sharding "
-        "{sharding} divides those of one format together",
-        "use sharding ddp or zero1, or adapter none",
+        ("base_weights", "sharding"),
+        lambda c, _: c["sharding"] in SHARDED_WEIGHTS and c["base_weights"] in UNDIVIDED_WEIGHTS,
+        "sharding {sharding} divides weights by FSDP2, which cannot divide torchao's tensors of "
+        "codes and scales, as base_weights {base_weights} are",
+        "use base_weights nf4 or bf16, or sharding ddp or zero1",
     ),
     Rule(
         ("precision", "engine"),
@@ -996,11 +999,11 @@ RULES = (
         "use activation_offload none, or engine torch",
     ),
     Rule(
-        ("adapter", "engine"),
-        lambda c, _: c["engine"] == "deepspeed" and c["adapter"] != "none",
-        "engine deepspeed makes one flat part of all weights, and those below adapter {adapter} "
-        "are frozen",
-        "use adapter none, or engine torch",
+        ("base_weights", "engine"),
+        lambda c, _: c["engine"] == "deepspeed" and c["base_weights"] in UNDIVIDED_WEIGHTS,
+        "engine deepspeed moves each weight as one tensor, and base_weights {base_weights} are "
+        "torchao's tensors of codes and scales",
+        "use base_weights nf4 or bf16, or engine torch",
     ),
     Rule(
         ("sharding", "engine"),

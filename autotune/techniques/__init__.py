@@ -143,6 +143,7 @@ def apply_techniques(
             updater=update,
             parameters_by_block=loaded_by_block,
             buffers=buffers,
+            unquantized=placement.unquantized(),
         )
     devices = sharding.shard(parts, config, mesh=mesh, device=device, placement=placement)
     # Wrapping a module does not replace its parameters, but dividing them does.
@@ -188,21 +189,20 @@ def _placement(
     tensor_parallel: TensorParallel | None,
 ) -> Placement:
     dtype = precision.weights_dtype(config.precision)
-    if config.engine == "deepspeed":
-        on_host = deepspeed_engine.divides_weights(config)
-        return Placement(dtype=dtype, device=torch.device("cpu") if on_host else device)
-    if sharding.divides_weights(config):
+    if config.engine == "deepspeed" and deepspeed_engine.divides_weights(config):
+        device = torch.device("cpu")
+    whole = Placement(dtype=dtype, device=device)
+    if config.adapter != "none":
+        whole = adapter.AdaptedWeights(config, workload, device=device, dequantized=dequantized)
+    if config.engine == "torch" and sharding.divides_weights(config):
         return sharding.ShardedWeights(
-            dtype=dtype,
-            device=device,
+            whole,
             device_of_weights=torch.device("cpu") if config.offload == "all" else device,
             tensor_parallel=tensor_parallel,
         )
     if tensor_parallel is not None:
         return SplitWeights(tensor_parallel, dtype=dtype, device=device)
-    if config.adapter == "none":
-        return Placement(dtype=dtype, device=device)
-    return adapter.AdaptedWeights(config, workload, device=device, dequantized=dequantized)
+    return whole
 
 
 def wrap_blocks(parts: ModelParts, config: TrainingConfig) -> None:

@@ -47,11 +47,11 @@ from autotune.techniques import base_weights, precision
 ALPHA = 16
 """At rank 8 the scale is 2, the customary one of twice the rank. That the best rate hardly depends
 on the rank with a constant alpha: Schulman et al., "LoRA Without Regret" (2025)."""
-_NAME = "default"
-"""The name that peft gives to an adapter without a name."""
 _INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
-_ORIGINAL, _COPY = ".original_module", f".modules_to_save.{_NAME}"
+_ORIGINAL, _COPY = ".original_module", ".modules_to_save.default"
 """What peft adds to the path of a module that it trains whole: of the frozen one, of its copy."""
+_BASE = ".base_layer."
+"""What the name of a weight has where an adapter is beside it."""
 
 
 class AdaptedWeights(Placement):
@@ -79,7 +79,9 @@ class AdaptedWeights(Placement):
         if workload.modules_to_save_dtype == "base" and self.dtype != torch.float16:
             self._saved_dtype = self.dtype
         self._quantized_layers: frozenset[nn.Module] = frozenset()
-        self._numbers_by_quantized = {False: 0, True: 0}
+        self._unquantized = (0, 0)
+        self._norms: dict[str, Tensor] = {}
+        """The norm of each row of the weight that is beside an adapter, by the adapter's path."""
 
     def change(self, parts: ModelParts) -> ModelParts:
         """Freeze a model on the meta device, add the adapters and copy the modules to save."""
@@ -103,6 +105,9 @@ class AdaptedWeights(Placement):
                 compute_dtype=self.dtype,
                 dequantized=self._dequantized,
             )
+        quantized = sum(_weight_of(layer).numel() for layer in self._quantized_layers)
+        numbers = sum(parameter.numel() for parameter in parts.model.parameters())
+        self._unquantized = numbers - quantized, quantized
         _inject(parts.model, targets, self._config, self._workload)
         if parts.head in saved.values():
             parts = _with_copied_head(parts, saved)
@@ -112,42 +117,75 @@ class AdaptedWeights(Placement):
     def name_in_file(self, name: str) -> str | None:
         if any(f".{part}." in name for part in (_INPUT, _OUTPUT, _MAGNITUDE)):
             return None  # it is of the adapter
-        for added in (".base_layer", _ORIGINAL, _COPY):
-            name = name.replace(f"{added}.", ".")
+        for added in (_BASE, f"{_ORIGINAL}.", f"{_COPY}."):
+            name = name.replace(added, ".")
         return self._names_in_file[name]
 
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
-        assert self._parts is not None
-        owner = self._parts.model.get_submodule(name.rpartition(".")[0])
         if weight is None:
             return self._initial(name, parameter)
         if f"{_COPY}." in name:
             return nn.Parameter(weight.to(dtype=self._saved_dtype, copy=True).to(self.device))
         placed = super().place(name, parameter, weight)
-        is_quantized = owner in self._quantized_layers and name.endswith(".weight")
-        self._numbers_by_quantized[is_quantized] += weight.numel()
-        if is_quantized:
-            return base_weights.quantize(
-                placed, self._config.base_weights, dequantized=self._dequantized
-            )
+        if self._is_quantized(name):
+            placed = self._quantize(placed)
+        self._note_norm(name, placed)
         return placed
 
-    def finish(self) -> None:
-        """Give the magnitudes of DoRA their values, the norms of the placed weights."""
-        assert self._parts is not None
-        for module in self._parts.model.modules():
-            if hasattr(module, _MAGNITUDE) and _NAME in getattr(module, _MAGNITUDE):
-                _set_magnitude(module)
+    def outline(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
+        outline = super().outline(name, parameter, weight)
+        if weight is None:
+            return nn.Parameter(outline.to(precision.weights_dtype(self._config.precision)))
+        if f"{_COPY}." in name:
+            return nn.Parameter(outline.to(self._saved_dtype))
+        if self._is_quantized(name) and not self._dequantized:
+            return base_weights.outline(outline)
+        return outline
+
+    def whole(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> Tensor:
+        # What is computed of a weight is computed on the device, which so has one of them whole.
+        is_beside_magnitude = self._config.adapter == "dora" and _BASE in name
+        if weight is None or is_beside_magnitude or self._is_quantized(name):
+            return self.place(name, parameter, weight)
+        return super().whole(name, parameter, weight)
 
     def unquantized(self) -> tuple[int, int]:
-        return self._numbers_by_quantized[False], self._numbers_by_quantized[True]
+        return self._unquantized
+
+    def _is_quantized(self, name: str) -> bool:
+        owner, _, own_name = name.rpartition(".")
+        return own_name == "weight" and self._module(owner) in self._quantized_layers
+
+    def _quantize(self, weight: nn.Parameter) -> nn.Parameter:
+        return base_weights.quantize(
+            weight, self._config.base_weights, dequantized=self._dequantized
+        )
+
+    def _module(self, path: str) -> nn.Module:
+        assert self._parts is not None
+        return self._parts.model.get_submodule(path)
+
+    def _note_norm(self, name: str, weight: Tensor) -> None:
+        """Compute the magnitudes of DoRA that a placed weight begins with."""
+        adapter, is_base, own_name = name.partition(_BASE)
+        if self._config.adapter == "dora" and is_base and own_name == "weight":
+            of_inputs = 1 if isinstance(self._module(adapter + ".base_layer"), nn.Linear) else 0
+            numbers = base_weights.dequantize(weight).to(
+                precision.weights_dtype(self._config.precision)
+            )
+            self._norms[adapter] = torch.linalg.norm(numbers, dim=of_inputs)
 
     def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
         """Returns a new parameter of an adapter: the first matrix random, the second zero.
 
+        The magnitudes of DoRA are the norms of the weight, which has been placed before.
+
         The random numbers are drawn on the host, in float32, and depend only on seed and name:
         adapters of one rank begin alike on every device and in every number format.
         """
+        adapter, is_magnitude, _ = name.partition(f".{_MAGNITUDE}.")
+        if is_magnitude:
+            return nn.Parameter(self._norms.pop(adapter).detach())
         initial = torch.zeros(parameter.shape)
         if f".{_INPUT}." in name:
             generator = torch.Generator().manual_seed(
@@ -256,8 +294,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def width_of(layer: nn.Module) -> int:
     """Returns the smaller of the layer's two sizes, the largest useful rank."""
-    assert isinstance(layer.weight, Tensor)
-    return min(layer.weight.shape)
+    return min(_weight_of(layer).shape)
 
 
 def missing_layers(
@@ -279,8 +316,7 @@ def missing_layers(
         smallest = min(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
         if smallest is not None and value > width_of(smallest[1]):
             path, layer = smallest
-            assert isinstance(layer.weight, Tensor)
-            sizes = " x ".join(map(str, layer.weight.shape))
+            sizes = " x ".join(map(str, _weight_of(layer).shape))
             return f"it is larger than layer {path}, which is {sizes}"
     if technique == "base_weights" and value in QUANTIZED_WEIGHTS:
         layers = target_layers(parts, "all-linear")
@@ -333,19 +369,9 @@ def _inject(
 
 
 def _uncompressed_weight(layer: nn.Module) -> Tensor:
+    return base_weights.dequantize(_weight_of(layer))
+
+
+def _weight_of(layer: nn.Module) -> Tensor:
     assert isinstance(layer.weight, Tensor)
-    return base_weights.dequantize(layer.weight)
-
-
-def _set_magnitude(layer: nn.Module) -> None:
-    base: Any = layer.get_base_layer()  # type: ignore[operator]
-    # In a layer of its own: peft copies one of bitsandbytes, which loses its scales.
-    uncompressed = nn.Module()
-    weight = base_weights.dequantize(base.weight)
-    uncompressed.weight = nn.Parameter(weight, requires_grad=False)
-    getattr(layer, _MAGNITUDE)[_NAME].update_layer(
-        base_layer=uncompressed,
-        lora_A=layer.lora_A[_NAME].weight,  # type: ignore[index, union-attr]
-        lora_B=layer.lora_B[_NAME].weight,  # type: ignore[index, union-attr]
-        scaling=layer.scaling[_NAME],  # type: ignore[index]
-    )
+    return layer.weight

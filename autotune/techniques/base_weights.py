@@ -61,6 +61,35 @@ def quantize(weight: nn.Parameter, value: BaseWeights, *, dequantized: bool) -> 
     return compressed
 
 
+def outline(weight: nn.Parameter) -> nn.Parameter:
+    """Returns, of a weight on the meta device, the codes of nf4: two of four bits in a byte.
+
+    bitsandbytes itself must not see that device: it remembers the first one that it quantizes on.
+    """
+    return nn.Parameter(
+        torch.empty(-(-weight.numel() // 2), 1, dtype=torch.uint8, device="meta"),
+        requires_grad=False,
+    )
+
+
+def keep_scales(layer: nn.Module, part: nn.Parameter, *, of: Tensor) -> None:
+    """Have a layer multiply by a part of a weight of nf4, once FSDP2 has gathered all of it.
+
+    The layer and the part keep the scales of the whole weight: 0.13 bits for each number of it, on
+    every device, as bitsandbytes leaves them in a training that FSDP divides.
+    """
+    state = getattr(of, "quant_state", None)
+    if state is not None:
+        part.quant_state = state  # type: ignore[attr-defined]
+        layer.quant_state = state
+        layer.register_forward_pre_hook(_give_scales)
+
+
+def _give_scales(layer: nn.Module, _arguments: Any) -> None:
+    """Give a weight that has been gathered, which is another tensor than its part, the scales."""
+    layer.weight.quant_state = layer.quant_state  # type: ignore[union-attr]
+
+
 def dequantize(weight: Tensor) -> Tensor:
     """Returns the numbers that a compressed weight stands for; any other weight as it is."""
     state = getattr(weight, "quant_state", None)

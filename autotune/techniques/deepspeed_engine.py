@@ -160,6 +160,9 @@ def start_engine(
         for module in parts.model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)
+        for parameter in parts.model.parameters():
+            if hasattr(parameter, "quant_state"):  # of nf4, whose codes alone are divided
+                parameter.quant_state.to(device)
     parameters = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(
         model=parts.model,

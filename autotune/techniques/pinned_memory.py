@@ -14,7 +14,7 @@ from autotune.memory.host import HostMemoryExceeded, available_bytes, when_it_wa
 from autotune.memory.meter import resident_bytes
 from autotune.shipped import activation_offload
 from autotune.shipped.activation_offload import OnHost
-from autotune.shipped.quantized import tensors_behind
+from autotune.shipped.quantized import scales_beside, tensors_behind
 from autotune.spec.config import TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.result import PINNED_ON_HOST, STATE_ON_HOST
@@ -51,15 +51,22 @@ def bytes_to_host(config: TrainingConfig, parameters: Iterable[Tensor]) -> int:
     if config.offload == "none":
         return 0
     size_bytes = 0
-    trained = (parameter for parameter in parameters if parameter.requires_grad)
-    for tensor in (part for parameter in trained for part in tensors_behind(parameter)):
-        if config.offload == "optimizer" and tensor.numel() < SMALLEST_ELEMENTS:
-            continue
-        tensor_bytes = tensor.numel() * tensor.element_size()
-        size_bytes += 2 * pinned_bytes(tensor_bytes)
-        # Rows and columns do not count.
-        size_bytes += int(OPTIMIZERS[config.optimizer].state) * tensor_bytes
+    for parameter in parameters:
+        if parameter.requires_grad:
+            size_bytes += sum(_bytes_of_trained(config, one) for one in tensors_behind(parameter))
+        elif config.offload == "all":
+            frozen = sum(one.nbytes for one in tensors_behind(parameter))
+            on_device = sum(scales.nbytes for scales in scales_beside(parameter))
+            size_bytes += pinned_bytes(frozen - on_device)
     return size_bytes
+
+
+def _bytes_of_trained(config: TrainingConfig, weight: Tensor) -> int:
+    if config.offload == "optimizer" and weight.numel() < SMALLEST_ELEMENTS:
+        return 0
+    # The weight and its gradient. Of the state, rows and columns do not count.
+    state_bytes = int(OPTIMIZERS[config.optimizer].state) * weight.nbytes
+    return 2 * pinned_bytes(weight.nbytes) + state_bytes
 
 
 def bound_pinned_memory(*, taken_otherwise: int = 0) -> None:

@@ -49,6 +49,7 @@ from autotune.shipped.fsdp import sharded_units
 from autotune.shipped.gloo import use_gloo
 from autotune.shipped.replication import GradientBuckets, replicate
 from autotune.spec.config import SHARDED_WEIGHTS, TrainingConfig
+from autotune.techniques import base_weights
 from autotune.techniques.optimizer_fusion import UpdateRule
 from autotune.techniques.pinned_memory import check_host_memory
 from autotune.techniques.tensor_parallel import TensorParallel
@@ -143,38 +144,42 @@ class DataParallel:
 class ShardedWeights(Placement):
     """Leaves the parameters on the meta device until they are divided, then loads this one's part.
 
-    So no device ever holds the whole model. With tensor parallelism, what is divided is what that
-    leaves a device.
+    So no device ever holds the whole model: only one weight at a time, where it is quantized.
+    `whole` says how one device would have the weights. With tensor parallelism, what is divided is
+    what that leaves a device.
     """
 
     def __init__(
         self,
+        whole: Placement,
         *,
-        dtype: torch.dtype,
-        device: torch.device,
         device_of_weights: torch.device,
         tensor_parallel: TensorParallel | None = None,
     ) -> None:
-        super().__init__(dtype=dtype, device=device)
+        super().__init__(dtype=whole.dtype, device=whole.device)
+        self._whole = whole
         self._device_of_weights = device_of_weights
         self._tensor_parallel = tensor_parallel
-        self._weights: dict[nn.Parameter, tuple[str, Tensor]] = {}
+        self._weights: dict[nn.Parameter, tuple[str, nn.Parameter, Tensor | None]] = {}
         self._owners: list[tuple[nn.Module, str, nn.Parameter]] = []
         self._current: dict[nn.Parameter, nn.Parameter] = {}
 
     def change(self, parts: ModelParts) -> ModelParts:
+        parts = self._whole.change(parts)
         if self._tensor_parallel is not None:
             self._tensor_parallel.split(parts)
         return parts
 
+    def name_in_file(self, name: str) -> str | None:
+        return self._whole.name_in_file(name)
+
     def place(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
-        assert weight is not None
-        placed = nn.Parameter(
-            torch.empty_like(parameter, dtype=self.dtype, device="meta"),
-            requires_grad=parameter.requires_grad,
-        )
-        self._weights[placed] = (name, weight)
+        placed = self._whole.outline(name, parameter, weight)
+        self._weights[placed] = (name, parameter, weight)
         return placed
+
+    def unquantized(self) -> tuple[int, int]:
+        return self._whole.unquantized()
 
     def remember_owners(self, model: nn.Module) -> None:
         """Note which module has which parameter, before the parameters are replaced by parts."""
@@ -193,11 +198,13 @@ class ShardedWeights(Placement):
         )
         for module, name, before in self._owners:
             if before not in self._current:  # tied parameters stay tied
-                self._current[before] = getattr(module, name)
-                path, weight = self._weights.pop(before)
-                if self._tensor_parallel is not None:
+                current = self._current[before] = getattr(module, name)
+                path, parameter, weight = self._weights.pop(before)
+                if self._tensor_parallel is not None and weight is not None:
                     weight = self._tensor_parallel.part(path, weight)
-                _copy_part(weight, self._current[before])
+                whole = self._whole.whole(path, parameter, weight)
+                _copy_part(whole, current)
+                base_weights.keep_scales(module, current, of=whole)
 
     def current(self, parameter: nn.Parameter) -> nn.Parameter:
         return self._current[parameter]

@@ -43,6 +43,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 """Combinations in which trainers have other number formats."""
 
 
+QLORA = {"precision": "bf16-mixed", "adapter": "lora", "base_weights": "nf4"}
 ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {"sharding": "ddp"}),
     "ddp, added up in bf16": (
@@ -66,6 +67,10 @@ ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
     "zero3 of split matrices": (4, {"sharding": "zero3", "tensor_parallel": 2}),
     "ddp of split matrices": (4, {"sharding": "ddp", "tensor_parallel": 2}),
     "zero3, on the host": (2, {"sharding": "zero3", "offload": "all"}),
+    "zero3, adapters": (2, {"sharding": "zero3", "adapter": "lora"}),
+    "zero3, adapters beside nf4": (2, {"sharding": "zero3", **QLORA}),
+    "zero3, adapters beside nf4 on the host": (2, {"sharding": "zero3", "offload": "all", **QLORA}),
+    "hsdp, adapters beside nf4": (4, {"sharding": "hsdp", "sharding_group": 2, **QLORA}),
     "the optimizer on the host": (1, {"offload": "optimizer"}),
     "DeepSpeed": (2, {"engine": "deepspeed", "sharding": "zero1", "precision": "bf16-mixed"}),
     "DeepSpeed, on the host": (2, {"engine": "deepspeed", "sharding": "zero3", "offload": "all"}),

@@ -55,6 +55,12 @@ CASES: dict[str, dict[str, Any]] = {
         "optimizer_fusion": "backward",
     },
     "zero3, bf16": {"sharding": "zero3", "precision": "bf16-mixed"},
+    "zero3, DoRA beside bf16": {
+        "sharding": "zero3",
+        "precision": "bf16-mixed",
+        "adapter": "dora",
+        "base_weights": "bf16",
+    },
 }
 
 

@@ -175,10 +175,26 @@ def test_a_launcher_that_trl_brings_is_found_by_its_name(tmp_path):
     assert "zero3" in str(error.value.hint)
 
 
-def test_adapters_over_weights_that_are_shared_out_say_what_trials_do_instead(tmp_path):
-    found = _import("axolotl", tmp_path, adapter="lora", fsdp=["full_shard"])
+@pytest.mark.parametrize("settings", [{}, {"adapter": "qlora", "load_in_4bit": True}])
+def test_adapters_over_weights_that_are_shared_out_are_trained_so(settings, tmp_path):
+    asked = {"adapter": "lora", "fsdp_config": {"offload_params": True}, **settings}
+    found = _import("axolotl", tmp_path, fsdp=["full_shard"], **asked)
+    assert (found.config["sharding"], found.config["offload"]) == ("zero3", "all")
+    assert "fsdp" not in _reasons(found)
+
+
+def test_adapters_over_weights_that_stage_3_of_zero_shares_out_are_trained_so(tmp_path):
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}')
+    asked = {"adapter": "qlora", "load_in_4bit": True, "deepspeed": "zero3.json"}
+    found = _import("axolotl", tmp_path, **asked)
+    assert (found.config["sharding"], found.config["engine"]) == ("zero3", "deepspeed")
+
+
+def test_weights_that_cannot_be_divided_say_what_trials_do_instead(tmp_path):
+    asked = {"adapter": "lora", "load_in_8bit": True, "fsdp": ["full_shard"]}
+    found = _import("axolotl", tmp_path, **asked)
     assert found.config["sharding"] == "zero1"
-    assert "adapter lora" in _reasons(found)["fsdp"]
+    assert "as base_weights int8 are" in _reasons(found)["fsdp"]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from autotune.spec.config import (
 
 GLOBAL_BATCH = 8
 PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
+IN_EIGHT_BITS = {"adapter": "lora", "precision": "bf16-mixed", "base_weights": "int8"}
 
 # For each rule, in their order, a configuration that breaks this one and no other.
 BREAKING = (
@@ -76,16 +77,16 @@ BREAKING = (
     {"offload": "optimizer", "optimizer": "adamw-8bit"},
     {"offload": "all", "optimizer": "adafactor"},
     {"offload": "all", "optimizer_fusion": "backward"},
-    {"offload": "all", "adapter": "lora"},
+    {"offload": "all", **IN_EIGHT_BITS},
     {"devices": 2, "sharding": "zero3", "optimizer": "adafactor", "micro_batch_size": 4},
     {"devices": 2, "sharding": "zero2", "precision": "bf16-stochastic", "micro_batch_size": 4},
-    {"devices": 2, "sharding": "zero3", "adapter": "lora", "micro_batch_size": 4},
+    {"devices": 2, "sharding": "zero3", "micro_batch_size": 4, **IN_EIGHT_BITS},
     {"engine": "deepspeed", "precision": "bf16-true"},
     {"engine": "deepspeed", "optimizer": "adafactor"},
     {"engine": "deepspeed", "compile": "block"},
     {"engine": "deepspeed", "optimizer_fusion": "backward"},
     {"engine": "deepspeed", "activation_offload": "cpu"},
-    {"engine": "deepspeed", "adapter": "lora"},
+    {"engine": "deepspeed", **IN_EIGHT_BITS},
     {
         "devices": 4,
         "engine": "deepspeed",

@@ -26,6 +26,7 @@ SETTINGS = {
     "global_batch": 8,
     "gradient_clipping": 0.5,
 }
+QLORA = {"precision": "bf16-mixed", "adapter": "lora", "base_weights": "nf4"}
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"sharding": "ddp"},
     "ddp, accumulated": {"sharding": "ddp", "micro_batch_size": 2},
@@ -39,7 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
     "zero1, sgd": {"sharding": "zero1", "optimizer": "sgd"},
     "zero1, state on the host": {"sharding": "zero1", "offload": "optimizer"},
     "zero3, all on the host": {"sharding": "zero3", "offload": "all"},
+    "zero3, adapters": {"sharding": "zero3", "adapter": "lora"},
+    "zero3, DoRA on the host": {"sharding": "zero3", "adapter": "dora", "offload": "all"},
     # The last, as autocast stays on in a process once DeepSpeed has used it.
+    "zero2, adapters beside nf4": {"sharding": "zero2", **QLORA},
+    "zero3, adapters beside nf4": {"sharding": "zero3", **QLORA},
     "zero1, bf16": {"sharding": "zero1", "precision": "bf16-mixed"},
     "zero3, bf16": {"sharding": "zero3", "precision": "bf16-mixed"},
 }
@@ -72,7 +77,7 @@ def train(config, workload, folder):
     batch = Batch(rows[:, :-1], rows[:, 1:])
     training = apply_techniques(config, workload, weights_file=folder / "weights.pt", device=device)
     norms: list[float] = []
-    weights = list(training.parts.model.parameters())
+    weights = [one for one in training.parts.model.parameters() if one.requires_grad]
 
     def read_gradients(*_arguments):
         if not norms:
@@ -124,6 +129,8 @@ def alone(weights):
         plain = TrainingConfig(
             precision=config.precision,
             optimizer=config.optimizer,
+            adapter=config.adapter,
+            base_weights=config.base_weights,
             micro_batch_size=SETTINGS["global_batch"],
         )
         return train(plain, workload(ranks=1), weights)[:2]

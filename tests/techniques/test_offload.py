@@ -17,6 +17,7 @@ from autotune.techniques import find_unavailable, offload, pinned_memory
 from autotune.techniques.offload import SMALLEST_ELEMENTS
 from autotune.techniques.optimizer_fusion import UpdateAfterBackward, UpdateRule, make_updater
 
+ADAPTED = {"adapter": "lora", "precision": "bf16-mixed"}
 SIZES = {"layers": 2, "width": 128, "heads": 2, "sequence_length": 64, "global_batch": 4}
 
 
@@ -34,6 +35,13 @@ def _one_process_group():
 def test_a_training_with_all_on_the_host_has_the_same_losses(choices, losses_of):
     plain = losses_of(steps=4)
     assert losses_of(steps=4, offload="all", **choices) == pytest.approx(plain, rel=1e-5)
+
+
+@pytest.mark.usefixtures("_one_process_group")
+def test_frozen_weights_of_four_bits_on_the_host_are_those_on_the_device(losses_of):
+    plain = losses_of(steps=4, **ADAPTED, base_weights="nf4")
+    moved = losses_of(steps=4, offload="all", **ADAPTED, base_weights="nf4")
+    assert moved == pytest.approx(plain, rel=2e-3)
 
 
 class Stream:
@@ -144,6 +152,13 @@ def test_a_prediction_for_a_gpu_counts_no_weights_and_state_that_are_on_the_host
     assert sizes["parameters"] == sizes["optimizer_state"] == sizes["gradients"] == 0
 
 
+def test_a_prediction_for_a_gpu_counts_scales_there_of_weights_that_are_on_the_host():
+    on_device = predicted(**ADAPTED, base_weights="nf4").bytes_by_category["parameters"]
+    moved = predicted(offload="all", **ADAPTED, base_weights="nf4")
+    assert 0 < moved.bytes_by_category["parameters"] < on_device / 4
+    assert predicted(offload="all", **ADAPTED).bytes_by_category["parameters"] == 0
+
+
 @pytest.mark.parametrize("place", ["optimizer", "all"])
 def test_a_prediction_is_for_a_host_of_any_size_and_says_what_it_takes(place, monkeypatch):
     monkeypatch.setattr(pinned_memory, "available_bytes", lambda: 2**20)
@@ -169,6 +184,12 @@ def test_more_than_the_host_has_is_rejected_with_the_bytes_and_a_remedy(monkeypa
     pinned_memory.check_host_memory(TrainingConfig(offload="none"), weights)
 
 
+def test_frozen_weights_take_memory_of_the_host_without_gradient_and_state():
+    frozen = nn.Parameter(torch.zeros(2**20, device="meta"), requires_grad=False)
+    config = TrainingConfig(offload="all", **ADAPTED)
+    assert pinned_memory.bytes_to_host(config, [frozen]) == 4 * 2**20
+
+
 @pytest.mark.parametrize(
     ("choices", "at"),
     [
@@ -182,7 +203,7 @@ def test_more_than_the_host_has_is_rejected_with_the_bytes_and_a_remedy(monkeypa
         ({"offload": "optimizer", "optimizer": "paged-adamw"}, {}),
         ({"offload": "all", "optimizer": "adafactor"}, {}),
         ({"offload": "all", "optimizer_fusion": "backward", "micro_batch_size": 4}, {}),
-        ({"offload": "all", "adapter": "lora"}, {}),
+        ({"offload": "all", **ADAPTED, "base_weights": "int8"}, {}),
     ],
 )
 def test_what_offloading_cannot_be_combined_with_is_illegal(choices, at):

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import adapters, launch
-from autotune.exporters.devices import Closest
+from autotune.exporters.devices import Closest, divides_weights
 from autotune.exporters.export import Export, Target, Unsupported
 from autotune.exporters.promise import promised
 from autotune.exporters.pytorch import script
@@ -59,6 +59,10 @@ def _closest(recipe: Recipe) -> Closest:
         "the script has whole matrices on every device: export to torchtitan for split ones"
     )
     closest.leave_out_offload("the script has everything on the device")
+    if closest.config.base_weights == "nf4" and divides_weights(closest.config):
+        why = "the script has codes and scales of nf4 in one tensor, which FSDP2 cannot divide"
+        closest.change("sharding", "ddp", f"{why}: export to a trainer with accelerate")
+        closest.change("sharding_group", 1, "ddp has no groups")
     if closest.reasons:  # it takes another amount of memory than the trial
         unknown: dict[str, Any] = {"peak_memory_bytes": None, "peak_memory_bytes_by_rank": ()}
         closest.recipe = dataclasses.replace(closest.recipe, **unknown)

@@ -11,6 +11,7 @@ from autotune.exporters import launch
 from autotune.exporters.adapters import (
     base_dtype,
     is_quantized,
+    storage_dtype,
     torchao_class,
 )
 from autotune.exporters.bundle import Part, code, joined, shipped
@@ -207,12 +208,14 @@ def _model_kwargs(config: TrainingConfig) -> str:
         "quantization_config": quantization,
     }"""
     if config.base_weights == "nf4":
+        packed_in = storage_dtype(config)
+        storage = "\n        bnb_4bit_quant_storage=WEIGHTS_DTYPE," if packed_in is not None else ""
         return f"""\
     quantization = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=WEIGHTS_DTYPE,
+        bnb_4bit_compute_dtype=WEIGHTS_DTYPE,{storage}
     )
 {returned}"""
     name = torchao_class(config)
