@@ -1,6 +1,7 @@
 """Conversations as training data: tokens by the tokenizer's chat template, labels on the answers.
 
-A row has a list of messages, {"role": "user", "content": "text"}, as in trl and on the hub.
+A row has a list of messages, {"role": "user", "content": "text"}, as in trl and on the hub, or
+columns that a format makes messages of.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,18 +10,22 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
+from autotune.data.prompts import invalid_row
 from autotune.data.rows import values
 from autotune.data.tokenizer import load_chat_template, load_tokenizer
-from autotune.errors import InvalidDataset, InvalidInput
+from autotune.errors import InvalidInput
 from autotune.shipped.chat_template import (
     ChatTemplate,
-    InvalidConversation,
+    Message,
     conversation_of,
     labelled_tokens,
     tools_of,
 )
+from autotune.shipped.invalid_row import InvalidRow
+from autotune.shipped.prompts import messages_of
 from autotune.shipped.subword_tokenizer import SubwordTokenizer
 from autotune.shipped.token_encoding import Tokens
+from autotune.spec.prompt_format import PromptFormat
 from autotune.spec.workload import SHAREGPT_COLUMN, Workload
 
 CHAT_COLUMNS = ("messages", SHAREGPT_COLUMN)
@@ -37,22 +42,25 @@ class ChatColumn:
     """
 
     rows: Any
-    column: str
+    column: str | None
+    """That of the messages; None where `format` makes them of several."""
     beside: tuple[str, ...]
-    """Those of `TOOLS` and `SYSTEM` that the dataset has."""
+    """Other columns that are read: those of `TOOLS` and `SYSTEM` that the dataset has, or of
+    `format`."""
+    format: PromptFormat | None = None
     workload: Workload
 
     def __iter__(self) -> Iterator[Tokens]:
-        rows = values(self.rows, [self.column, *self.beside], dataset=self.workload.dataset)
-        for number, (conversation, *others) in enumerate(rows, start=1):
-            beside = dict(zip(self.beside, others, strict=True))
+        columns = [*([] if self.column is None else [self.column]), *self.beside]
+        rows = values(self.rows, columns, dataset=self.workload.dataset)
+        for number, row in enumerate(rows, start=1):
+            named = dict(zip(columns, row, strict=True))
             try:
-                yield self._sample(conversation, beside)
-            except InvalidConversation as error:
-                raise InvalidDataset(
-                    f"row {number} of dataset {self.workload.dataset!r} {error.message}",
-                    hint=error.hint,
-                ) from error
+                messages = self._messages(named)
+                if messages is not None:
+                    yield self._sample(messages, tools_of(named.get(TOOLS)))
+            except InvalidRow as error:
+                raise invalid_row(error, number, self.workload) from error
 
     @property
     def pad_token(self) -> int:
@@ -62,10 +70,18 @@ class ChatColumn:
         """Raise InvalidInput if the workload's tokenizer cannot tokenize conversations."""
         _ = self._template
 
-    def _sample(self, conversation: Any, beside: Mapping[str, Any]) -> Tokens:
-        messages = conversation_of(conversation, system=beside.get(SYSTEM))
-        tools = tools_of(beside.get(TOOLS))
+    def _messages(self, row: Mapping[str, Any]) -> list[Message] | None:
+        """Returns the messages of a row, None for one whose columns have no answer."""
+        if self.column is not None:
+            return conversation_of(row[self.column], system=row.get(SYSTEM))
+        assert self.format is not None
+        messages = messages_of(row, self.format.to_dict())
+        return conversation_of(messages) if messages else None
+
+    def _sample(self, messages: list[Message], tools: list[Any] | None) -> Tokens:
         text, answers = self._template.with_answers(messages, tools=tools)
+        if self.format is not None and self.format.learned == "all":
+            answers = [(0, len(text))]
         tokens, offsets = self._tokenizer.encode_with_offsets(text)
         return labelled_tokens(tokens, offsets, answers)
 

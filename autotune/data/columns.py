@@ -8,11 +8,13 @@ from typing import Any
 import numpy
 
 from autotune.data.chat import CHAT_COLUMNS, SYSTEM, TOOLS, ChatColumn
+from autotune.data.prompts import PromptColumns, columns_of_format
 from autotune.data.rows import Columns, columns_of, values
 from autotune.errors import InvalidDataset
 from autotune.shipped.chat_template import InvalidConversation, conversation_of
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.token_encoding import NO_TOKEN, Tokens, read_token_of
+from autotune.spec.prompt_format import PromptFormat, detected, named
 from autotune.spec.workload import Workload
 
 TOKENS, LABELS, MASK = "input_ids", "labels", "attention_mask"
@@ -102,16 +104,23 @@ class TokenColumn:
             )
 
 
-def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | ChatColumn:
+RowDocuments = TextColumn | TokenColumn | ChatColumn | PromptColumns
+
+
+def documents_of(rows: Any, workload: Workload) -> RowDocuments:
     """Returns the documents in `rows`.
 
-    These are the column of text or conversations that the workload names, else the tokens, else the
-    conversations, else the column `text`, else the only column of strings. Raises InvalidDataset,
-    with the existing columns, for none of them.
+    These are what the workload's format of prompts or the column that it names says, else the
+    tokens, else the conversations, else the column `text`, else the columns that have a format by
+    their names, else the only column of strings. Raises InvalidDataset, with the existing columns,
+    for none of them.
     """
     if hasattr(rows, "with_format"):
         rows = rows.with_format(None)  # a saved dataset may return its rows as tensors
     found = columns_of(rows, dataset=workload.dataset)
+    format = workload.prompts or _detected_format(found, workload)
+    if format is not None:
+        return _prompts(rows, format, found, workload)
     if workload.text_column is None and TOKENS in (*found.lists, *found.others):
         names = (*found.lists, *found.others)
         columns = tuple(name for name in (TOKENS, LABELS, MASK) if name in names)
@@ -136,8 +145,9 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | Ch
         _check_no_conversations(rows, column, workload)
         return TextColumn(rows=rows, column=column, dataset=workload.dataset)
     missing = f"no text column {column!r}" if column else "no single text column to choose"
-    hint = "name the one to learn, without the others, with --text-column; columns of text: " + (
-        ", ".join(texts) or "none"
+    hint = (
+        "name the one to learn, without the others, with --text-column, or put several into a "
+        f"prompt with --prompt-format; columns of text: {', '.join(texts) or 'none'}"
     )
     if (column or "text") in found.others:
         missing = f"values in {column or 'text'} that are not text"
@@ -147,6 +157,34 @@ def documents_of(rows: Any, workload: Workload) -> TextColumn | TokenColumn | Ch
             "of conversations to messages, and write each record of a list of records as a row"
         )
     raise InvalidDataset(f"dataset {workload.dataset!r} has {missing}", hint=hint)
+
+
+def _detected_format(found: Columns, workload: Workload) -> PromptFormat | None:
+    """Returns the format that rows have by the names of their columns of text."""
+    if workload.text_column is not None:
+        return None
+    # A column without a value in any row has no type.
+    format = detected((*found.texts, *found.lists)) or detected(
+        (*found.texts, *found.lists, *found.others)
+    )
+    if format is not None and any(name in found.lists for name in format.columns):
+        return named("prompt-completion-chat") if format == named("prompt-completion") else None
+    return format
+
+
+def _prompts(
+    rows: Any, format: PromptFormat, found: Columns, workload: Workload
+) -> ChatColumn | PromptColumns:
+    columns = columns_of_format(format, found, workload)
+    documents: ChatColumn | PromptColumns
+    if format.is_chat or format.messages:
+        documents = ChatColumn(
+            rows=rows, column=None, beside=columns, format=format, workload=workload
+        )
+    else:
+        documents = PromptColumns(rows=rows, format=format, columns=columns, workload=workload)
+    documents.check()
+    return documents
 
 
 _PAIRS = (
@@ -182,9 +220,8 @@ def _check_is_text(found: Columns, workload: Workload) -> None:
     if pair is not None:
         asked, answered = pair
         hint = (
-            f'write each row as {{"messages": [{{"role": "user", "content": the {asked}}}, '
-            f'{{"role": "assistant", "content": the {answered}}}]}}, or both in one column called '
-            "text"
+            "say how they are put together, the answer last: --prompt-format "
+            f"'{{{asked}}}\\n{{{answered}}}'"
         )
         if asked in found.lists and answered in found.lists:
             hint = f"join the messages of {asked} and {answered} in one column called messages"

@@ -125,7 +125,7 @@ class PaddedWriter(PartWriter):
 
 
 class PackedRowsWriter(PartWriter):
-    """Writes sequences that are cut from one stream of conversations, one per row.
+    """Writes sequences that are cut from one stream of samples with answers, one per row.
 
     Rows overlap by one token, which is the last label of one and the first input of the next. A
     sequence without an answer is left out: a batch of them would have no loss.
@@ -159,12 +159,12 @@ def part_writer(
     *,
     dtype: Any,
     tokenizer: Tokenizer | None,
-    is_chat: bool,
+    has_answers: bool,
     most_sequences: int | None,
 ) -> PartWriter:
     """Returns the writer for the workload's packing; a stream of packed tokens has `dtype`."""
     writer: PartWriter
-    if workload.packing == "packed" and not is_chat:
+    if workload.packing == "packed" and not has_answers:
         writer = PackedWriter(TokenFile(file, dtype=dtype), workload, tokenizer)
     else:
         rows = TokenFile(

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autotune.data import hub
-from autotune.data.chat import ChatColumn
-from autotune.data.columns import TokenColumn, documents_of
+from autotune.data.columns import RowDocuments, documents_of
 from autotune.data.dataset_card import Configuration, configuration
 from autotune.data.named_files import (
     SAVED_SET,
@@ -33,7 +32,7 @@ from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 
 MOST_FILES = 100_000
 
-Documents = Iterable[str] | TokenColumn | ChatColumn
+Documents = Iterable[str] | RowDocuments
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,6 +36,8 @@ class Tokenizer(Protocol):
     """One more than the largest token."""
     beginning: Tokens
     """Tokens before a padded sample."""
+    own_beginning: Tokens
+    """Those that it puts before a text itself."""
     separator: Tokens
     """Tokens between two packed passages."""
     separator_bytes: int

@@ -17,6 +17,7 @@ import numpy
 from autotune.data.chat import ChatColumn
 from autotune.data.columns import TokenColumn
 from autotune.data.part_writers import PartWriter, part_writer
+from autotune.data.prompts import PromptColumns
 from autotune.data.sources import Documents, Parts
 from autotune.data.token_file import TextFacts
 from autotune.data.tokenizer import FILE_NAME, Tokenizer, load_tokenizer
@@ -57,6 +58,8 @@ def write_tokens(parts: Parts, workload: Workload, *, folder: Path) -> str:
 def _kind_of(documents: Documents) -> str:
     if isinstance(documents, ChatColumn):
         return "conversations"
+    if isinstance(documents, PromptColumns):
+        return "prompts and answers"
     return "tokens" if isinstance(documents, TokenColumn) else "text"
 
 
@@ -81,23 +84,24 @@ def _write_texts(parts: Parts, workload: Workload, *, folder: Path) -> str:
 
 
 def _write_samples(parts: Parts, workload: Workload, *, folder: Path) -> str:
-    """Write samples that have all their tokens: of a tokenized dataset, or conversations."""
+    """Write samples that have all their tokens: of a tokenized dataset, or with answers."""
     dtype = numpy.min_scalar_type(workload.vocab_size - 1)
-    is_chat = isinstance(parts.train, ChatColumn)
-    writers = _writers(workload, folder=folder, dtype=dtype, tokenizer=None, is_chat=is_chat)
+    answered = parts.train if isinstance(parts.train, ChatColumn | PromptColumns) else None
+    writers = _writers(
+        workload, folder=folder, dtype=dtype, tokenizer=None, has_answers=answered is not None
+    )
     samples = assigned(parts.train, parts.held_out, is_full=lambda part: writers[part].is_full)
     for part, tokens in samples:
-        if not is_chat and workload.packing == "packed" and (tokens < 0).any():
+        if answered is None and workload.packing == "packed" and (tokens < 0).any():
             raise InvalidDataset(
                 f"the labels of dataset {workload.dataset!r} ignore some tokens, "
                 "but packed sequences learn every token",
                 hint="use --packing padded",
             )
         writers[part].add(tokens, None)
-    pad_token = parts.train.pad_token if isinstance(parts.train, ChatColumn) else 0
     facts = TextFacts(
         bytes_per_token=None,
-        pad_token=pad_token,
+        pad_token=0 if answered is None else answered.pad_token,
         tokens_per_place=writers[TRAIN].tokens_per_place,
     )
     return _finish(writers, workload, facts, folder=folder)
@@ -159,7 +163,7 @@ def _writers(
     folder: Path,
     dtype: Any,
     tokenizer: Tokenizer | None,
-    is_chat: bool = False,
+    has_answers: bool = False,
 ) -> Writers:
     used = {TRAIN: workload.steps * workload.global_batch, HELD_OUT: workload.evaluation_sequences}
     return {
@@ -168,7 +172,7 @@ def _writers(
             workload,
             dtype=dtype,
             tokenizer=tokenizer,
-            is_chat=is_chat,
+            has_answers=has_answers,
             most_sequences=used[part] if workload.streaming else None,
         )
         for part, name in _FILES.items()

@@ -229,6 +229,8 @@ class Prepared(Schema):
     text_sha256: str
     model_sha256: str
     chat_column: str | None
+    prompt_format: Mapping[str, Any] | None
+    """The fields of the format by which columns are put into prompts."""
     parameters: Count | None
 
 

@@ -12,6 +12,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     beginning: Tokens = numpy.zeros(0, dtype=numpy.uint8)
+    own_beginning = beginning
     separator: Tokens = numpy.frombuffer(b"\n\n", dtype=numpy.uint8)
     separator_bytes = len(separator)
     pad_token = 0

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from autotune.shipped.invalid_row import InvalidRow
 from autotune.shipped.token_encoding import Tokens, read_token_of
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -37,12 +38,8 @@ _PROBE = "<a place for the answer>"
 Message = dict[str, Any]
 
 
-class InvalidConversation(Exception):
-    """A row that is not a conversation to learn from; `hint` names the way out."""
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message, self.hint = message, hint
+class InvalidConversation(InvalidRow):
+    """A row that is not a conversation to learn from."""
 
 
 # -- messages --------------------------------------------------------------------------------------

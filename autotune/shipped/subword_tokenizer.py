@@ -29,6 +29,8 @@ class SubwordTokenizer:
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         roles = {role: _token_of(role, tokenizer, settings or {}) for role in _NAMES}
         self.beginning = _array([] if roles["bos"] is None else [roles["bos"]])
+        added = tokenizer.encode("", add_special_tokens=True).ids[:1]
+        self.own_beginning = _array(added if added == [roles["bos"]] else [])
         self.separator = _array([] if roles["eos"] is None else [roles["eos"]])
         self.pad_token = roles["pad"] or 0
 

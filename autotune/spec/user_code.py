@@ -35,6 +35,7 @@ SET_BY_SCRIPT = {
     "dataset_config": "its text",
     "dataset_split": "its text",
     "text_column": "its text",
+    "prompt_format": "its text",
     "held_out_split": "its text",
     "streaming": "its text",
     "tokenizer": "its text",

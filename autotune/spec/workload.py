@@ -42,6 +42,7 @@ from autotune.spec.model_file import (
     model_name,
     sizes_of,
 )
+from autotune.spec.prompt_format import PromptFormat, read_prompt_format, write_prompt_format
 from autotune.spec.setting import (
     EVERYDAY,
     THE_DATA,
@@ -95,6 +96,13 @@ _USUAL_WIDENING = 4
 """Of the feed-forward layers of a transformer, relative to its width."""
 
 
+_PROMPT_FORMAT = Format(
+    wanted="the name of a format, or a text with columns in braces: '{question} {answer}'",
+    metavar="NAME|TEXT",
+    read=read_prompt_format,
+    write=write_prompt_format,
+    other_type="string",
+)
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 SavedDtype = Literal["adapter", "base"]
@@ -309,6 +317,18 @@ class Workload(Settings):
     text_column: str | None = setting(
         None, "Column of the dataset that holds the text.", group=THE_DATA, over_http=True
     )
+    prompt_format: Annotated[Mapping[str, Any], _PROMPT_FORMAT] | None = setting(
+        None,
+        "How columns are put into a prompt whose answer is learned: alpaca, prompt-completion, "
+        "instruction-chat (the chat template around instruction, input and output), or a text with "
+        "the columns in braces, the answer last: '{question} {answer}'. [default: by the columns]",
+        group=THE_DATA,
+        choices=("alpaca", "prompt-completion", "instruction-chat"),
+        metavar="NAME|TEXT",
+        over_http=True,
+    )
+    """The fields of a `PromptFormat`; None for text, tokens and conversations in one column, and
+    until the data has been read."""
     streaming: bool = setting(
         False,
         "Read only as much of the dataset as the trials can use. [default: read all of it]",
@@ -474,6 +494,12 @@ class Workload(Settings):
             self._check_built_in()
         self._check_pretrained()
         self._check_vocabulary()
+        if self.prompt_format is not None and self.text_column is not None:
+            raise InvalidInput(
+                f"text_column = {self.text_column!r} and a prompt_format are given, and only one "
+                "of them says what is learned of a row",
+                hint="leave --text-column or --prompt-format out",
+            )
 
     def _check_steps(self) -> None:
         fewest = self.fewest_steps
@@ -575,6 +601,16 @@ class Workload(Settings):
                 "of the model",
                 hint=f"use --seq-len {positions} or less",
             )
+
+    @property
+    def prompts(self) -> PromptFormat | None:
+        """How rows are put into prompts; None where a row is text, tokens or one conversation."""
+        return None if self.prompt_format is None else PromptFormat(**self.prompt_format)
+
+    @property
+    def learns_answers(self) -> bool:
+        """Whether rows have parts that are not learned: the prompts before their answers."""
+        return self.chat_column is not None or self.prompt_format is not None
 
     @property
     def model_name(self) -> str:
@@ -723,6 +759,7 @@ _DEFAULTS_ADDED_LATER: Mapping[str, Any] = {
     "packing": "packed",
     "streaming": False,
     "chat_column": None,
+    "prompt_format": None,
     "model_sha256": "",
     "pretrained": False,
     "model_source": None,
@@ -787,7 +824,13 @@ def make_workload(device_type: str, *settings: Mapping[str, Any]) -> Workload:
     return Workload(**merged)
 
 
-OF_ONE_DATASET = ("dataset_config", "dataset_split", "held_out_split", "text_column")
+OF_ONE_DATASET = (
+    "dataset_config",
+    "dataset_split",
+    "held_out_split",
+    "text_column",
+    "prompt_format",
+)
 """Settings that apply to one dataset and are dropped when another one is chosen."""
 
 SIZE_SETTINGS = (
@@ -813,13 +856,17 @@ def overridden(before: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, An
     """Returns the settings `before`, overridden by those in `by`.
 
     `learning_rates` are merged per optimizer. If `by` has another dataset, the splits and columns
-    of the previous one are dropped.
+    of the previous one are dropped. A column of text takes the place of a format of prompts, and
+    the other way round.
     """
     merged = dict(before)
     dataset = before.get("dataset")
     if dataset is not None and by.get("dataset") not in (None, dataset):
         for name in OF_ONE_DATASET:
             merged.pop(name, None)
+    for name, other in (("text_column", "prompt_format"), ("prompt_format", "text_column")):
+        if by.get(name) is not None:
+            merged.pop(other, None)
     merged.update(by)
     rates_before = before.get("learning_rates")
     rates_by = by.get("learning_rates")

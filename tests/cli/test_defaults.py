@@ -255,10 +255,9 @@ HARMLESS_TEXTS = """
     compile compile_time_limit compute_capability context database_wait dataset dataset_config
     dataset_split device devices engine gradient_reduction group held_out_split loss max_mem
     max_time model modules_to_save_dtype name offload optimizer optimizer_fusion packing pick
-    precision prefer profile
-    sampler scale schedule sharding space state step_time_limit study target_version text_column
-    time_budget to tokenizer torch trial_time_limit trials vary x
-    y
+    precision prefer profile prompt_format sampler scale schedule sharding space state
+    step_time_limit study target_version text_column time_budget to tokenizer torch
+    trial_time_limit trials vary x y
 """
 """Options that take any text, and that a file may set: none names code, a place to write to, or
 somebody who is sent something. `model` is looked at."""
@@ -332,7 +331,7 @@ def test_every_option_of_the_workload_can_have_a_default(project):
     harmless = [option for option in typed if option.flag != "--script"]
     lines = []
     for option in harmless:
-        value = '"x"' if not option.is_closed else f'"{option.choices[0]}"'
+        value = '"x"' if not option.choices else f'"{option.choices[0]}"'
         if option.is_switch:
             value = "true"
         elif option.is_repeatable:

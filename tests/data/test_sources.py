@@ -166,15 +166,14 @@ def test_a_column_of_numbers_is_not_text(error_for, table):
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 NOT_ONE_TEXT = {
-    "a prompt and its completion": ({"prompt": "a", "completion": "b"}, "half of what"),
-    "an instruction with an input": (
-        {"instruction": "a", "input": "", "output": "b"},
-        "instruction and output",
+    "an instruction with its context": (
+        {"instruction": "a", "context": "", "response": "b"},
+        "instruction and response",
     ),
     "a question and its answer": ({"question": "a", "answer": "b"}, "half of what"),
     "messages on both sides": (
-        {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]},
-        "prompt and completion",
+        {"question": MESSAGES[:1], "answer": MESSAGES[1:]},
+        "question and answer",
     ),
     "preferences of text": ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences"),
     "preferences of messages": ({"chosen": MESSAGES, "rejected": MESSAGES}, "preferences"),
@@ -212,7 +211,7 @@ def test_a_hint_leads_to_no_half_of_a_row(error_for, tmp_path):
     row = {"prompt": MESSAGES[:1], "chosen": MESSAGES[1:], "rejected": MESSAGES[1:]}
     (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
     assert "a prompt in a column of its own" in error_for(tmp_path / "data.jsonl").hint
-    row = {"prompt": MESSAGES[:1], "completion": MESSAGES[1:]}
+    row = {"question": MESSAGES[:1], "answer": MESSAGES[1:]}
     (tmp_path / "data.jsonl").write_text(json.dumps(row) + "\n")
     assert "join the messages" in error_for(tmp_path / "data.jsonl").hint
 

@@ -82,7 +82,13 @@ class QuickExecutor(LocalExecutor):
             case Prepare():
                 task.folder.mkdir(parents=True)
                 return _done(
-                    Prepared(text_sha256="0" * 64, model_sha256="", chat_column=None, parameters=1)
+                    Prepared(
+                        text_sha256="0" * 64,
+                        model_sha256="",
+                        chat_column=None,
+                        prompt_format=None,
+                        parameters=1,
+                    )
                 )
             case Identify():
                 return _done(CPU)

@@ -4,6 +4,7 @@ import shutil
 import uuid
 
 from autotune.data.chat import ChatColumn
+from autotune.data.prompts import PromptColumns
 from autotune.data.sources import read_documents
 from autotune.data.tokens import write_tokens
 from autotune.execution.prepared_folder import write_made_of
@@ -21,7 +22,7 @@ def prepare(task: Prepare) -> Prepared:
     if workload.script is not None:
         folder.mkdir(parents=True)  # a script reads its text and draws its weights itself
         write_made_of(folder, made_of)
-        return Prepared(**made_of, chat_column=None, parameters=None)
+        return Prepared(**made_of, chat_column=None, prompt_format=None, parameters=None)
     unfinished = folder.with_name(f"{folder.name}.unfinished-{uuid.uuid4().hex}")
     unfinished.mkdir(parents=True)
     try:
@@ -34,8 +35,14 @@ def prepare(task: Prepare) -> Prepared:
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    chat_column = parts.train.column if isinstance(parts.train, ChatColumn) else None
-    return Prepared(**made_of, chat_column=chat_column, parameters=parameters)
+    train = parts.train
+    format = train.format if isinstance(train, ChatColumn | PromptColumns) else None
+    return Prepared(
+        **made_of,
+        chat_column=train.column if isinstance(train, ChatColumn) else None,
+        prompt_format=None if format is None else format.to_dict(),
+        parameters=parameters,
+    )
 
 
 def model_sha256(task: ModelSha256) -> str:

@@ -92,12 +92,13 @@ def _text(workload: Workload) -> str:
     if workload.dataset == STANDARD_LIBRARY_TEXT:
         return "the documentation of Python's standard library"
     config = f" ({workload.dataset_config})" if workload.dataset_config else ""
-    return f"{workload.dataset}{config}, split {workload.dataset_split}"
+    read = "" if workload.prompts is None else f": {workload.prompts.describe()}"
+    return f"{workload.dataset}{config}, split {workload.dataset_split}{read}"
 
 
 def _held_out(workload: Workload) -> str:
     part = f"split {workload.held_out_split}" if workload.held_out_split else "a tenth of the text"
-    if workload.chat_column is not None:
+    if workload.learns_answers:
         part += ", the answers only"
     return part
 

@@ -135,7 +135,11 @@ def new_definition(
         script_files_after_apply={**workload.script_files_after_apply, **input_files(workload)},
         model_sha256=prepared.model_sha256,
         chat_column=prepared.chat_column,
+        prompt_format=prepared.prompt_format,
     )
+    if workload.prompts is not None and definition.workload.prompts is None:
+        read = f"{workload.dataset} is read by its columns: {workload.prompts.describe()}"
+        listener(Notice(message=read))
     definition = dataclasses.replace(definition, workload=workload)
     definition = dataclasses.replace(definition, name=request.name or default_name(definition))
     return NewStudy(definition=definition, staging=staging)

@@ -118,7 +118,13 @@ PROFILE = {
     "torch_version": "2.13.0",
 }
 VALID_RESULTS: dict[str, Any] = {
-    "prepare": {"text_sha256": "ab", "model_sha256": "", "parameters": 10, "chat_column": None},
+    "prepare": {
+        "text_sha256": "ab",
+        "model_sha256": "",
+        "parameters": 10,
+        "chat_column": None,
+        "prompt_format": None,
+    },
     "identify": asdict(DEVICE),
     "probe": {"device": asdict(DEVICE), "unavailable": {"precision": {"fp8": "no hardware"}}},
     "measure_peaks": asdict(DEVICE),
