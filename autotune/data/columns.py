@@ -14,7 +14,7 @@ from autotune.errors import InvalidDataset
 from autotune.shipped.chat_template import InvalidConversation, conversation_of
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.token_encoding import NO_TOKEN, Tokens, read_token_of
-from autotune.spec.prompt_format import PromptFormat, detected, named
+from autotune.spec.prompt_format import PromptFormat, detected, named, prompt_formats
 from autotune.spec.workload import Workload
 
 TOKENS, LABELS, MASK = "input_ids", "labels", "attention_mask"
@@ -219,10 +219,9 @@ def _check_is_text(found: Columns, workload: Workload) -> None:
     pair = next((pair for pair in _PAIRS if all(name in names for name in pair)), None)
     if pair is not None:
         asked, answered = pair
-        hint = (
-            "say how they are put together, the answer last: --prompt-format "
-            f"'{{{asked}}}\\n{{{answered}}}'"
-        )
+        usual = [name for name in prompt_formats() if set(named(name).columns) == set(pair)]
+        format = usual[0] if usual else f"'{{{asked}}}\\n{{{answered}}}'"
+        hint = f"say how they are put together, the answer last: --prompt-format {format}"
         if asked in found.lists and answered in found.lists:
             hint = f"join the messages of {asked} and {answered} in one column called messages"
         raise InvalidDataset(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from autotune.errors import InvalidInput, suggestion
 from autotune.importers import transformers_keys
 from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
@@ -15,6 +16,7 @@ from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
 from autotune.spec.config import SHARDED_WEIGHTS
+from autotune.spec.prompt_format import PromptFormat, named, of_axolotl, template_of
 
 ATTENTION_FLAGS = {
     "flash_attention": "flash_attention_2",
@@ -244,23 +246,112 @@ def _first(keys: KeysOfFile, key: str, entries: list[Any]) -> dict[str, Any]:
         raise keys.invalid(key, "a list of datasets, each with its path")
     if len(entries) > 1:
         keys.refuse(key, "trials read the first of several datasets")
-    kind = str(first.get("type", "completion")).partition(".")[0].partition(":")[0]
-    if isinstance(first.get("type"), Mapping):
-        kind = "its own"
-    column = None
-    if kind in _CHAT_TYPES:
-        column = first.get("field_messages", "messages" if kind == "chat_template" else None)
-    elif kind in _TEXT_TYPES:
-        column = first.get("field") or first.get("text_column") or "text"
-    else:
-        keys.refuse(
-            key, f"trials do not fill in prompts of type {kind}: name --text-column, or --dataset"
-        )
     path = first["path"]
-    settings = {"dataset": path, "dataset_config": first.get("name"), "text_column": column}
+    settings = {"dataset": path, "dataset_config": first.get("name"), **_rows(keys, key, first)}
     if not PurePath(path).suffix and first.get("split"):
         settings["dataset_split"] = str(first["split"])
     return settings
+
+
+_ALIASES = {
+    "alpaca_instruct": "alpaca",
+    "alpaca_instruct.load": "alpaca",
+    "alpaca:instruct": "alpaca",
+}
+"""{type: another one that is the same}."""
+
+
+def _rows(keys: KeysOfFile, key: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a row of a dataset is: a text, a conversation, or columns of a prompt."""
+    learns_prompts = keys.flag("train_on_inputs")
+    given = entry.get("type", "completion")
+    if isinstance(given, Mapping):
+        return {"prompt_format": _learned(_own_format(keys, given), learns_prompts)}
+    name = _ALIASES.get(str(given), str(given))
+    kind = name.partition(".")[0].partition(":")[0]
+    if of_axolotl(name):
+        return {"prompt_format": _learned(named(name), learns_prompts)}
+    if kind in _TEXT_TYPES:
+        return {"text_column": entry.get("field") or entry.get("text_column") or "text"}
+    if kind not in _CHAT_TYPES:
+        keys.refuse(
+            key,
+            f"autotune has no prompt of type {name}: say it by --prompt-format, or name "
+            "--text-column or another --dataset",
+        )
+        return {}
+    if learns_prompts:
+        keys.refuse("train_on_inputs", "trials learn the answers of conversations alone")
+    column = entry.get("field_messages", "messages" if kind == "chat_template" else None)
+    format = _names_in_messages(entry, column or "messages")
+    return {"text_column": column} if format is None else {"prompt_format": format.to_dict()}
+
+
+def _learned(format: PromptFormat, learns_prompts: bool) -> dict[str, Any]:
+    return {**format.to_dict(), "learned": "all" if learns_prompts else format.learned}
+
+
+_OWN = {
+    "field_system": "system",
+    "field_instruction": "instruction",
+    "field_input": "input",
+    "field_output": "output",
+    "system_prompt": "",
+    "format": "{instruction} {input} ",
+    "no_input_format": "{instruction} ",
+    "system_format": "{system}",
+}
+"""{key of a `type` that is a table: its default}. Source: axolotl 0.19,
+src/axolotl/prompt_strategies/user_defined.py, UserDefinedDatasetConfig."""
+
+
+def _own_format(keys: KeysOfFile, given: Mapping[str, Any]) -> PromptFormat:
+    """Returns the format that a file describes itself. Raises InvalidInput."""
+    for name, value in given.items():
+        if name not in _OWN or not isinstance(value, str | None):
+            raise InvalidInput(
+                f"{keys.file} has type.{name}: {value!r:.60} in datasets",
+                hint=suggestion(str(name), _OWN, otherwise=f"give {name} as a text"),
+            )
+    of = {
+        name: default if given.get(name) is None else given[name] for name, default in _OWN.items()
+    }
+    columns = {name: of[f"field_{name}"] for name in ("instruction", "input", "system")}
+    asked = {name: columns[name] for name in ("instruction", "input")}
+    default_system = of["system_format"].replace("{system}", of["system_prompt"])
+    return PromptFormat(
+        prompt=template_of(of["format"], asked),
+        shorter_prompt=template_of(of["no_input_format"], {"instruction": columns["instruction"]}),
+        answer=f"{{{of['field_output']}}}",
+        system=template_of(of["system_format"], {"system": columns["system"]}),
+        default_system=template_of(default_system) if of["system_prompt"] else "",
+    )
+
+
+_USUAL_NAMES = (("role", "content"), ("from", "value"))
+"""Keys of the role and the content of a message that need no format."""
+
+
+def _names_in_messages(entry: Mapping[str, Any], column: str) -> PromptFormat | None:
+    """Returns the format of messages with other names than usual, None for the usual ones."""
+    mapped = entry.get("message_property_mappings")
+    mapped = mapped if isinstance(mapped, Mapping) else {}
+    role = str(mapped.get("role") or entry.get("message_field_role") or "role")
+    content = str(mapped.get("content") or entry.get("message_field_content") or "content")
+    roles = entry.get("roles")
+    roles = roles if isinstance(roles, Mapping) else {}
+    if (role, content) in _USUAL_NAMES and not roles:
+        return None
+    return PromptFormat(
+        messages=column,
+        role=role,
+        content=content,
+        roles={
+            str(source): str(target)
+            for target, sources in roles.items()
+            for source in (sources if isinstance(sources, list) else [sources])
+        },
+    )
 
 
 TRAINER = Trainer(table=load_table("axolotl"), signs=frozenset(("base_model",)), read=read)

@@ -14,6 +14,7 @@ from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.trainer_file import read_trainer_file
+from autotune.spec.prompt_format import Learned, PromptFormat
 from autotune.spec.user_paths import expanded, path_exists
 
 _ATTENTIONS = {
@@ -156,6 +157,7 @@ def _base_weights(keys: KeysOfFile, shared_precision: str | None) -> str:
 
 def _dataset(keys: KeysOfFile) -> dict[str, Any]:
     """Returns the first dataset: a path, or what dataset_info.json says of its name."""
+    learned = _learned(keys)
     names = keys["dataset"]
     names = names if isinstance(names, list) else str(names or "").split(",")
     name = str(names[0]).strip() if names else ""
@@ -165,24 +167,31 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
         keys.refuse("dataset", "trials read the first of several datasets")
     info = _dataset_info(keys).get(name)
     if isinstance(info, Mapping):
-        return _of_info(keys, info)
+        return _of_info(keys, info, learned)
     if PurePath(name).suffix or "/" in name:
         return {"dataset": name}
     keys.refuse("dataset", "a name of a dataset_info.json that is not here: give --dataset")
     return {}
 
 
+_INFO = "dataset_info.json"
+
+
 def _folder(keys: KeysOfFile) -> Path:
-    return expanded(str(keys.file)).parent / (keys.text("dataset_dir") or "")
+    """Returns the folder of the datasets: beside the file, or from that of the command."""
+    beside, folder = expanded(str(keys.file)).parent, keys.text("dataset_dir") or ""
+    candidates = (beside / folder, expanded(folder or "."), beside)
+    there = [one for one in candidates if path_exists(str(one / _INFO))]
+    return there[0] if there else candidates[0]
 
 
 def _dataset_info(keys: KeysOfFile) -> Mapping[str, Any]:
     """Returns {name of a dataset: where it is} of the file beside, if there is one."""
-    file = _folder(keys) / "dataset_info.json"
+    file = _folder(keys) / _INFO
     return read_trainer_file(file) if path_exists(str(file)) else {}
 
 
-def _of_info(keys: KeysOfFile, info: Mapping[str, Any]) -> dict[str, Any]:
+def _of_info(keys: KeysOfFile, info: Mapping[str, Any], learned: Learned) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     columns = info.get("columns")
     columns = columns if isinstance(columns, Mapping) else {}
@@ -196,13 +205,84 @@ def _of_info(keys: KeysOfFile, info: Mapping[str, Any]) -> dict[str, Any]:
     for key, setting in (("subset", "dataset_config"), ("split", "dataset_split")):
         if isinstance(info.get(key), str):
             settings[setting] = info[key]
-    if info.get("formatting") == "sharegpt":
-        settings["text_column"] = str(columns.get("messages", "conversations"))
-    elif keys["stage"] == "pt":
+    if keys["stage"] == "pt":
         settings["text_column"] = str(columns.get("prompt", "text"))
+    elif info.get("formatting", "alpaca") == "alpaca":
+        settings["prompt_format"] = _of_columns(keys, columns or _USUAL_COLUMNS, learned)
     else:
-        keys.refuse("dataset", "trials do not fill in prompts: name --text-column, or --dataset")
+        settings |= _of_messages(info, columns, learned)
     return settings
+
+
+_USUAL_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+"""Where a dataset names no columns; one that it does not name beside others is not read. Source:
+LLaMA-Factory 0.9.5, src/llamafactory/data/parser.py, DatasetAttr."""
+
+
+def _of_columns(
+    keys: KeysOfFile, columns: Mapping[str, Any], learned: Learned
+) -> dict[str, Any] | None:
+    """Returns the format of rows of columns, which are messages of the chat template."""
+    found = {name: f"{{{column}}}" for name, column in columns.items() if column}
+    asked = [found[name] for name in ("prompt", "query") if name in found]
+    if not asked or "response" not in found:
+        keys.refuse("dataset", "it names no columns of a prompt and its response")
+        return None
+    return PromptFormat(
+        prompt="\n".join(asked),
+        shorter_prompt=asked[0] if len(asked) > 1 else "",
+        answer=found["response"],
+        system=found.get("system", ""),
+        history=str(columns.get("history") or ""),
+        is_chat=True,
+        learned=learned,
+    ).to_dict()
+
+
+def _learned(keys: KeysOfFile) -> Learned:
+    learns_prompts, learns_last = keys.flag("train_on_prompt"), keys.flag("mask_history")
+    return "all" if learns_prompts else "last" if learns_last else "answers"
+
+
+_TAGS = {
+    "role_tag": ("from", "role"),
+    "content_tag": ("value", "content"),
+    "user_tag": ("human", "user"),
+    "assistant_tag": ("gpt", "assistant"),
+    "observation_tag": ("observation", "tool"),
+    "function_tag": ("function_call",),
+    "system_tag": ("system",),
+}
+"""{key of `tags`: its default, and what else needs no format}. Defaults as those of columns."""
+_ROLES = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "assistant",
+    "system_tag": "system",
+}
+
+
+def _of_messages(
+    info: Mapping[str, Any], columns: Mapping[str, Any], learned: Learned
+) -> dict[str, Any]:
+    """Returns the column of conversations, or the format of those with other names than usual."""
+    given = info.get("tags")
+    given = given if isinstance(given, Mapping) else {}
+    tags = {key: str(given.get(key) or usual[0]) for key, usual in _TAGS.items()}
+    column, system = str(columns.get("messages") or "conversations"), columns.get("system")
+    is_usual = all(tags[key] in usual for key, usual in _TAGS.items())
+    if is_usual and system in (None, "system") and learned == "answers":
+        return {"text_column": column}
+    format = PromptFormat(
+        messages=column,
+        role=tags["role_tag"],
+        content=tags["content_tag"],
+        roles={tags[key]: role for key, role in _ROLES.items()},
+        system=f"{{{system}}}" if system else "",
+        learned=learned,
+    )
+    return {"prompt_format": format.to_dict()}
 
 
 TRAINER = Trainer(

@@ -93,7 +93,16 @@ def _read_launcher(keys: KeysOfFile) -> None:
 
 
 def _dataset(keys: KeysOfFile) -> dict[str, Any]:
-    """Returns the dataset, of a mixture the first one."""
+    """Returns the dataset, of a mixture the first one.
+
+    Its columns say what it is: text, messages, or a prompt and its completion.
+    """
+    if keys.says("completion_only_loss") and not keys.flag("completion_only_loss"):
+        keys.refuse(
+            "completion_only_loss",
+            "where rows have prompt and completion, trials learn the completion alone unless "
+            "--prompt-format says otherwise",
+        )
     split = keys.text("dataset_train_split")
     if name := keys.text("dataset_name") or keys.text("dataset_id_or_path"):
         return {

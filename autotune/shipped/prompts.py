@@ -109,8 +109,14 @@ def messages_of(row: Row, form: Format) -> list[Any]:
 
     Those that are not learned have `train` false. Raises InvalidRow.
     """
+    system = system_of(row, form)
+    before = [{"role": "system", "content": system}] if system else []
     if form["messages"]:
-        return _with_usual_names(row.get(form["messages"]), form)
+        messages = _with_usual_names(row.get(form["messages"]), form)
+        if form["learned"] == "last":
+            messages[:-1] = [{**message, "train": False} for message in messages[:-1]]
+        begins_itself = messages and messages[0]["role"] == "system"
+        return messages if begins_itself else [*before, *messages]
     asked = _written(form["prompt"], row)
     if asked is None:
         asked = [{"role": "user", "content": prompt_of(row, form).strip("\n")}]
@@ -118,12 +124,10 @@ def messages_of(row: Row, form: Format) -> list[Any]:
     if answer is None:
         text = filled(form["answer"], row)
         answer = [{"role": "assistant", "content": text}] if text else []
-    before = [*_history(row, form), *asked]
+    asked = [*_history(row, form), *asked]
     if form["learned"] == "last":
-        before = [{**message, "train": False} for message in before]
-    if system := system_of(row, form):
-        before.insert(0, {"role": "system", "content": system})
-    return [*before, *answer] if answer else []
+        asked = [{**message, "train": False} for message in asked]
+    return [*before, *asked, *answer] if answer else []
 
 
 def _written(template: str, row: Row) -> list[Any] | None:

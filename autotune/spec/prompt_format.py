@@ -18,6 +18,8 @@ from typing import Any, Literal
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.schema import Schema
 
+Learned = Literal["answers", "last", "all"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFormat(Schema):
@@ -44,7 +46,7 @@ class PromptFormat(Schema):
     content: str = "content"
     roles: Mapping[str, str] = field(default_factory=dict)
     """{role in the data: the usual one}, of such messages."""
-    learned: Literal["answers", "last", "all"] = "answers"
+    learned: Learned = "answers"
     """The answers, of a conversation only the last one, or all tokens."""
     is_joined: bool = False
     """Whether prompt and answer are tokenized as one text, and what differs from the tokens of the
@@ -61,6 +63,7 @@ class PromptFormat(Schema):
     def optional_columns(self) -> tuple[str, ...]:
         """The columns that are read where a data set has them."""
         named = [*columns_of(self.prompt), *columns_of(self.system)]
+        named += ["tools"] if self.messages else []
         return tuple(name for name in dict.fromkeys(named) if name not in self.columns)
 
     @property
@@ -118,6 +121,25 @@ def named(name: str) -> PromptFormat:
     facts = prompt_formats()[name]
     fields = {one.name for one in dataclasses.fields(PromptFormat)}
     return PromptFormat(**{key: value for key, value in facts.items() if key in fields})
+
+
+def template_of(text: str, columns: Mapping[str, str] | None = None) -> str:
+    """Returns the template of another program's text, whose names in braces stand for `columns`.
+
+    Without them, braces are text. Raises InvalidInput, also for a name that stands for none.
+    """
+    if columns is None:
+        return text.replace("{", "{{").replace("}", "}}")
+    for name in columns_of(text):
+        if name not in columns:
+            raise InvalidInput(
+                f"{text!r:.80} is no prompt: {{{name}}} stands for no column",
+                hint=f"it may have {', '.join(f'{{{known}}}' for known in columns)}",
+            )
+    return "".join(
+        template_of(before) + ("" if name is None else f"{{{columns[name]}}}")
+        for before, name, _, _ in string.Formatter().parse(text)
+    )
 
 
 def of_axolotl(name: str) -> bool:

@@ -76,7 +76,13 @@ _RESULTS: tuple[tuple[str, Any], ...] = (
     ),
     (
         "prepare",
-        {"text_sha256": "f" * 64, "model_sha256": "", "parameters": 1000, "chat_column": None},
+        {
+            "text_sha256": "f" * 64,
+            "model_sha256": "",
+            "parameters": 1000,
+            "chat_column": None,
+            "prompt_format": None,
+        },
     ),
     ("rehearse", "two steps"),
     ("trace", _TRACE),
