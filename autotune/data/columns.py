@@ -177,9 +177,10 @@ def _prompts(
 ) -> ChatColumn | PromptColumns:
     columns = columns_of_format(format, found, workload)
     documents: ChatColumn | PromptColumns
-    if format.is_chat or format.messages:
+    if format.makes_messages:
+        beside = tuple(name for name in found.texts + found.lists if name == TOOLS)
         documents = ChatColumn(
-            rows=rows, column=None, beside=columns, format=format, workload=workload
+            rows=rows, column=None, beside=columns + beside, format=format, workload=workload
         )
     else:
         documents = PromptColumns(rows=rows, format=format, columns=columns, workload=workload)

@@ -20,6 +20,7 @@ from autotune.exporters.devices import (
     fsdp_keys,
 )
 from autotune.exporters.export import Export, Target
+from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.launch import FILE as LAUNCHER
 from autotune.exporters.launch import is_needed, launcher
 from autotune.exporters.named_schedule import named_schedule, warmup_reasons
@@ -29,12 +30,15 @@ from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import Loss, TrainingConfig
+from autotune.spec.prompt_format import PromptFormat, columns_of, of_axolotl, template_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "axolotl.yaml"
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    filled = fill_rows(recipe, "axolotl", is_expressed=_rows(recipe.workload) is not None)
+    recipe = filled.recipe
     closest = _closest(recipe)
     _fit_optimizer(closest)
     closest.lacks({"precision": _precision(closest.config)})
@@ -66,10 +70,11 @@ def write(recipe: Recipe, version: str) -> Export:
     if effective["allocator"] == "default":
         command = f"PYTORCH_ALLOC_CONF=expandable_segments:False {command}"
     return Export(
-        files=files,
+        files={**files, **filled.files},
         command=command,
+        before_use=filled.before_use,
         unsupported=closest.unsupported(),
-        notes=tuple(_notes(recipe, effective)),
+        notes=(*_notes(recipe, effective), *filled.notes),
     )
 
 
@@ -276,6 +281,7 @@ def _model_and_text(workload: Workload) -> dict[str, Any]:
         "reinit_weights": not workload.pretrained,
         "attn_implementation": "sdpa",
         "datasets": [_dataset(workload)],
+        **({"train_on_inputs": True} if _learns_prompts(workload) else {}),
         "val_set_size": 0.0,
         "sequence_len": workload.sequence_length,
         "sample_packing": is_packed,
@@ -301,9 +307,73 @@ def _dataset(workload: Workload) -> dict[str, Any]:
         keys["name"] = workload.dataset_config
     if kind is None or workload.dataset_split != "train":
         keys["split"] = workload.dataset_split
+    return {**keys, **(_rows(workload) or {})}
+
+
+def _rows(workload: Workload) -> dict[str, Any] | None:
+    """Returns the keys that say what a row is; None for prompts that axolotl cannot make."""
+    format = workload.prompts
     if workload.chat_column is not None:
-        return {**keys, **_conversations(workload.chat_column)}
-    return {**keys, "type": "completion", "field": workload.text_column or "text"}
+        return _conversations(workload.chat_column)
+    if format is None:
+        return {"type": "completion", "field": workload.text_column or "text"}
+    if of_axolotl(format.name):
+        return {"type": format.name}
+    if format.messages and not format.system and format.learned == "answers":
+        return _renamed_messages(format)
+    own = None if format.makes_messages else _own_type(format)
+    return None if own is None else {"type": own}
+
+
+def _learns_prompts(workload: Workload) -> bool:
+    return workload.prompts is not None and workload.prompts.learned == "all"
+
+
+def _own_type(format: PromptFormat) -> dict[str, str] | None:
+    """Returns a `type` that describes the format; None for more columns than it can have.
+
+    That are one of an instruction, one of an input, one of a system and one of the answer.
+    """
+    shorter = format.shorter_prompt or format.prompt
+    always, asked = set(columns_of(shorter)), set(columns_of(format.prompt))
+    if len(always) == 2 and not format.shorter_prompt:
+        always -= {columns_of(shorter)[-1]}  # with nothing for an input that a row lacks
+    inputs, systems = asked - always, set(columns_of(format.system))
+    is_answer = format.answer == f"{{{''.join(columns_of(format.answer))}}}"
+    if not always or max(len(always), len(inputs), len(systems)) > 1 or not is_answer:
+        return None
+    begins, _, ends = format.system.partition(f"{{{''.join(systems)}}}")
+    default = format.default_system
+    if default and not (default.startswith(begins) and default.endswith(ends) and systems):
+        return None
+    names = {**dict.fromkeys(always, "instruction"), **dict.fromkeys(inputs, "input")}
+    without = {**names, **dict.fromkeys(inputs, "")}
+    keys = {
+        "field_instruction": "".join(always),
+        "field_output": "".join(columns_of(format.answer)),
+        "format": template_of(format.prompt, names),
+        "no_input_format": template_of(shorter, without),
+        "system_format": template_of(format.system, dict.fromkeys(systems, "system")),
+    }
+    if inputs:
+        keys["field_input"] = "".join(inputs)
+    if systems:
+        keys["field_system"] = "".join(systems)
+    if default:
+        own = default.removeprefix(begins).removesuffix(ends)
+        keys["system_prompt"] = own.replace("{{", "{").replace("}}", "}")
+    return keys
+
+
+def _renamed_messages(format: PromptFormat) -> dict[str, Any]:
+    roles: dict[str, list[str]] = {}
+    for source, target in format.roles.items():
+        roles.setdefault(target, []).append(source)
+    return {
+        **_conversations(format.messages),
+        "message_property_mappings": {"role": format.role, "content": format.content},
+        **({"roles": roles} if roles else {}),
+    }
 
 
 def _conversations(column: str) -> dict[str, Any]:

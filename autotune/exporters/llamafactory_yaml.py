@@ -23,6 +23,7 @@ from autotune.exporters import accelerate_config
 from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
 from autotune.exporters.devices import Closest, closest_by_accelerate
 from autotune.exporters.export import Export, Target
+from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -38,6 +39,7 @@ from autotune.exporters.trainer_keys import (
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
 from autotune.spec.config import TrainingConfig
+from autotune.spec.prompt_format import PromptFormat, columns_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
 FILE = "llamafactory.yaml"
@@ -46,6 +48,8 @@ DATASET = "text_of_the_study"
 
 
 def write(recipe: Recipe, version: str) -> Export:
+    filled = fill_rows(recipe, "LLaMA-Factory", is_expressed=_columns(recipe.workload) is not None)
+    recipe = filled.recipe
     on_devices = closest_by_accelerate(recipe, "LLaMA-Factory", HAS)
     _leave_out_pure_bf16(on_devices)
     if on_devices.config.adapter == "dora" and on_devices.config.base_weights in _BY_BITSANDBYTES:
@@ -71,11 +75,11 @@ def write(recipe: Recipe, version: str) -> Export:
     if recipe.device_type == "cuda" and recipe.devices == 1:
         command = f"CUDA_VISIBLE_DEVICES=0 {command}"
     return Export(
-        files={**files, **started},
+        files={**files, **started, **filled.files},
         command=command,
-        before_use=_before_use(recipe.workload),
+        before_use=(*filled.before_use, *_before_use(recipe.workload)),
         unsupported=on_devices.unsupported(),
-        notes=tuple(_notes(recipe, closest)),
+        notes=(*_notes(recipe, closest), *filled.notes),
     )
 
 
@@ -165,13 +169,17 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
 
 def _data(workload: Workload) -> dict[str, Any]:
     keys: dict[str, Any] = {
-        "stage": "pt" if workload.chat_column is None else "sft",
+        "stage": "sft" if workload.learns_answers else "pt",
         "dataset": DATASET,
         "dataset_dir": ".",
         "cutoff_len": workload.sequence_length,
     }
-    if workload.chat_column is not None:
-        keys |= {"train_on_prompt": False, "mask_history": False}
+    format = workload.prompts
+    if workload.learns_answers:
+        learned = "answers" if format is None else format.learned
+        keys |= {"train_on_prompt": learned == "all", "mask_history": learned == "last"}
+        if not workload.has_conversations:
+            keys["template"] = "empty"
         keys |= {"packing": workload.packing == "packed", "neat_packing": False}
     elif workload.packing != "packed":
         keys["packing"] = False
@@ -229,6 +237,8 @@ def _dataset(workload: Workload) -> dict[str, Any]:
         entry = {"hf_hub_url": workload.dataset, "split": workload.dataset_split}
         if workload.dataset_config is not None:
             entry["subset"] = workload.dataset_config
+    if workload.prompt_format is not None:
+        return {**entry, **(_columns(workload) or {})}
     if workload.chat_column is None:
         # A text is the prompt of a sample without an answer.
         return {**entry, "columns": {"prompt": workload.text_column or "text"}}
@@ -243,6 +253,41 @@ def _dataset(workload: Workload) -> dict[str, Any]:
             "observation_tag": "tool",
         }
     return entry
+
+
+def _columns(workload: Workload) -> dict[str, Any] | None:
+    """Returns what the entry says of a prompt's columns; None for prompts that it cannot make."""
+    format = workload.prompts
+    if format is None:
+        return {}
+    if format.messages:
+        return _tags(format)
+    columns = format.bare_columns
+    if columns is None or format.name == "prompt-completion-chat":  # whose columns are messages
+        return None
+    return {"columns": {_NAMES.get(name, name): column for name, column in columns.items()}}
+
+
+_NAMES = {"input": "query", "answer": "response"}
+
+
+def _tags(format: PromptFormat) -> dict[str, Any] | None:
+    """Returns the entry of messages with other names than usual."""
+    names = {
+        "user": "user_tag",
+        "assistant": "assistant_tag",
+        "tool": "observation_tag",
+        "system": "system_tag",
+    }
+    columns, systems = {"messages": format.messages}, columns_of(format.system)
+    if systems:
+        columns["system"] = systems[0]
+    if format.default_system or format.system != "".join(f"{{{one}}}" for one in systems[:1]):
+        return None
+    tags = {"role_tag": format.role, "content_tag": format.content}
+    for source, target in {**{name: name for name in names}, **format.roles}.items():
+        tags[names.get(target, target)] = source
+    return {"formatting": "sharegpt", "columns": columns, "tags": tags}
 
 
 def _before_use(workload: Workload) -> tuple[str, ...]:
@@ -277,8 +322,13 @@ def _notes(recipe: Recipe, closest: TrainingConfig) -> Iterator[str]:
         )
     if workload.packing == "padded":
         yield "a batch is as long as its longest text; those of a trial are all sequence_length"
-    if workload.chat_column is not None:
+    if workload.has_conversations:
         yield from _chat_notes(workload)
+    elif workload.prompt_format is not None:
+        yield (
+            "template: empty adds neither the token that begins a text nor the one that ends it, "
+            "which the trial learned: write the latter at the end of each answer where it matters"
+        )
     if config.adapter_targets == "attention":
         yield (
             "lora_target has the names that models of transformers have in their attention: "

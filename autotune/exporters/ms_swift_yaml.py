@@ -28,6 +28,7 @@ from autotune.exporters.adapters import (
 from autotune.exporters.deepspeed_config import AUTO_FILE, automatic, json_text
 from autotune.exporters.devices import closest_by_accelerate, divides_weights, fsdp_keys
 from autotune.exporters.export import Export, Target
+from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -52,7 +53,10 @@ FSDP_FILE = "fsdp.json"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    on_devices = closest_by_accelerate(recipe, "ms-swift", HAS, has_groups=False)
+    filled = fill_rows(
+        recipe, "ms-swift", is_expressed=_prompt_columns(recipe.workload) is not None
+    )
+    on_devices = closest_by_accelerate(filled.recipe, "ms-swift", HAS, has_groups=False)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
     lacking = _lacking(recipe, closest)
@@ -64,12 +68,13 @@ def write(recipe: Recipe, version: str) -> Export:
     others = {**_settings(recipe, config), **_data_files(recipe.workload), **_sharing(recipe)}
     keys = _keys(recipe, closest, others=list(others))
     heading = f"# {recipe.origin}\n# For ms-swift 4.6.\n"
-    command = "pt" if recipe.workload.chat_column is None else "sft"
+    command = "sft" if recipe.workload.learns_answers else "pt"
     return Export(
-        files={FILE: heading + yaml_text(keys, width=100), **others},
+        files={FILE: heading + yaml_text(keys, width=100), **others, **filled.files},
         command=f"swift {command} {FILE}",
+        before_use=filled.before_use,
         unsupported=on_devices.unsupported(),
-        notes=tuple(_notes(recipe)),
+        notes=(*_notes(recipe), *filled.notes),
     )
 
 
@@ -151,13 +156,36 @@ def _data(workload: Workload) -> dict[str, Any]:
         "max_length": workload.sequence_length,
         "packing": False,
     }
-    if workload.chat_column is not None:
-        return {**keys, "loss_scale": "default", "truncation_strategy": "right"}
+    if workload.learns_answers:
+        learned = "answers" if workload.prompts is None else workload.prompts.learned
+        keys |= {"loss_scale": _LOSS_SCALES[learned], "truncation_strategy": "right"}
+        # Without parts around the prompt, but for the tokens that begin and end a text.
+        return keys if workload.has_conversations else {**keys, "template": "dummy"}
     is_packed = workload.packing == "packed"
     return {**keys, "truncation_strategy": "split" if is_packed else "right"}
 
 
+_LOSS_SCALES = {"answers": "default", "last": "last_round", "all": "all"}
+
+
+def _prompt_columns(workload: Workload) -> dict[str, str] | None:
+    """Returns ms-swift's names for the columns of a prompt; None for prompts that it cannot make.
+
+    An instruction and an input are joined by a line break (AlpacaPreprocessor).
+    """
+    format = workload.prompts
+    if format is None:
+        return {}
+    columns = format.bare_columns
+    if columns is None or format.name == "prompt-completion-chat":  # whose columns are messages
+        return None
+    names = {"prompt": "instruction" if "input" in columns else "query", "answer": "response"}
+    return {column: names.get(name, name) for name, column in columns.items()}
+
+
 def _columns(workload: Workload) -> dict[str, str]:
+    if workload.prompt_format is not None:
+        return _prompt_columns(workload) or {}
     if workload.chat_column is not None:
         return {workload.chat_column: "messages"}
     return {workload.text_column or "text": "response"}
@@ -269,7 +297,7 @@ def _notes(recipe: Recipe) -> Iterator[str]:
         )
     else:
         yield "a batch is as long as its longest text; those of a trial are all sequence_length"
-    if workload.chat_column is not None:
+    if workload.has_conversations:
         yield (
             "ms-swift has chat templates of its own, which it chooses by the model; of loss: "
             "false it knows, of weight 0 and train: false it does not"

@@ -154,11 +154,22 @@ ANSWERS_ONLY = (
 )
 
 
+def answers_only(workload: Workload) -> str:
+    """Returns what became of the rows of which a part was not learned."""
+    format = workload.prompts
+    if format is None:
+        return ANSWERS_ONLY
+    rendered = ", rendered by the tokenizer's chat template" if format.is_chat else ""
+    labels = "" if format.learned == "all" else ", with the label -100 on all that is no answer"
+    return f"its rows read as {format.describe()}{rendered}{labels}"
+
+
 def answers_note(workload: Workload) -> list[str]:
-    """Returns a note for a trainer whose text the user provides, if the trial had chat data."""
-    if workload.chat_column is None:
+    """Returns a note for a trainer whose text the user provides, if parts were not learned."""
+    if not workload.learns_answers:
         return []
-    return [f"the trial's text was {workload.dataset}, {ANSWERS_ONLY}: its files cannot say so"]
+    how = answers_only(workload)
+    return [f"the trial's text was {workload.dataset}, {how}: its files cannot say so"]
 
 
 def loss_line(recipe: Recipe) -> str:
@@ -190,11 +201,11 @@ def model_and_data_note(recipe: Recipe) -> str:
         f"The trial trained {workload.describe_model()} on {workload.dataset}; your script "
         "provides model and data"
     )
-    if workload.chat_column is not None:
-        note += f", {ANSWERS_ONLY}"
+    if workload.learns_answers:
+        note += f", {answers_only(workload)}"
     if workload.packing == "padded":
         note += ", each sequence the beginning of a text and padding without labels (-100)"
-    if workload.chat_column is not None or workload.packing == "padded":
+    if workload.learns_answers or workload.packing == "padded":
         note += f". With labels[i] the token after logits[i], write {loss_line(recipe)}"
         parts = _parts_of_a_step(recipe)
         if parts > 1:

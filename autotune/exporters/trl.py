@@ -18,6 +18,7 @@ from autotune.exporters.adapters import (
 )
 from autotune.exporters.devices import closest_by_accelerate, divides_weights
 from autotune.exporters.export import Export, Target
+from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.promise import OF_TRAINER, is_promised, promise_file, promised
 from autotune.exporters.reasons import Reason
 from autotune.exporters.recipe import Recipe
@@ -41,6 +42,8 @@ FILE = "sft.yaml"
 
 def write(recipe: Recipe, version: str) -> Export:
     asked = recipe
+    filled = fill_rows(recipe, "trl", is_expressed=_reads(recipe.workload))
+    recipe = filled.recipe
     on_devices = closest_by_accelerate(recipe, "trl", HAS)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe)
@@ -75,13 +78,13 @@ def write(recipe: Recipe, version: str) -> Export:
     elif not has_launcher:
         notes.append(f"{by_trl} trains the same, and compares nothing with the trial")
     files = {FILE: heading + yaml_text(_keys(recipe, closest)), **started}
-    files |= promise_file(asked, OF_TRAINER)
+    files |= {**promise_file(asked, OF_TRAINER), **filled.files}
     return Export(
         files=files,
         command=command,
-        before_use=_before_use(recipe),
+        before_use=(*filled.before_use, *_before_use(recipe)),
         unsupported=on_devices.unsupported(),
-        notes=tuple(notes),
+        notes=(*notes, *filled.notes),
     )
 
 
@@ -142,7 +145,7 @@ def _keys(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         "max_length": recipe.workload.sequence_length,
         **_packing(recipe.workload),
         **_adapter(closest, recipe.workload),
-        **({"assistant_only_loss": True} if recipe.workload.chat_column is not None else {}),
+        **_learned(recipe.workload),
         "model_init_kwargs": model_keys(closest),
     }
 
@@ -177,10 +180,22 @@ def _model(workload: Workload) -> dict[str, Any]:
     return {"model_name_or_path": workload.model_source if workload.pretrained else "<MODEL>"}
 
 
+def _reads(workload: Workload) -> bool:
+    """Returns whether it reads the columns of a prompt as they are: by these names alone."""
+    of_trl = ("prompt-completion", "prompt-completion-chat")
+    return workload.prompts is not None and workload.prompts.name in of_trl
+
+
+def _learned(workload: Workload) -> dict[str, bool]:
+    if workload.prompts is not None:
+        return {"completion_only_loss": workload.prompts.learned != "all"}
+    return {"assistant_only_loss": True} if workload.chat_column is not None else {}
+
+
 def _dataset(workload: Workload) -> dict[str, Any]:
     name = workload.dataset
     column = {}
-    if workload.chat_column is None:
+    if not workload.learns_answers:
         column = {"dataset_text_field": workload.text_column or "text"}
     if name == STANDARD_LIBRARY_TEXT:
         return {"dataset_name": "<DATASET>", **column}

@@ -23,6 +23,7 @@ from typing import Any
 from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
+from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.reasons import Reason, Table, reasons_in
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import text_notes, user_script_note
@@ -35,7 +36,8 @@ FILE = "unsloth_train.py"
 
 
 def write(recipe: Recipe, version: str) -> Export:
-    on_devices = Closest(recipe, "Unsloth", HAS)
+    filled = fill_rows(recipe, "Unsloth", is_expressed=_reads(recipe.workload))
+    on_devices = Closest(filled.recipe, "Unsloth", HAS)
     on_devices.change("kernels", "none", "Unsloth has kernels of its own for them")
     why = "this script is for one device"
     on_devices.use_torch(why)
@@ -46,11 +48,11 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices.lacks(_lacking(recipe, closest))
     on_devices.lacks(lacking_keys)
     return Export(
-        files={FILE: _script(recipe, closest, on_devices.effective())},
+        files={FILE: _script(recipe, closest, on_devices.effective()), **filled.files},
         command=f"python {FILE}",
-        before_use=_before_use(recipe),
+        before_use=(*filled.before_use, *_before_use(recipe)),
         unsupported=on_devices.unsupported(),
-        notes=tuple(_notes(recipe)),
+        notes=(*_notes(recipe), *filled.notes),
     )
 
 
@@ -154,10 +156,10 @@ _FEED_FORWARD = ["gate_proj", "up_proj", "down_proj"]
 
 def _training(recipe: Recipe, closest: TrainingConfig, precision: str) -> dict[str, Any]:
     """Returns the arguments of trl's SFTConfig."""
-    keys = training_keys(recipe, closest)
+    keys, prompts = training_keys(recipe, closest), recipe.workload.prompts
     for name in ("use_cpu", "gradient_checkpointing_kwargs", "torch_compile_backend"):
         keys.pop(name, None)
-    is_packed = recipe.workload.packing == "packed" and recipe.workload.chat_column is None
+    is_packed = recipe.workload.packing == "packed" and not recipe.workload.learns_answers
     return {
         "output_dir": "trainer_output",
         **keys,
@@ -170,10 +172,18 @@ def _training(recipe: Recipe, closest: TrainingConfig, precision: str) -> dict[s
         **({"packing_strategy": "wrapped"} if is_packed else {}),
         "padding_free": False,
         "dataset_text_field": _text_column(recipe.workload),
+        **({} if prompts is None else {"completion_only_loss": prompts.learned != "all"}),
     }
 
 
-def _text_column(workload: Workload) -> str:
+def _reads(workload: Workload) -> bool:
+    """Returns whether trl reads the columns of a prompt as they are."""
+    return workload.prompts is not None and workload.prompts.name == "prompt-completion"
+
+
+def _text_column(workload: Workload) -> str | None:
+    if workload.prompt_format is not None:
+        return None  # prompt and completion
     if workload.chat_column is not None:
         return "text"
     return workload.text_column or "text"
@@ -274,7 +284,7 @@ def _notes(recipe: Recipe) -> Iterator[str]:
             f"the trial's model was {workload.describe_model()} from random weights: Unsloth needs "
             "a model with saved weights"
         )
-    if workload.packing == "padded" or workload.chat_column is not None:
+    if workload.packing == "padded" or workload.learns_answers:
         yield "a batch is as long as its longest text; those of a trial are all sequence_length"
     if workload.chat_column is not None:
         yield (

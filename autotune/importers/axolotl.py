@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.importers import transformers_keys
+from autotune.importers.data_files import named_by
 from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
@@ -242,11 +243,11 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
 
 def _first(keys: KeysOfFile, key: str, entries: list[Any]) -> dict[str, Any]:
     first = {"path": entries[0]} if isinstance(entries[0], str) else entries[0]
-    if not isinstance(first, dict) or not isinstance(first.get("path"), str):
+    if not isinstance(first, dict) or not isinstance(named_by(first), str):
         raise keys.invalid(key, "a list of datasets, each with its path")
     if len(entries) > 1:
         keys.refuse(key, "trials read the first of several datasets")
-    path = first["path"]
+    path = named_by(first)
     settings = {"dataset": path, "dataset_config": first.get("name"), **_rows(keys, key, first)}
     if not PurePath(path).suffix and first.get("split"):
         settings["dataset_split"] = str(first["split"])

@@ -5,6 +5,7 @@ is in float32 unless pure_bf16, and LoRA of rank 8 on all linear layers is the d
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -157,7 +158,7 @@ def _base_weights(keys: KeysOfFile, shared_precision: str | None) -> str:
 
 def _dataset(keys: KeysOfFile) -> dict[str, Any]:
     """Returns the first dataset: a path, or what dataset_info.json says of its name."""
-    learned = _learned(keys)
+    learned, is_chat = _learned(keys), keys["template"] != "empty"
     names = keys["dataset"]
     names = names if isinstance(names, list) else str(names or "").split(",")
     name = str(names[0]).strip() if names else ""
@@ -167,7 +168,7 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
         keys.refuse("dataset", "trials read the first of several datasets")
     info = _dataset_info(keys).get(name)
     if isinstance(info, Mapping):
-        return _of_info(keys, info, learned)
+        return _of_info(keys, info, learned, is_chat)
     if PurePath(name).suffix or "/" in name:
         return {"dataset": name}
     keys.refuse("dataset", "a name of a dataset_info.json that is not here: give --dataset")
@@ -191,7 +192,9 @@ def _dataset_info(keys: KeysOfFile) -> Mapping[str, Any]:
     return read_trainer_file(file) if path_exists(str(file)) else {}
 
 
-def _of_info(keys: KeysOfFile, info: Mapping[str, Any], learned: Learned) -> dict[str, Any]:
+def _of_info(
+    keys: KeysOfFile, info: Mapping[str, Any], learned: Learned, is_chat: bool
+) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     columns = info.get("columns")
     columns = columns if isinstance(columns, Mapping) else {}
@@ -208,7 +211,10 @@ def _of_info(keys: KeysOfFile, info: Mapping[str, Any], learned: Learned) -> dic
     if keys["stage"] == "pt":
         settings["text_column"] = str(columns.get("prompt", "text"))
     elif info.get("formatting", "alpaca") == "alpaca":
-        settings["prompt_format"] = _of_columns(keys, columns or _USUAL_COLUMNS, learned)
+        format = _of_columns(keys, columns or _USUAL_COLUMNS)
+        if format is not None:
+            format = replace(format, learned=learned, is_chat=is_chat)
+            settings["prompt_format"] = format.to_dict()
     else:
         settings |= _of_messages(info, columns, learned)
     return settings
@@ -219,10 +225,8 @@ _USUAL_COLUMNS = {"prompt": "instruction", "query": "input", "response": "output
 LLaMA-Factory 0.9.5, src/llamafactory/data/parser.py, DatasetAttr."""
 
 
-def _of_columns(
-    keys: KeysOfFile, columns: Mapping[str, Any], learned: Learned
-) -> dict[str, Any] | None:
-    """Returns the format of rows of columns, which are messages of the chat template."""
+def _of_columns(keys: KeysOfFile, columns: Mapping[str, Any]) -> PromptFormat | None:
+    """Returns the format of rows of columns, None where some are missing."""
     found = {name: f"{{{column}}}" for name, column in columns.items() if column}
     asked = [found[name] for name in ("prompt", "query") if name in found]
     if not asked or "response" not in found:
@@ -234,9 +238,7 @@ def _of_columns(
         answer=found["response"],
         system=found.get("system", ""),
         history=str(columns.get("history") or ""),
-        is_chat=True,
-        learned=learned,
-    ).to_dict()
+    )
 
 
 def _learned(keys: KeysOfFile) -> Learned:

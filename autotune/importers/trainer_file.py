@@ -23,6 +23,7 @@ MOST_VALUES = 20_000
 MOST_LEVELS = 50
 _FILLED_IN = re.compile(r"\{\{|\{%|\$\{|^\$[A-Za-z_]\w*$")
 """Jinja, and variables of the environment or of OmegaConf."""
+_PROMPT_KEYS = ("type.format", "type.no_input_format", "type.system_format")
 _CORE_TAG = "tag:yaml.org,2002:"
 _OWN_TAGS = {
     f"{_CORE_TAG}{name}"
@@ -70,9 +71,12 @@ def parse_trainer_file(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def _texts(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of all text values but the templates of chats, which are Jinja."""
+    """Yield (key, text) of all text values but the templates of chats and prompts.
+
+    Those of chats are Jinja, and in those of prompts two braces stand for one.
+    """
     if isinstance(content, str):
-        if "chat_template" not in key:
+        if "chat_template" not in key and not key.endswith(_PROMPT_KEYS):
             yield key, content
     elif isinstance(content, Mapping):
         for name, value in content.items():

@@ -12,6 +12,7 @@ from autotune.errors import InvalidInput, suggestion
 from autotune.importers import transformers_keys
 from autotune.importers.accelerate_file import ACCELERATE
 from autotune.importers.beside import keys_beside
+from autotune.importers.data_files import named_by
 from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
@@ -120,9 +121,7 @@ def _dataset(keys: KeysOfFile) -> dict[str, Any]:
     if not entries:
         return {}
     first = entries[0] if isinstance(entries, list) else None
-    name = first.get("id", first.get("path")) if isinstance(first, Mapping) else None
-    if isinstance(first, Mapping) and isinstance(first.get("data_files"), str):
-        name = first["data_files"]  # the path is then the kind of file, such as json
+    name = named_by(first) if isinstance(first, Mapping) else None
     if not isinstance(name, str):
         raise keys.invalid(key, "a list of datasets, each with its id or path")
     if len(entries) > 1:

@@ -63,8 +63,39 @@ class PromptFormat(Schema):
     def optional_columns(self) -> tuple[str, ...]:
         """The columns that are read where a data set has them."""
         named = [*columns_of(self.prompt), *columns_of(self.system)]
-        named += ["tools"] if self.messages else []
         return tuple(name for name in dict.fromkeys(named) if name not in self.columns)
+
+    @property
+    def makes_messages(self) -> bool:
+        """Whether a row becomes messages, and not a text."""
+        return self.is_chat or bool(self.messages)
+
+    @property
+    def bare_columns(self) -> dict[str, str] | None:
+        """{prompt, input, answer, system, history: column} of a format without words of its own.
+
+        None for another one. A prompt and its input have a line break between them; a text has
+        neither an input nor a system.
+        """
+        asked, systems = columns_of(self.prompt), columns_of(self.system)
+        columns = {
+            **dict(zip(("prompt", "input"), asked, strict=False)),
+            **dict(zip(("answer",), columns_of(self.answer), strict=False)),
+            **dict(zip(("system",), systems, strict=False)),
+            **({"history": self.history} if self.history else {}),
+        }
+        templates = {name: f"{{{column}}}" for name, column in columns.items()}
+        bare = dataclasses.replace(
+            self,
+            prompt="\n".join(templates[name] for name in ("prompt", "input") if name in templates),
+            shorter_prompt=templates["prompt"] if len(asked) == 2 else "",
+            answer=templates.get("answer", ""),
+            system=templates.get("system", ""),
+            default_system="",
+            messages="",
+        )
+        is_possible = self.is_chat or not (systems or len(asked) > 1)
+        return columns if self == bare and asked and is_possible else None
 
     @property
     def name(self) -> str:
@@ -126,7 +157,8 @@ def named(name: str) -> PromptFormat:
 def template_of(text: str, columns: Mapping[str, str] | None = None) -> str:
     """Returns the template of another program's text, whose names in braces stand for `columns`.
 
-    Without them, braces are text. Raises InvalidInput, also for a name that stands for none.
+    Without them, braces are text. A name that stands for "" is left out. Raises InvalidInput, also
+    for one that is not in them.
     """
     if columns is None:
         return text.replace("{", "{{").replace("}", "}}")
@@ -137,7 +169,7 @@ def template_of(text: str, columns: Mapping[str, str] | None = None) -> str:
                 hint=f"it may have {', '.join(f'{{{known}}}' for known in columns)}",
             )
     return "".join(
-        template_of(before) + ("" if name is None else f"{{{columns[name]}}}")
+        template_of(before) + (f"{{{columns[name]}}}" if name and columns[name] else "")
         for before, name, _, _ in string.Formatter().parse(text)
     )
 

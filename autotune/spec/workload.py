@@ -608,6 +608,12 @@ class Workload(Settings):
         return None if self.prompt_format is None else PromptFormat(**self.prompt_format)
 
     @property
+    def has_conversations(self) -> bool:
+        """Whether the chat template of the tokenizer renders a row."""
+        of_columns = self.prompts is not None and self.prompts.makes_messages
+        return self.chat_column is not None or of_columns
+
+    @property
     def learns_answers(self) -> bool:
         """Whether rows have parts that are not learned: the prompts before their answers."""
         return self.chat_column is not None or self.prompt_format is not None

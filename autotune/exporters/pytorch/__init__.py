@@ -147,7 +147,7 @@ def _decided_by_script(recipe: Recipe) -> list[Unsupported]:
 def _notes(recipe: Recipe) -> list[str]:
     config, workload = recipe.config, recipe.workload
     packages = ["torch", "numpy"]
-    if workload.model_config is not None or workload.chat_column is not None:
+    if workload.model_config is not None or workload.has_conversations:
         packages.append("transformers")
     packages += adapters.packages(config)
     if not _is_plain_text(workload):

@@ -23,6 +23,7 @@ from autotune.exporters.pytorch.techniques import (
 )
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import imported_optimizer
+from autotune.exporters.transformers.training_script import arguments_of_sequences
 from autotune.spec.config import TrainingConfig
 from autotune.spec.workload import Workload
 
@@ -103,8 +104,7 @@ Import it first in your training script, because the import makes settings of th
 {_measured_on(recipe)}
 """'''
     length = recipe.workload.sequence_length
-    is_chat = recipe.workload.chat_column is not None
-    data = "sequences(rows, tokenizer)" if is_chat else "sequences(texts, encode)"
+    data = f"sequences({arguments_of_sequences(recipe.workload)})"
     return f'''"""A Trainer with every technique of {in_docstring(recipe.origin)}.
 
     {recipe.config.describe()}
@@ -159,17 +159,8 @@ def _literal(value: Any) -> str:
 
 
 def _sequences(workload: Workload) -> Part:
-    if workload.chat_column is not None:
-        kind = f"{workload.packing}_conversations"
-        return code(f'''
-from collections.abc import Iterable
-from typing import Any
-from autotune.shipped.trainer.conversations import answered_conversations, {kind}
-
-def sequences(rows: Iterable[Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """Returns a training set for Trainer: the answers in `rows` are learned, nothing else."""
-    conversations = answered_conversations(rows, tokenizer, {workload.chat_column!r})
-    return {kind}(conversations, SEQUENCE_LENGTH)''')
+    if workload.learns_answers:
+        return _sequences_with_answers(workload)
     kind = f"{workload.packing}_sequences"
     return code(f'''
 from collections.abc import Callable, Iterable, Sequence
@@ -179,6 +170,54 @@ from autotune.shipped.trainer.{workload.packing} import {kind}
 def sequences(texts: Iterable[str], encode: Callable[[str], Sequence[int]]) -> list[dict[str, Any]]:
     """Returns a training set for Trainer; `encode` returns the tokens of a text."""
     return {kind}(texts, encode, SEQUENCE_LENGTH)''')
+
+
+def _sequences_with_answers(workload: Workload) -> Part:
+    kind = f"{workload.packing}_conversations"
+    format = workload.prompts
+    if format is not None and not format.makes_messages:
+        return code(f'''
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from autotune.shipped.trainer.conversations import {kind}
+from autotune.shipped.trainer.prompts import answered_prompts
+
+PROMPT_FORMAT: dict[str, Any] = {format.to_dict()!r}
+
+def sequences(
+    rows: Iterable[Any],
+    encode: Callable[[str], Sequence[int]],
+    *,
+    beginning: Sequence[int] = (),
+    ending: Sequence[int] = (),
+) -> list[dict[str, Any]]:
+    """Returns a training set for Trainer: rows are put into prompts, and the answers learned.
+
+    `encode` returns the tokens of a text alone; `beginning` and `ending` are put around each row.
+    """
+    prompts = answered_prompts(rows, PROMPT_FORMAT, encode, beginning=beginning, ending=ending)
+    return {kind}(prompts, SEQUENCE_LENGTH)''')
+    imports = "from autotune.shipped.chat_template import Message, conversation_of"
+    messages = f'conversation_of(row[{workload.chat_column!r}], system=row.get("system"))'
+    if format is not None:
+        imports += "\nfrom autotune.shipped.prompts import messages_of"
+        imports += f"\n\nPROMPT_FORMAT: dict[str, Any] = {format.to_dict()!r}"
+        messages = "conversation_of(made) if (made := messages_of(row, PROMPT_FORMAT)) else []"
+    learns_all = format is not None and format.learned == "all"
+    return code(f'''
+from collections.abc import Iterable
+from typing import Any
+from autotune.shipped.trainer.conversations import answered_conversations, {kind}
+{imports}
+
+def messages_in(row: Any) -> list[Message]:
+    """Returns the messages of a row, none for one without an answer."""
+    return {messages}
+
+def sequences(rows: Iterable[Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """Returns a training set for Trainer: the answers in `rows` are learned, nothing else."""
+    conversations = answered_conversations(rows, tokenizer, messages_in, learns_all={learns_all})
+    return {kind}(conversations, SEQUENCE_LENGTH)''')
 
 
 def _arguments(config: TrainingConfig) -> Part:

@@ -25,8 +25,6 @@ LOADERS = {
 def training_script(recipe: Recipe) -> dict[str, str]:
     """Returns {file name: text}, with the model's config if it was trained from random weights."""
     workload = recipe.workload
-    is_chat = workload.chat_column is not None
-    data = "rows, tokenizer" if is_chat else "texts, encode"
     text = f'''"""Trains with autotune_trainer.py. Replace each <NAME>, then: python {FILE}"""
 
 from autotune_trainer import {", ".join(_names(recipe))}  # first
@@ -42,7 +40,7 @@ set_seed({workload.seed})
 trainer = AutotuneTrainer(
     model=model,
     args=training_arguments("trainer_output", logging_steps=1),
-    train_dataset=sequences({data}),
+    train_dataset=sequences({arguments_of_sequences(workload)}),
 )
 trainer.train()
 trainer.save_model()
@@ -54,6 +52,15 @@ trainer.save_model()
         content.pop("quantization_config", None)  # the trial did not use it
         files[MODEL_CONFIG_FILE] = json.dumps(content, indent=2) + "\n"
     return files
+
+
+def arguments_of_sequences(workload: Workload) -> str:
+    """Returns what the function that makes the training set is given."""
+    if workload.has_conversations:
+        return "rows, tokenizer"
+    if workload.prompt_format is not None:
+        return "rows, encode, beginning=beginning, ending=ending"
+    return "texts, encode"
 
 
 def _names(recipe: Recipe) -> list[str]:
@@ -81,7 +88,7 @@ def _classes(workload: Workload) -> str:
     classes = ["AutoModelForCausalLM"]
     if names_model(workload) and not workload.pretrained:
         classes.insert(0, "AutoConfig")
-    if workload.tokenizer.endswith(".json") and workload.chat_column is None:
+    if workload.tokenizer.endswith(".json") and not workload.has_conversations:
         classes.append("PreTrainedTokenizerFast")
     elif workload.tokenizer != "bytes" or not names_model(workload):
         classes.append("AutoTokenizer")
@@ -90,12 +97,13 @@ def _classes(workload: Workload) -> str:
 
 def _tokenizer(workload: Workload) -> str:
     """Returns the definition of `encode(text)`, or of the tokenizer of conversations."""
-    if workload.chat_column is not None:
+    if workload.has_conversations:
         path = PurePath(workload.tokenizer)
         folder = str(path.parent) if path.suffix == ".json" else workload.tokenizer
         return f"tokenizer = AutoTokenizer.from_pretrained({folder!r})"
     if workload.tokenizer == "bytes" and names_model(workload):
-        return """
+        around = 'beginning, ending = [], list(b"\\n\\n")\n'
+        return f"""{around if workload.prompt_format is not None else ""}
 
 def encode(text):
     return list(text.encode())  # the trial's tokens were bytes
@@ -107,6 +115,17 @@ def encode(text):
         made = 'AutoTokenizer.from_pretrained("<MODEL>")'
     else:
         made = f"AutoTokenizer.from_pretrained({workload.tokenizer!r})"
+    if workload.prompt_format is not None:
+        return f"""tokenizer = {made}
+ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+# Some tokenizers put a token before each text.
+beginning = [token for token in tokenizer("")["input_ids"][:1] if token == tokenizer.bos_token_id]
+
+
+def encode(text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+"""
     # As in a study: packed texts are separated by the end token, a padded text begins with the
     # beginning token.
     if workload.packing == "padded":
@@ -148,8 +167,8 @@ model = AutoModelForCausalLM.from_pretrained("initial_weights", **model_kwargs()
 def _texts(workload: Workload) -> str:
     """Returns the lines that read the dataset and define `texts`."""
     column = repr(workload.text_column or "text")
-    lines = [f"rows = {_dataset(workload)}"]
-    if workload.chat_column is not None:
+    lines = [f"rows = {loading(workload)}"]
+    if workload.learns_answers:
         return lines[0]
     if workload.text_column is None and workload.dataset != STANDARD_LIBRARY_TEXT:
         column = "column"
@@ -163,7 +182,8 @@ def _texts(workload: Workload) -> str:
     return "\n".join([*lines, f"texts = [text for text in rows[{column}] if text]"])
 
 
-def _dataset(workload: Workload) -> str:
+def loading(workload: Workload) -> str:
+    """Returns the expression that loads the dataset."""
     name, split = workload.dataset, workload.dataset_split
     if name == STANDARD_LIBRARY_TEXT:
         return 'load_dataset("text", data_files="<TEXT FILE>", split="train")'

@@ -1,12 +1,11 @@
-"""Sequences of conversations."""
+"""Sequences of conversations, or of prompts with their answers."""
 
 from typing import Any
 
 import numpy
 
-from autotune.shipped.script.tokenizer_from_file import make_tokenizer
 from autotune.shipped.script.units import is_full, units_of
-from autotune.shipped.script.written import SEQUENCE_LENGTH, sequences_of
+from autotune.shipped.script.written import SEQUENCE_LENGTH, make_tokenizer, sequences_of
 
 
 def tokens_of(text: str) -> tuple[list[Any], int]:

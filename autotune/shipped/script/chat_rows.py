@@ -6,7 +6,6 @@ from typing import Any
 from autotune.shipped.chat_template import (
     ChatTemplate,
     chat_template_of,
-    conversation_of,
     labelled_tokens,
     tools_of,
 )
@@ -15,15 +14,19 @@ from autotune.shipped.script.tokenizer_from_file import (
     tokenizer_file,
     tokenizer_settings,
 )
-from autotune.shipped.script.written import CHAT_COLUMN, TEXT
+from autotune.shipped.script.written import LEARNED, TEXT, messages_in
 
 
 def texts_of_rows(rows: Any) -> Iterator[Any]:
     """Yields the tokens of each conversation, with -2 - token where a token is not an answer."""
     tokenizer, template = make_tokenizer(TEXT), make_chat_template()
     for row in rows.with_format(None):
-        messages = conversation_of(row[CHAT_COLUMN], system=row.get("system"))
+        messages = messages_in(row)
+        if not messages:
+            continue  # a row without an answer
         text, answers = template.with_answers(messages, tools=tools_of(row.get("tools")))
+        if LEARNED == "all":
+            answers = [(0, len(text))]
         tokens, offsets = tokenizer.encode_with_offsets(text)
         yield labelled_tokens(tokens, offsets, answers)
 

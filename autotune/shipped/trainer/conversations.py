@@ -1,6 +1,6 @@
 """Samples for Trainer whose labels are the answers in conversations."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -8,19 +8,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.shipped.chat_template import ChatTemplate, conversation_of, labelled_tokens, tools_of
+from autotune.shipped.chat_template import ChatTemplate, Message, labelled_tokens, tools_of
 from autotune.shipped.labels import IGNORED_LABEL
 from autotune.shipped.token_encoding import Tokens, read_token_of
 
 
-def answered_conversations(rows: Iterable[Any], tokenizer: Any, column: str) -> Iterator[Tokens]:
-    """Yields the tokens of each conversation, with -2 - token for those that are not answers."""
+def answered_conversations(
+    rows: Iterable[Any],
+    tokenizer: Any,
+    messages_in: Callable[[Any], list[Message]],
+    *,
+    learns_all: bool = False,
+) -> Iterator[Tokens]:
+    """Yields the tokens of each conversation, with -2 - token for those that are not learned.
+
+    `messages_in` returns the messages of a row, none for one that is left out.
+    """
     template = ChatTemplate(
         text=tokenizer.get_chat_template(), special_tokens=tokenizer.special_tokens_map
     )
     for row in rows:
-        messages = conversation_of(row[column], system=row.get("system"))
+        messages = messages_in(row)
+        if not messages:
+            continue
         text, answers = template.with_answers(messages, tools=tools_of(row.get("tools")))
+        if learns_all:
+            answers = [(0, len(text))]
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         tokens = numpy.array(encoded["input_ids"], dtype=numpy.int64)
         yield labelled_tokens(tokens, encoded["offset_mapping"], answers)

@@ -194,7 +194,8 @@ def torchtitan_0_2():
 # fmt: off
 AXOLOTL = [
     "base_model", "reinit_weights", "attn_implementation", "datasets", "val_set_size",
-    "sequence_len", "sample_packing", "eval_sample_packing", "multipack_real_batches",
+    "sequence_len", "sample_packing", "train_on_inputs", "eval_sample_packing",
+    "multipack_real_batches",
     "pad_to_sequence_len", "micro_batch_size", "gradient_accumulation_steps", "max_steps", "seed",
     "optimizer", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
     "lr_scheduler", "lr_scheduler_kwargs", "cosine_min_lr_ratio", "warmup_steps", "max_grad_norm",
@@ -218,7 +219,7 @@ FSDP = [
 DATASET = [
     *("path", "name", "split", "ds_type", "type", "field"),
     *("chat_template", "field_messages", "message_property_mappings"),
-    *("roles_to_train", "train_on_eos"),
+    *("roles", "roles_to_train", "train_on_eos"),
 ]
 
 
@@ -310,7 +311,8 @@ MS_SWIFT = [
     "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "bnb_4bit_use_double_quant", "dataset",
     "columns",
     "disable_auto_column_mapping", "custom_dataset_info", "max_length", "truncation_strategy",
-    "packing", "padding_free", "loss_scale", "use_chat_template", "streaming", "external_plugins",
+    "packing", "padding_free", "loss_scale", "template", "use_chat_template", "streaming",
+    "external_plugins",
     "freeze_parameters_ratio", "sequence_parallel_size", "use_liger_kernel", "use_logits_to_keep",
     "optimizer", "loss_type", "enable_dft_loss", "use_galore", "lisa_activated_layers",
     "output_dir", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",

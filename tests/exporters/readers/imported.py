@@ -26,6 +26,7 @@ _NOT_TAKEN = {
     # Their reasons are what trials do, and what the exporter writes.
     "axolotl": {"fp8_config", "bnb_config_kwargs"},
     "lightning": {"trainer.callbacks"},  # the exporter's own is read all the same
+    "trl": {"assistant_only_loss", "completion_only_loss"},
     "torchtitan": {"training.dataset"},  # its default, which the user replaces
 }
 """{trainer: keys that the importer names as not taken over, though they are as in a trial}."""

@@ -31,7 +31,7 @@ OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
     *("streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
     *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
-    *("gradient_checkpointing", "train_on_prompt", "mask_history"),
+    "gradient_checkpointing",
 )
 """Keys that would change memory, speed or numbers, and that no export turns on."""
 
@@ -79,7 +79,8 @@ def check_dataset(export, values):
     known = TABLE["inner"]["dataset_info"]
     for names in (entry, entry["columns"], entry.get("tags", {})):
         assert set(names) <= set(known)
-    assert ("messages" in entry["columns"]) == (values["stage"] == "sft")
+    has_answers = {"messages", "response"} & set(entry["columns"])
+    assert bool(has_answers) == (values["stage"] == "sft")
 
 
 @functools.cache

@@ -99,12 +99,19 @@ def values_of(export):
     assert (values["attn_impl"], values["use_hf"]) == ("sdpa", True)
     assert values["truncation_strategy"] in ("split", "right"), "longer texts would be left out"
     assert values["truncation_strategy"] == "right" or not values["use_chat_template"]
-    [target] = values["columns"].values()
-    assert target == ("messages" if subcommand == "sft" else "response")
+    targets = set(values["columns"].values())
+    if subcommand == "pt":
+        assert targets == {"response"}
+    else:
+        assert targets == {"messages"} or {"query", "response"} <= targets or targets >= IS_ALPACA
     for file in values["custom_dataset_info"] or ():
         for entry in json.loads(export.files[file]):
             assert set(entry) <= set(TABLE["inner"]["dataset_info"])
     return environment, values
+
+
+IS_ALPACA = {"instruction", "input", "response"}
+"""Columns by which it takes rows for those of Alpaca."""
 
 
 def process_settings(export, values, environment):
