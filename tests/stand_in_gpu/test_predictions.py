@@ -25,14 +25,19 @@ def predicted(machine, *arguments, **settings):
 
 
 def test_no_prediction_creates_a_context(machine):
-    """For a whole search space, several at once, for the device that the command detects."""
+    predicted(machine)
+    assert contexts(machine) == []
+
+
+def test_of_a_space_only_the_measurement_of_the_speed_creates_a_context(machine):
+    """Several predictions at once, for the device that the command detects."""
     space = machine.folder / "space.toml"
     space.write_text(
         '[techniques]\ncheckpointing = ["none", "block"]\n[defaults]\nmicro_batch_size = 4\n'
     )
     answer = predicted(machine, "--space", str(space))
     assert [prediction["device"] for prediction in answer["predictions"]] == ["cuda", "cuda"]
-    assert contexts(machine) == []
+    assert len(contexts(machine)) == 1
 
 
 @pytest.mark.parametrize(

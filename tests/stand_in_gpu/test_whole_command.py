@@ -40,6 +40,7 @@ def study(shared_machine: Machine):
 HOLLOW = {
     "attention": {"cudnn"},
     "base_weights": {"int8", "fp8", "nf4"},
+    "kernels": {"liger"},
 }
 """Values that the stand-in's missing numbers make crash, or fail the parity check."""
 
