@@ -10,7 +10,12 @@ from autotune.analysis.reasons import left_in_16_bits
 from autotune.analysis.roofline import matrix_format, matrix_rate, model_flops_utilization
 from autotune.reporting import style
 from autotune.reporting.outcomes import outcome_counts, outcome_label, outcome_reason
-from autotune.spec.config import FIELD_ORDER, OF_SEVERAL_DEVICES, TrainingConfig
+from autotune.spec.config import (
+    DEPENDENT_FIELDS,
+    FIELD_ORDER,
+    OF_SEVERAL_DEVICES,
+    TrainingConfig,
+)
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.provenance import OF_OTHER_SEEDS, OF_OWN_LOSS
 from autotune.spec.result import DeviceInfo, StudyResult, TrialRecord, terms_of
@@ -396,7 +401,7 @@ def full_hover(record: TrialRecord, baseline: TrialRecord | None) -> str:
     return "<br>".join(lines)
 
 
-_SELDOM_USED = (*OF_SEVERAL_DEVICES, "offload", "engine")
+_SELDOM_USED = (*OF_SEVERAL_DEVICES, "offload", "engine", "kernels", *DEPENDENT_FIELDS["adapter"])
 
 
 def short_hover(record: TrialRecord) -> str:

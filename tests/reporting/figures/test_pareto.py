@@ -144,6 +144,10 @@ SELDOM_USED = {
     "gradient_reduction": "bf16",
     "offload": "all",
     "engine": "deepspeed",
+    "kernels": "liger",
+    "adapter_rank": 16,
+    "adapter_targets": "attention",
+    "base_weights": "nf4",
 }
 
 
