@@ -44,6 +44,7 @@ COMMAND_LINES = {
         --trials 1e3
         --confirm-share 2 | --confirm-share -1 | --confirm-share nan | --confirm-share x
         --no-confirm=x
+        --prompt-format alpca | --prompt-format '' | --prompt-format '{question}'
         --adapter-dropout 0.05 | --adapter-dropout 1.0 | --modules-to-save head
         --space finetune --modules-to-save a- | --modules-to-save-dtype base
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
@@ -210,6 +211,7 @@ COMMAND_LINES = {
         --max-mem 8GiB --optimizer adafactor --optimizer-fusion kernel
         --max-mem 8GiB --attention fast
         --max-mem 8GiB --attention flash --precision fp32 | --max-mem 8GiB --loss half
+        --max-mem 8GiB --kernels triton
         --max-mem 8GiB --activation-offload disk | --max-mem 8GiB --allocator x
         --max-mem 8GiB --sharding x | --max-mem 8GiB --sharding zero3
         --max-mem 8GiB --devices-per-trial 3 | --max-mem 8GiB --offload disk
@@ -252,6 +254,7 @@ COMMAND_LINES = {
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping nan
         --precision fp7 | --checkpointing x
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
+        --kernels triton
         --activation-offload x
         --memory-budget 0.5 | --memory-budget 1.5 | --micro-batch 3 | --micro-batch 0
         --torch two | --torch 2.8.0.1
@@ -305,6 +308,7 @@ COMMAND_LINES = {
         --vocab-size 1 | --seq-len 0 | --global-batch 0 | --gradient-clipping -1 | --precision x
         --checkpointing x
         --compile x | --optimizer x | --optimizer-fusion x | --attention x | --loss x
+        --kernels triton
         --activation-offload x
         --memory-budget 0.5 | --micro-batch 3 | --torch two | --json --layers 0
         --quiet --layers 0 | -q --layers 0

@@ -416,7 +416,10 @@ Trainer(model, TrainingArguments("out", **settings), train_dataset=rows).train()
         4,
     ),
     "accelerate": (
-        ACCELERATE + ACCUMULATING.replace("cpu=True", "cpu=True, mixed_precision='bf16'"),
+        ACCELERATE
+        # Another test of this process may have set its precision for good.
+        + "from accelerate.state import AcceleratorState\nAcceleratorState._reset_state(True)\n"
+        + ACCUMULATING.replace("cpu=True", "cpu=True, mixed_precision='bf16'"),
         {"precision": "bf16-mixed", "compile": "none"},
         8,
     ),
