@@ -51,13 +51,16 @@ class ImportedTraining(Schema):
         if self.without_effect:
             counted += f", {len(self.without_effect)} without effect on memory and speed"
         lines = [f"{self.file} is a training of {self.trainer}: {counted}"]
-        lines += [f"{one.key}: {_short(one.value)}: {printable(one.why)}" for one in self.not_taken]
+        lines += [f"{one.key}{_said(one.value)}: {printable(one.why)}" for one in self.not_taken]
         return lines
 
 
-def _short(value: Any) -> str:
+def _said(value: Any) -> str:
+    """Returns a value after its key; nothing for a key that the file does not have."""
+    if value in (None, {}):
+        return ""
     text = printable(str(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f": {text}" if len(text) <= 60 else f": {text[:57]}..."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,7 @@ def _import(trainer, folder, options=None, /, **keys):
 def test_kernels_of_adapters_that_axolotl_turns_on_are_named(keys, is_named, tmp_path):
     found = _import("axolotl", tmp_path, **{"adapter": "lora", "lora_r": 8, **keys})
     assert ("lora_mlp_kernel" in {one.key for one in found.not_taken}) == is_named
+    assert not any("{}" in line for line in found.lines())
 
 
 # -- LLaMA-Factory ---------------------------------------------------------------------------------
