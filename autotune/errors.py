@@ -90,6 +90,10 @@ class NotAllowed(InvalidInput):
     pass
 
 
+class NotYours(InvalidInput):
+    """What somebody else submitted can be read, and not changed."""
+
+
 class StudyMismatch(InvalidInput):
     pass
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.table import Table
@@ -14,10 +14,10 @@ from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.cli.options import InStorage, storage_of
 from autotune.cli.requests import takes_request
 from autotune.cli.tables import as_text, make_console
-from autotune.spec.setting import setting
+from autotune.spec.setting import Duration, setting
 
 if TYPE_CHECKING:
-    from autotune.storage.tokens import Tokens
+    from autotune.storage.tokens import TokenRole, Tokens
 
 
 class _Commands(LazyGroup):
@@ -58,9 +58,12 @@ class TokenCommand(InStorage):
 class AddCommand(TokenCommand):
     """A token to make."""
 
-    read_only: bool = setting(
-        False, "Let it look at everything, and neither submit nor change anything."
+    role: Literal["reader", "member", "admin"] = setting(
+        "member",
+        "What it may do: read; submit, and change what is its own; or change everything.",
     )
+    expires: Duration | None = setting(None, "Let it expire after this time: 90d. [default: never]")
+    read_only: bool = setting(False, "The same as --role reader.")
 
 
 @app.callback()
@@ -78,7 +81,8 @@ def tokens(context: typer.Context, request: InStorage) -> None:
 def add(context: typer.Context, request: AddCommand) -> None:
     """Make a token for a user or a program, and print it once."""
     with _open_tokens(context, request.storage, create=True) as tokens:
-        print(tokens.add(request.name, read_only=request.read_only))
+        role: TokenRole = "reader" if request.read_only else request.role
+        print(tokens.add(request.name, role=role, valid_seconds=request.expires))
 
 
 def list_tokens(context: typer.Context, request: InStorage) -> None:
@@ -103,12 +107,11 @@ def _list(context: typer.Context, storage: str) -> None:
         console.print("no named tokens yet; make one with: autotune serve tokens add NAME")
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "may", "made (UTC)", "removed (UTC)"):
+    for column in ("name", "role", "made (UTC)", "expires (UTC)", "removed (UTC)"):
         table.add_column(column, overflow="fold")
     for token in found:
-        may = "read" if token.is_read_only else "read and write"
-        removed = "" if token.revoked_at is None else _minute(token.revoked_at)
-        table.add_row(as_text(token.name), may, _minute(token.created_at), removed)
+        moments = (token.created_at, token.expires_at, token.revoked_at)
+        table.add_row(as_text(token.name), token.role, *(_minute(moment) for moment in moments))
     console.print(table)
 
 
@@ -121,5 +124,5 @@ def _open_tokens(context: typer.Context, storage: str, *, create: bool) -> Itera
         yield Tokens(store.database)
 
 
-def _minute(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M")
+def _minute(moment: datetime | None) -> str:
+    return "" if moment is None else moment.strftime("%Y-%m-%d %H:%M")

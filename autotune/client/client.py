@@ -123,10 +123,19 @@ class Client:
         return self._search(self._connection.json("POST", f"/searches/{id:d}/cancel"))
 
     def continue_search(
-        self, id: int, *, trials: int | None = None, time_budget: str | float | None = None
+        self,
+        id: int,
+        *,
+        name: str | None = None,
+        trials: int | None = None,
+        time_budget: str | float | None = None,
     ) -> RemoteSearch:
-        """Put a search in the queue that continues the study of one that has ended."""
-        wanted = {"trials": trials, "time_budget": time_budget}
+        """Put a search in the queue that continues the study of one that has ended.
+
+        The study of somebody else is continued by a study of your own, by its `name`, which takes
+        over what was measured.
+        """
+        wanted = {"name": name, "trials": trials, "time_budget": time_budget}
         body = {name: value for name, value in wanted.items() if value is not None}
         answer = self._connection.json(
             "POST", f"/searches/{id:d}/continue", body=body, idempotency_key=str(uuid.uuid4())
@@ -134,7 +143,10 @@ class Client:
         return self._search(answer)
 
     def set_priority(self, id: int, priority: int) -> RemoteSearch:
-        """Change the place of a queued search: those with a higher priority run first."""
+        """Change the place of a queued search: those with a higher priority run first.
+
+        A priority above 0 is for admins.
+        """
         answer = self._connection.json("PATCH", f"/searches/{id:d}", body={"priority": priority})
         return self._search(answer)
 

@@ -29,7 +29,7 @@ class Callers:
         """Returns who has this token; None for a wrong one. Raises StorageUnavailable."""
         digest = digest_of(token)
         if hmac.compare_digest(digest, self._owner_digest):
-            return Caller(name=OWNER, is_read_only=False)
+            return Caller(name=OWNER, role="admin")
         asked_at = time.monotonic()
         if self._read_at < asked_at - _FRESH_SECONDS:
             await self._read_after(asked_at - _FRESH_SECONDS, tokens)
@@ -40,7 +40,7 @@ class Callers:
             found = self._named(digest)
         if found is None:
             return None
-        return Caller(name=found.name, is_read_only=found.is_read_only)
+        return Caller(name=found.name, role=found.role)
 
     def _named(self, digest: str) -> NamedToken | None:
         """Compares with every token, so that the time tells nothing about any of them."""

@@ -227,8 +227,8 @@ class Gate:
         if caller.is_read_only and request.method not in _READING:
             raise Problem(
                 403,
-                f"the token of {caller.name!r} is read-only",
-                hint="use a token that may write: autotune serve tokens add NAME",
+                f"the token of {caller.name!r} may only read",
+                hint="use the token of a member: autotune serve tokens add NAME",
             )
 
     async def _sign_in_by_url(self, request: Request) -> Response:

@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 from autotune.errors import (
     AutotuneError,
     InvalidInput,
+    NotYours,
     PredictionImpossible,
     PreparationFailed,
     Stopped,
@@ -43,6 +44,7 @@ _STATUS_OF: Sequence[tuple[type[AutotuneError], int]] = (
     # The first that fits counts: a class stands before those that it inherits from.
     (UnknownStudy, 404),
     (UnknownSearch, 404),
+    (NotYours, 403),
     (StudyMismatch, 409),
     (InvalidInput, 422),
     (TooBusy, 429),
@@ -73,7 +75,7 @@ _TYPE_OF: Mapping[int, str] = {
 _DESCRIPTION_OF: Mapping[int, str] = {
     400: "The request cannot be read.",
     401: "There is no token, or a wrong one.",
-    403: "A read-only token writes, or the page of another server sends the request.",
+    403: "The token may not do this, or the page of another server sends the request.",
     404: "There is no such thing.",
     405: "The address does not take this method.",
     409: "The present state does not allow it.",

@@ -98,6 +98,7 @@ class ListedStudy(Described):
     trials: int = Field(description="How many have a result.")
     trials_wanted: int
     state: SearchState | None = Field(description="Of its latest search; null: it has none here.")
+    owner: str = Field(description="Who may change it; `owner`: the owner of the server.")
     cap_bytes: int
     device: str = Field(description="The vendor's name of the device.")
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import anyio.to_thread
 from fastapi import Depends, Request
 
+from autotune.errors import NotYours
 from autotune.service.quick import QuickAnswers
 from autotune.service.reading import StudyReader
 from autotune.service.scheduler import Scheduler
@@ -16,9 +17,9 @@ from autotune.service.stream import EventStream
 from autotune.spec.queued_search import SearchState
 from autotune.storage.searches import Searches
 from autotune.storage.store import StudyStore
-from autotune.storage.tokens import Tokens
+from autotune.storage.tokens import TokenRole, Tokens
 
-Role = Literal["leader", "standby"]
+ServerRole = Literal["leader", "standby"]
 
 
 @dataclass(kw_only=True)
@@ -38,7 +39,7 @@ class ServiceState:
     deleted_folder: Path
     """Where deleted studies are exported to."""
 
-    def role(self) -> Role:
+    def role(self) -> ServerRole:
         """Whether this server runs the searches, or waits for the one that does to end."""
         return "leader" if self.scheduler.is_leading else "standby"
 
@@ -53,7 +54,24 @@ class Caller:
     """Whoever has the token of a request."""
 
     name: str
-    is_read_only: bool
+    role: TokenRole
+
+    @property
+    def is_read_only(self) -> bool:
+        return self.role == "reader"
+
+    @property
+    def is_admin(self) -> bool:
+        return self.role == "admin"
+
+    def may_change(self, owner: str) -> bool:
+        """Whether the caller may change what belongs to `owner`."""
+        return self.is_admin or (self.name == owner and not self.is_read_only)
+
+    def check_may_change(self, what: str, *, owner: str) -> None:
+        """Raises NotYours for what belongs to somebody else."""
+        if not self.may_change(owner):
+            raise NotYours(f"{what} belongs to {owner}", hint=f"ask {owner}, or an admin")
 
 
 def service_state(request: Request) -> ServiceState:

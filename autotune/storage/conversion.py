@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import Connection, Table, bindparam, select, text, update
+from sqlalchemy import Connection, Table, bindparam, func, insert, select, text, update
 
 from autotune.errors import StorageUnavailable
 from autotune.printable import printable
@@ -25,9 +25,12 @@ from autotune.storage.leases import AttemptLease, LeadLease, RunLease
 from autotune.storage.tables import (
     ATTEMPTS,
     METADATA,
+    OWNERS,
     REVISION,
     SCHEMA_VERSION,
+    SEARCHES,
     STUDIES,
+    TOKENS,
     TRIALS,
 )
 from autotune.system.failpoints import failpoint
@@ -37,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_REVISION_WITHOUT_SENTENCES = "0003"
 """Before it, results said in sentences where they come from."""
+_FIRST_REVISION_WITH_ROLES = "0007"
+"""Before it, a token could write or not, and what it wrote belonged to nobody."""
 
 
 def convert(connection: Connection, database: Database, *, revision: str) -> None:
@@ -132,7 +137,31 @@ def _convert_rows(connection: Connection, there: set[str], revision: str) -> Non
         for table in (TRIALS, ATTEMPTS):
             if table.name in there:
                 _convert_measurements(connection, table)
+    if revision < _FIRST_REVISION_WITH_ROLES:
+        if TOKENS.name in there:
+            _give_roles(connection)
+        if SEARCHES.name in there:
+            _give_owners(connection)
     connection.execute(update(STUDIES).values(schema_version=SCHEMA_VERSION))
+
+
+def _give_roles(connection: Connection) -> None:
+    """Makes a reader of a token that could only read, and a member of every other."""
+    for change in (
+        f"ALTER TABLE {TOKENS.name} ADD COLUMN role VARCHAR(10) DEFAULT 'member' NOT NULL",
+        f"ALTER TABLE {TOKENS.name} ADD COLUMN expires_at FLOAT",
+        f"UPDATE {TOKENS.name} SET role = 'reader' WHERE read_only",
+        f"ALTER TABLE {TOKENS.name} DROP COLUMN read_only",
+    ):
+        connection.execute(text(change))
+
+
+def _give_owners(connection: Connection) -> None:
+    """Lets a study belong to whoever submitted the first of its searches that is listed."""
+    OWNERS.create(connection)
+    first = select(func.min(SEARCHES.c.id)).group_by(SEARCHES.c.study)
+    owned = select(SEARCHES.c.study, SEARCHES.c.submitted_by).where(SEARCHES.c.id.in_(first))
+    connection.execute(insert(OWNERS).from_select(["study", "owner"], owned))
 
 
 def _convert_measurements(connection: Connection, table: Table) -> None:

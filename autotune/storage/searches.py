@@ -32,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 
-from autotune.errors import SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
+from autotune.errors import NotYours, SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
 from autotune.spec.queued_search import (
     ENDED,
     MOST_LOSSES,
@@ -49,7 +49,8 @@ from autotune.storage.leases import LeadLease, Lease, LeaseLost, RunLease
 from autotune.storage.rows import storable_text
 from autotune.storage.schema import check_revision
 from autotune.storage.stored_columns import check_decoded
-from autotune.storage.tables import EVENTS, SEARCHES, SERVER, STUDIES, DatabaseNow
+from autotune.storage.tables import EVENTS, OWNERS, SEARCHES, SERVER, STUDIES, DatabaseNow
+from autotune.storage.tokens import OWNER
 from autotune.system.failpoints import failpoint
 
 MOST_QUEUED = 1000
@@ -69,6 +70,8 @@ class NewSearch:
 
     request: Mapping[str, Any]
     submitted_by: str
+    is_of_admin: bool = False
+    """Whether it may continue a study of somebody else."""
     study: str | None = None
     """Name of the study; None: `study_base` with the number of the search."""
     study_base: str = "search"
@@ -102,7 +105,7 @@ class Searches:
 
         A repeated key returns the search that it was first used for. Raises SearchConflict where
         the content was another one then, for a full queue, and with `only_of_study` while another
-        search of the study is queued or running.
+        search of the study is queued or running; NotYours for a study of somebody else.
         """
         with self._writing() as connection:
             if new.key is not None:
@@ -115,8 +118,10 @@ class Searches:
                             hint="choose a new key for a new submission",
                         )
                     return _search(first), False
-            if only_of_study and new.study is not None:
-                _check_no_active_search(connection, new.study)
+            if new.study is not None:
+                _take_name(connection, new.study, new)
+                if only_of_study:
+                    _check_no_active_search(connection, new.study)
             waiting = connection.scalar(
                 select(func.count()).select_from(SEARCHES).where(SEARCHES.c.state == "queued")
             )
@@ -140,15 +145,28 @@ class Searches:
             )
             (number,) = inserted.inserted_primary_key or (0,)
             if new.study is None:
+                given = f"{new.study_base}-{number}"
+                _take_name(connection, given, new)
                 connection.execute(
-                    update(SEARCHES)
-                    .where(SEARCHES.c.id == number)
-                    .values(study=f"{new.study_base}-{number}")
+                    update(SEARCHES).where(SEARCHES.c.id == number).values(study=given)
                 )
             search = _read(connection, number)
             _add_events(connection, [_state_event(search)])
             failpoint("search submitted, not committed")
         return search, True
+
+    def owner_of(self, study: str) -> str:
+        """Returns who submitted the first search of a study.
+
+        One that was searched at a terminal, or imported, belongs to the owner of the server.
+        """
+        with self._database.reading() as connection:
+            return _owner_of(connection, study) or OWNER
+
+    def owners(self) -> dict[str, str]:
+        """Returns who owns each study that was submitted, by its name."""
+        with self._database.reading() as connection:
+            return {row.study: row.owner for row in connection.execute(select(OWNERS))}
 
     def get(self, number: int) -> QueuedSearch:
         """Returns a search. Raises UnknownSearch."""
@@ -265,9 +283,11 @@ class Searches:
                 renamed = connection.execute(
                     update(STUDIES).where(STUDIES.c.name == study).values(name=new_name)
                 )
-                connection.execute(
-                    update(SEARCHES).where(SEARCHES.c.study == study).values(study=new_name)
-                )
+                connection.execute(delete(OWNERS).where(OWNERS.c.study == new_name))
+                for table in (SEARCHES, OWNERS):
+                    connection.execute(
+                        update(table).where(table.c.study == study).values(study=new_name)
+                    )
                 data = {"action": "renamed", "name": new_name}
                 _add_events(connection, [(0, study, "study", data)])
         except Conflict:
@@ -286,6 +306,7 @@ class Searches:
         with self._writing() as connection:
             _check_no_active_search(connection, study)
             connection.execute(delete(STUDIES).where(STUDIES.c.name == study))
+            connection.execute(delete(OWNERS).where(OWNERS.c.study == study))
             _add_events(connection, [(0, study, "study", {"action": "deleted"})])
 
     @contextmanager
@@ -547,6 +568,33 @@ _QUEUE_ORDER = (
     SEARCHES.c.priority.desc(),
     SEARCHES.c.id,
 )
+
+
+def _owner_of(connection: Connection, study: str) -> str | None:
+    """Returns who owns a study, or its name while its search waits; None for a free name."""
+    active = SEARCHES.c.state.in_(("queued", "running"))
+    is_taken = select(
+        or_(
+            select(STUDIES.c.id).where(STUDIES.c.name == study).exists(),
+            select(SEARCHES.c.id).where(SEARCHES.c.study == study, active).exists(),
+        )
+    )
+    if not connection.scalar(is_taken):
+        return None
+    return connection.scalar(select(OWNERS.c.owner).where(OWNERS.c.study == study)) or OWNER
+
+
+def _take_name(connection: Connection, study: str, new: NewSearch) -> None:
+    """Lets a study that is to begin belong to who submits it. Raises NotYours."""
+    owner = _owner_of(connection, study)
+    if owner is None:
+        connection.execute(delete(OWNERS).where(OWNERS.c.study == study))
+        connection.execute(insert(OWNERS).values(study=study, owner=new.submitted_by))
+    elif owner != new.submitted_by and not new.is_of_admin:
+        raise NotYours(
+            f"study {study} belongs to {owner}",
+            hint="choose another name: results of the same workload are taken over from it",
+        )
 
 
 def _check_no_active_search(connection: Connection, study: str) -> None:

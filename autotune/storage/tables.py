@@ -32,7 +32,7 @@ MOMENT = DateTime(timezone=True).with_variant(StoredDate, "sqlite")
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0006"
+REVISION = "0007"
 """The revision of these tables, which is stored with them; it grows with each change."""
 
 VERSION = Table(
@@ -175,6 +175,14 @@ SEARCHES = Table(
     sqlite_autoincrement=True,  # the number of a removed search is not given to another one
 )
 
+OWNERS = Table(
+    # Apart from the studies: a name belongs to who submitted a search of it, before it has begun.
+    "autotune_owners",
+    METADATA,
+    Column("study", String(100), primary_key=True),
+    Column("owner", String(100), nullable=False),
+)
+
 EVENTS = Table(
     "autotune_events",
     METADATA,
@@ -206,9 +214,11 @@ TOKENS = Table(
     Column("name", String(100), nullable=False, unique=True),
     # The SHA-256 of the token in hexadecimal digits. The token itself is stored nowhere.
     Column("digest", String(64), nullable=False, unique=True),
-    Column("read_only", Boolean, nullable=False),
+    Column("role", String(10), nullable=False, server_default="member"),
     Column("created_at", MOMENT, server_default=func.now(), nullable=False),
     Column("revoked_at", MOMENT),
+    # Seconds since 1970 by the database's clock; null: it does not expire.
+    Column("expires_at", Float),
 )
 
 ACTIONS = Table(

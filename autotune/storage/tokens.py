@@ -9,9 +9,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Literal, get_args
 
 import sqlalchemy
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, or_, select, update
 
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.schema import Schema
@@ -19,10 +20,14 @@ from autotune.storage.database import Database
 from autotune.storage.error_translation import Conflict
 from autotune.storage.rows import DamagedRow
 from autotune.storage.stored_columns import Unreadable
-from autotune.storage.tables import ACTIONS, TOKENS
+from autotune.storage.tables import ACTIONS, TOKENS, DatabaseNow
 
 OWNER = "owner"
 """The name of whoever has the token that the server was started with."""
+
+TokenRole = Literal["reader", "member", "admin"]
+"""What a person may do: read; submit and change what is theirs; change everything."""
+TOKEN_ROLES: tuple[TokenRole, ...] = get_args(TokenRole)
 
 _LONGEST_NAME = 100
 _LONGEST_TARGET = 200
@@ -35,11 +40,13 @@ class NamedToken:
     """A token without its secret."""
 
     name: str
-    is_read_only: bool
+    role: TokenRole
     created_at: datetime
     """In UTC."""
     revoked_at: datetime | None = None
-    """In UTC; None: it is valid."""
+    """In UTC; None: nobody has removed it."""
+    expires_at: datetime | None = None
+    """In UTC; None: it does not expire."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +86,24 @@ class Tokens:
 
     # -- tokens ------------------------------------------------------------------------------------
 
-    def add(self, name: str, *, read_only: bool = False) -> str:
+    def add(
+        self, name: str, *, role: TokenRole = "member", valid_seconds: float | None = None
+    ) -> str:
         """Adds a token of that name and returns it; it cannot be shown again.
 
-        The name of a revoked token may be used again. Raises InvalidInput for one in use.
+        With `valid_seconds` it expires so long from now. The name of a revoked token or of one
+        that has expired may be used again. Raises InvalidInput for one in use.
         """
         check_token_name(name)
         token = new_token()
-        values = {"digest": digest_of(token), "read_only": read_only}
+        expires_at = None if valid_seconds is None else DatabaseNow() + valid_seconds
+        values = {"digest": digest_of(token), "role": role, "expires_at": expires_at}
         same_name = TOKENS.c.name == name
         try:
             with self._database.writing() as connection:
                 renewed = connection.execute(
                     update(TOKENS)
-                    .where(same_name, TOKENS.c.revoked_at.is_not(None))
+                    .where(same_name, sqlalchemy.not_(_IS_VALID))
                     .values(**values, created_at=sqlalchemy.func.now(), revoked_at=None)
                 )
                 if not renewed.rowcount:
@@ -113,7 +124,7 @@ class Tokens:
                 .values(revoked_at=sqlalchemy.func.now())
             )
         if not revoked.rowcount:
-            names = [token.name for token in self.all() if token.revoked_at is None]
+            names = [token.name for token in self.valid().values()]
             there_is = f"there is {', '.join(names)}" if names else "there is none"
             raise InvalidInput(
                 f"there is no valid token {name!r}",
@@ -124,26 +135,13 @@ class Tokens:
         """Returns every token, also revoked ones, by name."""
         with self._database.reading() as connection:
             rows = connection.execute(select(TOKENS).order_by(TOKENS.c.name)).all()
-        return [
-            NamedToken(
-                name=row.name,
-                is_read_only=row.read_only,
-                created_at=_in_utc(row.created_at),
-                revoked_at=None if row.revoked_at is None else _in_utc(row.revoked_at),
-            )
-            for row in rows
-        ]
+        return [_named_token(row) for row in rows]
 
     def valid(self) -> Mapping[str, NamedToken]:
         """Returns the valid tokens by their digest."""
         with self._database.reading() as connection:
-            rows = connection.execute(select(TOKENS).where(TOKENS.c.revoked_at.is_(None))).all()
-        return {
-            row.digest: NamedToken(
-                name=row.name, is_read_only=row.read_only, created_at=_in_utc(row.created_at)
-            )
-            for row in rows
-        }
+            rows = connection.execute(select(TOKENS).where(_IS_VALID)).all()
+        return {row.digest: _named_token(row) for row in rows}
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -178,6 +176,23 @@ class Tokens:
             for row in rows
         ]
         return found, total or 0
+
+
+_IS_VALID = sqlalchemy.and_(
+    TOKENS.c.revoked_at.is_(None),
+    or_(TOKENS.c.expires_at.is_(None), TOKENS.c.expires_at > DatabaseNow()),
+)
+
+
+def _named_token(row: Any) -> NamedToken:
+    expires_at = row.expires_at
+    return NamedToken(
+        name=row.name,
+        role=row.role if row.role in TOKEN_ROLES else "reader",
+        created_at=_in_utc(row.created_at),
+        revoked_at=None if row.revoked_at is None else _in_utc(row.revoked_at),
+        expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, tz=UTC),
+    )
 
 
 def check_token_name(name: str) -> None:

@@ -119,7 +119,7 @@ class PageServer:
     def submit(self, study, **request):
         """Put a search into the queue, where it stays."""
         with open_store(self.url) as store:
-            new = NewSearch(request=request, submitted_by="somebody", study=study)
+            new = NewSearch(request=request, submitted_by="somebody", is_of_admin=True, study=study)
             return Searches(store.database).submit(new)[0]
 
     def fail(self, search, reason):
@@ -149,7 +149,10 @@ def page_server(folder, *, records=(), quick_module=QUICK_MODULE, **settings):
         if records:
             store.create_study(definition("large"), trials_wanted=len(records), records=records)
         searches = Searches(store.database)
-        searches.submit(NewSearch(request={"space": "quick"}, submitted_by="me", study=RUNNING))
+        new = NewSearch(
+            request={"space": "quick"}, submitted_by="me", is_of_admin=True, study=RUNNING
+        )
+        searches.submit(new)
         epoch = searches.take_lead("another server", version="0.1.0")
         running = searches.claim_next(epoch, group="default", version="0.1.0")
         process = SearchProcess(host="elsewhere", pid=1, started_at=1.0)

@@ -135,8 +135,8 @@ def test_a_token_is_added_listed_and_removed(tmp_path):
     tokens("add", "ada")
     listed = tokens().stdout
     assert listed == tokens("list").stdout
-    assert re.search(r"^ada +read and write ", listed, re.MULTILINE)
-    assert re.search(r"^screen +read  ", listed, re.MULTILINE)
+    assert re.search(r"^ada +member ", listed, re.MULTILINE)
+    assert re.search(r"^screen +reader  ", listed, re.MULTILINE)
     assert made not in listed
     assert tokens("remove", "screen").returncode == 0
     again = tokens("remove", "screen")

@@ -1,6 +1,6 @@
 """Named tokens and the log of actions, on each kind of database."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pytest
 from sqlalchemy import select
@@ -18,7 +18,7 @@ def tokens(store_url):
 
 
 def test_only_the_digest_of_a_token_is_stored(tokens):
-    token = tokens.add("ann", read_only=True)
+    token = tokens.add("ann", role="reader")
     with tokens._database.reading() as connection:
         (row,) = connection.execute(select(TOKENS)).all()
     assert row.digest == digest_of(token)
@@ -26,9 +26,9 @@ def test_only_the_digest_of_a_token_is_stored(tokens):
 
 
 def test_a_valid_token_is_found_by_its_digest_until_it_is_revoked(tokens):
-    token = tokens.add("ann", read_only=True)
+    token = tokens.add("ann", role="reader")
     found = tokens.valid()[digest_of(token)]
-    assert (found.name, found.is_read_only) == ("ann", True)
+    assert (found.name, found.role) == ("ann", "reader")
     tokens.revoke("ann")
     assert tokens.valid() == {}
     (revoked,) = tokens.all()
@@ -51,9 +51,19 @@ def test_a_name_in_use_is_rejected(tokens):
 def test_the_name_of_a_revoked_token_may_be_used_again(tokens):
     old = tokens.add("ann")
     tokens.revoke("ann")
-    new = tokens.add("ann", read_only=True)
+    new = tokens.add("ann", role="reader")
     assert set(tokens.valid()) == {digest_of(new)}
     assert digest_of(old) not in tokens.valid()
+
+
+def test_a_token_expires_and_its_name_may_be_used_again(tokens):
+    expired = tokens.add("ann", valid_seconds=-1.0)
+    assert tokens.valid() == {}
+    (listed,) = tokens.all()
+    assert listed.expires_at < datetime.now(UTC)
+    lasting = tokens.add("ann", valid_seconds=3600.0)
+    assert set(tokens.valid()) == {digest_of(lasting)}
+    assert digest_of(expired) not in tokens.valid()
 
 
 @pytest.mark.parametrize("name", ["", "owner", "a b", "a\0", "ä", "a" * 101, "<b>", "a\n"])

@@ -409,7 +409,7 @@ def test_hostile_words_are_escaped(get):
 
 
 def test_who_may_only_read_is_offered_nothing_else(server, get):
-    token = server.app.state.service.tokens.add("reader", read_only=True)
+    token = server.app.state.service.tokens.add("reader", role="reader")
     for path in ("/", f"/studies/{RUNNING}"):
         assert "data-action" in get(path).text
         assert "data-action" not in get(path, token=token).text

@@ -50,7 +50,7 @@ def _unlimited_wrong_tokens(monkeypatch):
 
 @pytest.fixture(scope="module")
 def read_only(served_storage, anonymous):
-    return anonymous.app.state.service.tokens.add("a-reader", read_only=True)
+    return anonymous.app.state.service.tokens.add("a-reader", role="reader")
 
 
 def test_the_routes_of_every_subject_are_there():

@@ -78,7 +78,7 @@ def write_payload(url, payload):
         fields = ("space", "name", "model", "dataset", "script", "space_content", payload)
         request = dict.fromkeys(fields, payload)
         for state in ("queued", "finished", "failed", "cancelled"):
-            new = NewSearch(request=request, submitted_by=payload, study=name)
+            new = NewSearch(request=request, submitted_by=payload, is_of_admin=True, study=name)
             search, _ = searches.submit(new)
             changes = {
                 "state": state,

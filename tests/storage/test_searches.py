@@ -403,7 +403,7 @@ def test_the_process_of_a_removed_search_is_lost(queue, epoch):
 def test_the_searches_of_a_study_follow_its_name(queue, store_url):
     with open_store(store_url) as store:
         store.create_study(definition("old"), trials_wanted=3)
-    search = submit(queue, study="old")
+    search = submit(queue, study="old", submitted_by="owner")
     with pytest.raises(SearchConflict, match="is queued"):
         queue.rename_study("old", "new")
     queue.cancel(search.id, by="ada")

@@ -248,14 +248,14 @@ def search_page(request: Request, service: Service, number: SearchNumber) -> Res
         request_facts=[
             (name.replace("_", " "), _value_text(value)) for name, value in search.request.items()
         ],
-        **_state(service, search),
+        **_state(service, search, search.study),
     )
 
 
 @router.get("/searches/{number}/parts/state")
 def search_state_part(request: Request, service: Service, number: SearchNumber) -> Response:
     search = service.searches.get(number)
-    answer = render(request, "parts/state.html", **_state(service, search))
+    answer = render(request, "parts/state.html", **_state(service, search, search.study))
     if "log" not in request.query_params and service.store.has_study(search.study):
         answer.headers["HX-Redirect"] = f"/studies/{search.study}"
     return answer
@@ -265,11 +265,12 @@ def _value_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _state(service: ServiceState, search: QueuedSearch | None) -> dict[str, Any]:
-    if search is None:
-        return {"search": None}
-    position = service.searches.positions().get(search.id)
-    return {"search": contexts.search_row(search_object(search, position=position))}
+def _state(service: ServiceState, search: QueuedSearch | None, study: str) -> dict[str, Any]:
+    row = None
+    if search is not None:
+        position = service.searches.positions().get(search.id)
+        row = contexts.search_row(search_object(search, position=position))
+    return {"search": row, "owner": service.searches.owner_of(study)}
 
 
 # -- one study -------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
         others=others[::-1],
         files=None,
         **_report(service, name, preferences),
-        **_state(service, service.searches.latest_of_studies().get(name)),
+        **_state(service, service.searches.latest_of_studies().get(name), name),
         **_trials(request, service, name, preferences),
     )
 
@@ -305,7 +306,7 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
 @router.get("/studies/{name}/parts/state")
 def state_part(request: Request, service: Service, name: StudyName) -> Response:
     latest = service.searches.latest_of_studies().get(name)
-    return render(request, "parts/state.html", **_state(service, latest))
+    return render(request, "parts/state.html", **_state(service, latest, name))
 
 
 @router.get("/studies/{name}/parts/answer")

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from autotune import __version__
 from autotune.errors import StorageUnavailable
 from autotune.service.problems import documented
-from autotune.service.state import Role, Service
+from autotune.service.state import ServerRole, Service
 from autotune.storage.database import Database
 
 router = APIRouter(tags=["server"])
@@ -26,7 +26,7 @@ class Health(BaseModel):
 
     status: Literal["ok", "unavailable"]
     version: str
-    role: Role
+    role: ServerRole
     database: Literal["ok", "unreachable"] = Field(
         description="Whether the server reaches its database."
     )

@@ -12,7 +12,7 @@ from fastapi import Path as PathParameter
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, NotAllowed, NotYours
 from autotune.service.problems import documented
 from autotune.service.request_body import body_of
 from autotune.service.search_json import search_object
@@ -95,6 +95,13 @@ class Continuation(BaseModel):
         default=None, ge=1, le=1_000_000, description="More trials.", strict=True
     )
     time_budget: float | str | None = Field(default=None, description="Such as 30m, or seconds.")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Name of a study of the caller's own, which takes over the results: for the "
+        "search of somebody else.",
+    )
     priority: int = Field(default=0, ge=-MOST_PRIORITY, le=MOST_PRIORITY, strict=True)
 
 
@@ -122,10 +129,12 @@ def submit(
     outside of the folders that the server was given, are not accepted.
     """
     checked = _checked(service, body)
+    _check_priority(caller, checked.priority)
     search, is_new = service.searches.submit(
         NewSearch(
             request=checked.settings,
             submitted_by=caller.name,
+            is_of_admin=caller.is_admin,
             study=checked.name,
             study_base=checked.base,
             priority=checked.priority,
@@ -162,6 +171,21 @@ def _checked(
             definition, _ = service.store.definition(checked.name)
             check_same_study(checked.request, definition)
     return checked
+
+
+def _check_may_change(service: ServiceState, caller: Caller, number: int) -> None:
+    """Raises UnknownSearch, and NotYours for a search of somebody else."""
+    owner = service.searches.get(number).submitted_by
+    caller.check_may_change(f"search {number}", owner=owner)
+
+
+def _check_priority(caller: Caller, priority: int) -> None:
+    """Raises NotAllowed for who would overtake others without being an admin."""
+    if priority > 0 and not caller.is_admin:
+        raise NotAllowed(
+            f"a priority above 0, such as {priority}, is for admins",
+            hint="use 0, or ask an admin to move the search forwards",
+        )
 
 
 def _key_of(caller: Caller, key: str | None) -> str | None:
@@ -216,6 +240,8 @@ def change(
     service: Service, caller: CallerOfRequest, number: SearchNumber, wanted: PriorityChange
 ) -> Mapping[str, Any]:
     """Moves a search forwards or backwards in the queue."""
+    _check_may_change(service, caller, number)
+    _check_priority(caller, wanted.priority)
     found = service.searches.set_priority(number, wanted.priority)
     service.tokens.record_action(
         who=caller.name,
@@ -238,6 +264,7 @@ def cancel(service: Service, caller: CallerOfRequest, number: SearchNumber) -> M
 
     Its results stay, and it can be continued.
     """
+    _check_may_change(service, caller, number)
     found = service.searches.cancel(number, by=caller.name)
     service.tokens.record_action(
         who=caller.name, action="cancel search", target=str(number), detail=found.study
@@ -264,15 +291,26 @@ def continue_search(
     wanted: Annotated[Continuation | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> Mapping[str, Any]:
-    """Puts a new search of the same study into the queue, for more trials or more time."""
+    """Puts a new search of the same study into the queue, for more trials or more time.
+
+    With another name it is a new study of the caller, which takes over what was measured.
+    """
     wanted = wanted or Continuation()
     before = service.searches.get(number)
-    settings = {**before.request, "name": before.study, "priority": wanted.priority}
+    study = wanted.name or before.study
+    owner = service.searches.owner_of(study)
+    if study == before.study and not caller.may_change(owner):
+        raise NotYours(
+            f"study {study} belongs to {owner}",
+            hint="give a name of your own: the new study takes over what was measured",
+        )
+    _check_priority(caller, wanted.priority)
+    settings = {**before.request, "name": study, "priority": wanted.priority}
     settings.pop("time_budget", None)
     settings.pop(TRIALS_BEFORE, None)
     if wanted.time_budget is not None:
         settings["time_budget"] = wanted.time_budget
-    trials, trials_before = _trials_of_continuation(service, before, more=wanted.trials)
+    trials, trials_before = _trials_of_continuation(service, before, study, more=wanted.trials)
     if trials is not None:
         settings["trials"] = trials
     checked = _checked(service, settings, trials_before=trials_before)
@@ -281,7 +319,8 @@ def continue_search(
         NewSearch(
             request={**checked.settings, TRIALS_BEFORE: trials_before},
             submitted_by=caller.name,
-            study=before.study,
+            is_of_admin=caller.is_admin,
+            study=study,
             priority=checked.priority,
             group=checked.group,
             key=_key_of(caller, key),
@@ -301,16 +340,16 @@ def continue_search(
 
 
 def _trials_of_continuation(
-    service: ServiceState, before: QueuedSearch, *, more: int | None
+    service: ServiceState, before: QueuedSearch, study: str, *, more: int | None
 ) -> tuple[int | None, int]:
     """Returns how many trials the study is to have, and how many it has, without reused ones."""
-    if not service.store.has_study(before.study):
+    if not service.store.has_study(study):
         return more or before.request.get("trials"), 0
-    records = service.store.trials(before.study)
+    records = service.store.trials(study)
     reused = sum(record.reused_from is not None for record in records)
     finished = sum(record.is_finished for record in records) - reused
     if more is None:
-        return service.store.definition(before.study)[1] - reused, finished
+        return service.store.definition(study)[1] - reused, finished
     return finished + more, finished
 
 
@@ -323,6 +362,7 @@ def _trials_of_continuation(
 )
 def remove(service: Service, caller: CallerOfRequest, number: SearchNumber) -> None:
     """Only one that has ended. Its study stays."""
+    _check_may_change(service, caller, number)
     service.searches.remove(number)
     service.tokens.record_action(
         who=caller.name, action="remove search", target=str(number), detail=""

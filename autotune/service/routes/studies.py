@@ -34,6 +34,7 @@ from autotune.service.trial_query import TrialQuery
 from autotune.spec.result import Outcome
 from autotune.spec.study import check_study_name
 from autotune.storage.store import StudyEntry
+from autotune.storage.tokens import OWNER
 
 router = APIRouter(tags=["studies"])
 
@@ -77,8 +78,12 @@ async def list_studies(
     wanted = [entry for entry in entries if query.lower() in entry.name.lower()]
     ordered = _sorted(wanted, sort, trials)[offset : offset + limit]
     states = await service.states_of_studies()
+    owners = await anyio.to_thread.run_sync(service.searches.owners)
     content = {
-        "studies": [_entry(entry, trials, states) for entry in ordered],
+        "studies": [
+            {**_entry(entry, trials, states), "owner": owners.get(entry.name, OWNER)}
+            for entry in ordered
+        ],
         "total": len(wanted),
     }
     return json_answer(content).response(request)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.errors import SearchConflict
 from autotune.service.problems import Problem, documented
-from autotune.service.state import CallerOfRequest, Service, ServiceState
+from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
 from autotune.service.submissions import NOT_OF_STUDIES, check_new_name
 from autotune.storage.transfer import read_studies, write_file
 from autotune.system.files import durable_file
@@ -62,6 +62,7 @@ def rename(
 ) -> Mapping[str, Any]:
     """Gives a study another name, with its searches and its files."""
     check_new_name(wanted.name)
+    _check_may_change(service, caller, name)
     _check_idle(service, name)
     service.searches.rename_study(name, wanted.name)
     folder = service.work_folder
@@ -97,6 +98,7 @@ def delete(
 
     The first answer, 409, says what will be gone and gives the value of `confirm` for the second.
     """
+    _check_may_change(service, caller, name)
     _check_idle(service, name)
     definition, _ = service.store.definition(name)
     trials = service.store.trials(name)
@@ -135,9 +137,14 @@ def delete(
     return {"name": name, "exported_to": str(file), "trials": len(trials)}
 
 
-def _check_idle(service: ServiceState, name: str) -> None:
-    """Raise UnknownStudy, and SearchConflict while something works on the study."""
+def _check_may_change(service: ServiceState, caller: Caller, name: str) -> None:
+    """Raises UnknownStudy, and NotYours for a study of somebody else."""
     service.store.definition(name)
+    caller.check_may_change(f"study {name}", owner=service.searches.owner_of(name))
+
+
+def _check_idle(service: ServiceState, name: str) -> None:
+    """Raises SearchConflict while something works on the study."""
     service.searches.check_no_active_search(name)
     running = [
         attempt for attempt in service.store.attempts.running(name) if not attempt.is_expired

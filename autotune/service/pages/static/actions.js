@@ -95,20 +95,25 @@ const actions = {
         send("PATCH", `/api/v1/searches/${search}`, { priority: Number(priority) }), "The priority is changed."),
     });
   },
-  continue({ search, title }) {
+  continue({ search, title, owner }) {
+    const own = { name: "name", label: "Name of your study", value: "" };
     ask({
       title: `Continue ${title}`,
-      texts: ["More trials are tried in the same study."],
+      texts: [owner
+        ? `${title} belongs to ${owner}. A study of your own takes over what was measured.`
+        : "More trials are tried in the same study."],
       fields: [
+        ...(owner ? [own] : []),
         { name: "trials", label: "More trials (empty: as many as were wanted)", type: "number" },
         { name: "time_budget", label: "Time, such as 30m (may be left empty)" },
       ],
       go: "Continue",
-      done: ({ trials, time_budget: time }) => {
+      done: ({ name, trials, time_budget: time }) => {
         const body = {};
+        if (name) body.name = name;
         if (trials) body.trials = Number(trials);
         if (time) body.time_budget = time;
-        return finish(send("POST", `/api/v1/searches/${search}/continue`, body), `${title} is in the queue.`);
+        return finish(send("POST", `/api/v1/searches/${search}/continue`, body), `${name || title} is in the queue.`);
       },
     });
   },
