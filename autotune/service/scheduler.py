@@ -170,7 +170,12 @@ class Scheduler:
 
     def _begin_searches(self, epoch: int) -> None:
         for group in self._settings.device_groups:
-            search = self._searches.claim_next(epoch, group=group, version=__version__)
+            search = self._searches.claim_next(
+                epoch,
+                group=group,
+                version=__version__,
+                most_of_person=self._settings.most_running_of_person,
+            )
             if search is not None:
                 self._start(epoch, search)
 

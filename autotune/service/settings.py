@@ -169,6 +169,21 @@ class SubmissionRules(Settings):
 class ServerSettings(SubmissionRules):
     """Where a server listens, what it serves and who gets in."""
 
+    most_queued_of_person: Count | None = setting(
+        None,
+        "Largest number of searches of one person that wait in the queue. [default: no limit]",
+        group=LIMITS,
+        flag="--max-queued-per-person",
+        metavar="N",
+    )
+    most_running_of_person: Count | None = setting(
+        None,
+        "Largest number of searches of one person that run at once, with several groups of "
+        "devices. [default: no limit]",
+        group=LIMITS,
+        flag="--max-running-per-person",
+        metavar="N",
+    )
     host: str = setting(
         DEFAULT_HOST,
         "Address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for every network of it.",

@@ -100,12 +100,15 @@ class Searches:
 
     # -- for users -----------------------------------------------------------------------------
 
-    def submit(self, new: NewSearch, *, only_of_study: bool = False) -> tuple[QueuedSearch, bool]:
+    def submit(
+        self, new: NewSearch, *, only_of_study: bool = False, most_of_person: int | None = None
+    ) -> tuple[QueuedSearch, bool]:
         """Adds a search; returns it, and whether it is new.
 
         A repeated key returns the search that it was first used for. Raises SearchConflict where
-        the content was another one then, for a full queue, and with `only_of_study` while another
-        search of the study is queued or running; NotYours for a study of somebody else.
+        the content was another one then, for a full queue, where `most_of_person` searches of who
+        submits it are queued, and with `only_of_study` while another search of the study is queued
+        or running; NotYours for a study of somebody else.
         """
         with self._writing() as connection:
             if new.key is not None:
@@ -122,14 +125,22 @@ class Searches:
                 _take_name(connection, new.study, new)
                 if only_of_study:
                     _check_no_active_search(connection, new.study)
-            waiting = connection.scalar(
-                select(func.count()).select_from(SEARCHES).where(SEARCHES.c.state == "queued")
-            )
-            if (waiting or 0) >= MOST_QUEUED:
+            queued = select(func.count()).where(SEARCHES.c.state == "queued")
+            waiting = connection.scalar(queued) or 0
+            if waiting >= MOST_QUEUED:
                 raise SearchConflict(
                     f"the queue is full: {waiting} searches wait in it",
                     hint="wait until some have ended, or cancel some",
                 )
+            of_person = queued.where(SEARCHES.c.submitted_by == new.submitted_by)
+            if most_of_person is not None:
+                waiting = connection.scalar(of_person) or 0
+                if waiting >= most_of_person:
+                    raise SearchConflict(
+                        f"{waiting} searches of {new.submitted_by} wait in the queue, the most "
+                        "that this server takes of a person",
+                        hint="wait until one of them begins, or cancel one",
+                    )
             inserted = connection.execute(
                 insert(SEARCHES).values(
                     study=new.study or "",
@@ -192,15 +203,11 @@ class Searches:
         if study is not None:
             conditions.append(SEARCHES.c.study == study)
         rank = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
-        is_queued = SEARCHES.c.state == "queued"
+        in_queue = [case((SEARCHES.c.state == "queued", key), else_=0) for key in _QUEUE_KEYS]
+        by_age = case((rank < 2, SEARCHES.c.id), else_=-SEARCHES.c.id)
         query = (
             _SEARCHES.where(*conditions)
-            .order_by(
-                rank,
-                case((and_(is_queued, SEARCHES.c.run > 0), 0), else_=1),
-                case((is_queued, -SEARCHES.c.priority), else_=0),
-                case((rank < 2, SEARCHES.c.id), else_=-SEARCHES.c.id),
-            )
+            .order_by(rank, *in_queue, by_age)
             .limit(limit)
             .offset(offset)
         )
@@ -362,10 +369,13 @@ class Searches:
         with self._database.writing() as connection:
             LeadLease(epoch).write(connection, holder="", renewed_at=0.0)
 
-    def claim_next(self, epoch: int, *, group: str, version: str) -> QueuedSearch | None:
+    def claim_next(
+        self, epoch: int, *, group: str, version: str, most_of_person: int | None = None
+    ) -> QueuedSearch | None:
         """Marks the next search for a group of devices as running; None where none waits.
 
-        None too while another search runs on the group. Raises LeaseLost.
+        None too while another search runs on the group. Whoever has `most_of_person` running
+        searches waits, and others go before. Raises LeaseLost.
         """
         with self._writing(LeadLease(epoch)) as connection:
             is_busy = select(SEARCHES.c.id).where(
@@ -379,6 +389,7 @@ class Searches:
                     SEARCHES.c.state == "queued",
                     SEARCHES.c.device_group.in_(("", group)),
                     SEARCHES.c.not_before <= DatabaseNow(),
+                    *([] if most_of_person is None else [most_of_person > _RUNNING_OF_PERSON]),
                 )
                 .order_by(*_QUEUE_ORDER)
                 .limit(1)
@@ -562,12 +573,32 @@ class Searches:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-_QUEUE_ORDER = (
+_OF_PERSON = SEARCHES.alias()
+_RUNNING_OF_PERSON = (
+    select(func.count())
+    .where(_OF_PERSON.c.state == "running", _OF_PERSON.c.submitted_by == SEARCHES.c.submitted_by)
+    .scalar_subquery()
+)
+_LAST_START_OF_PERSON = (
+    select(func.coalesce(func.max(_OF_PERSON.c.started_at), 0.0))
+    .where(_OF_PERSON.c.submitted_by == SEARCHES.c.submitted_by)
+    .scalar_subquery()
+)
+_TURN = _RUNNING_OF_PERSON + func.row_number().over(
+    partition_by=(SEARCHES.c.state, SEARCHES.c.submitted_by, SEARCHES.c.priority),
+    order_by=SEARCHES.c.id,
+)
+"""The how manieth of its person a queued search is, counting those that run."""
+
+_QUEUE_KEYS = (
     # A search that was begun goes on before new ones begin.
     case((SEARCHES.c.run > 0, 0), else_=1),
-    SEARCHES.c.priority.desc(),
-    SEARCHES.c.id,
+    -SEARCHES.c.priority,
+    # Within a priority people take turns; whoever has waited longest for a start is first.
+    _TURN,
+    _LAST_START_OF_PERSON,
 )
+_QUEUE_ORDER = (*_QUEUE_KEYS, SEARCHES.c.id)
 
 
 def _owner_of(connection: Connection, study: str) -> str | None:

@@ -459,6 +459,7 @@ COMMAND_LINES = {
         --tls-certificate pipe --tls-key pipe
         --max-trials 0 | --max-trials x | --max-time soon | --max-time 0 | --keep 0 | --keep x
         --max-devices 0 | --max-devices x | --quota x | --quota 0
+        --max-queued-per-person 0 | --max-running-per-person x
         --group left | --group left=gpu | --group left= | --group a=2 --group a=3
         --group a=2 --devices 2 | --group 'a b=2' | --group =2
         --webhook nonsense | --webhook ftp://host | --webhook http:// | --webhook ''
@@ -466,6 +467,7 @@ COMMAND_LINES = {
         tokens bogus | tokens --bogus | tokens --storage nonsense | tokens add
         tokens --storage sqlite:///missing.db | tokens list --storage sqlite:///missing.db
         tokens add 'a b' IN_REAL | tokens add '' IN_REAL | tokens add owner --read-only IN_REAL
+        tokens add a --role king | tokens add a --expires soon
         tokens add é IN_REAL | tokens add a --storage nonsense | tokens list surplus
         tokens list --storage nonsense | tokens list --bogus
         tokens remove | tokens remove nobody --storage sqlite:///missing.db

@@ -253,10 +253,10 @@ def test_a_file_may_name_neither_code_nor_storage(content, expected, project):
 HARMLESS_TEXTS = """
     activation_offload adapter adapter_targets allocator attention base_weights checkpointing
     compile compile_time_limit compute_capability context database_wait dataset dataset_config
-    dataset_split device devices engine gradient_reduction group held_out_split kernels loss max_mem
-    max_time model modules_to_save_dtype name offload optimizer optimizer_fusion packing pick
-    precision prefer profile prompt_format sampler scale schedule sharding space state
-    step_time_limit study target_version text_column time_budget to tokenizer torch
+    dataset_split device devices engine expires gradient_reduction group held_out_split kernels
+    loss max_mem max_time model modules_to_save_dtype name offload optimizer optimizer_fusion
+    packing pick precision prefer profile prompt_format role sampler scale schedule sharding
+    space state step_time_limit study target_version text_column time_budget to tokenizer torch
     trial_time_limit trials vary x y
 """
 """Options that take any text, and that a file may set: none names code, a place to write to, or

@@ -88,6 +88,45 @@ def test_a_repeated_key_with_another_content_is_a_conflict(queue):
         queue.submit(NewSearch(request={}, submitted_by="ada", key="k", digest="e"))
 
 
+def test_people_take_turns_within_a_priority(queue, epoch):
+    """Twelve searches of one person do not go before everybody's next."""
+    of_ada = [submit(queue).id for _ in range(3)]
+    of_bob = [submit(queue, submitted_by="bob").id for _ in range(2)]
+    first_of_all = submit(queue, submitted_by="cid", priority=1).id
+    order = [first_of_all, of_ada[0], of_bob[0], of_ada[1], of_bob[1], of_ada[2]]
+    assert [search.id for search in queue.find()[0]] == order
+    begun = []
+    while (search := claim(queue, epoch)) is not None:
+        begun.append(search.id)
+        queue.end_run(search.id, search.run, SearchEnd(state="finished"))
+    assert begun == order
+
+
+def test_whoever_has_a_search_running_lets_others_go_before(queue, epoch):
+    running, next_of_ada = submit(queue), submit(queue)
+    assert claim(queue, epoch).id == running.id
+    of_bob = submit(queue, submitted_by="bob")
+    assert claim(queue, epoch, group="other").id == of_bob.id
+    assert queue.positions() == {next_of_ada.id: 1}
+
+
+def test_a_person_at_the_limit_of_running_searches_waits_and_others_do_not(queue, epoch):
+    submit(queue), submit(queue)
+    of_bob = submit(queue, submitted_by="bob")
+    limits = {"version": "1", "most_of_person": 1}
+    assert queue.claim_next(epoch, group="one", **limits) is not None
+    assert queue.claim_next(epoch, group="two", **limits).id == of_bob.id
+    assert queue.claim_next(epoch, group="three", **limits) is None
+
+
+def test_a_person_at_the_limit_of_queued_searches_submits_no_more_and_others_do(queue):
+    new = NewSearch(request={}, submitted_by="ada")
+    queue.submit(new, most_of_person=1)
+    with pytest.raises(SearchConflict, match="1 searches of ada wait in the queue"):
+        queue.submit(new, most_of_person=1)
+    queue.submit(NewSearch(request={}, submitted_by="bob"), most_of_person=1)
+
+
 def test_a_full_queue_takes_no_more(queue, monkeypatch):
     monkeypatch.setattr("autotune.storage.searches.MOST_QUEUED", 2)
     submit(queue), submit(queue)

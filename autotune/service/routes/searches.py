@@ -141,7 +141,8 @@ def submit(
             group=checked.group,
             key=_key_of(caller, key),
             digest=checked.digest,
-        )
+        ),
+        most_of_person=service.settings.most_queued_of_person,
     )
     if is_new:
         service.tokens.record_action(
@@ -327,6 +328,7 @@ def continue_search(
             digest=hashlib.sha256(digest.encode()).hexdigest(),
         ),
         only_of_study=True,
+        most_of_person=service.settings.most_queued_of_person,
     )
     if is_new:
         service.tokens.record_action(
