@@ -19,7 +19,7 @@ hypothesis.settings.register_profile(
     "repeatable",
     derandomize=True,
     deadline=None,
-    max_examples=int(os.environ.get("AUTOTUNE_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("AUTOTUNE_EXAMPLES", "15")),
 )
 hypothesis.settings.load_profile("repeatable")
 

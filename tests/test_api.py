@@ -183,6 +183,7 @@ def test_studies_are_listed_and_compared_by_name(url):
         autotune.compare("by-hand", storage=url)
 
 
+@pytest.mark.slow
 def test_a_report_is_written_to_the_named_file_and_is_that_of_the_command(result, url, tmp_path):
     file = result.write_report(tmp_path / "new folder" / "one.html")
     assert "by-hand" in file.read_text()
@@ -262,6 +263,7 @@ def test_a_prediction_from_python_is_the_predictors_own(one_trial_server):
     assert prediction.bytes_by_category == own.bytes_by_category
 
 
+@pytest.mark.slow
 def test_a_trial_is_predicted_by_the_name_of_its_study(url, one_trial_server):
     of_trial = autotune.predict("by-hand", trial=1, storage=url)
     described = autotune.predict(configuration={"micro_batch_size": 2}, device="cpu", **SIZES)
@@ -278,6 +280,7 @@ def test_a_trial_without_a_study_is_an_error():
         autotune.fit(trial=3, max_mem="1GiB")
 
 
+@pytest.mark.slow
 def test_the_largest_model_is_found_for_the_configuration_and_cap_of_a_study(
     url, one_trial_server, tmp_path
 ):
@@ -291,6 +294,7 @@ def test_the_largest_model_is_found_for_the_configuration_and_cap_of_a_study(
     assert json.loads(ended.stdout) == json.loads(json.dumps(found.to_dict()))
 
 
+@pytest.mark.slow
 def test_the_largest_model_is_found_for_a_description(one_trial_server):
     found = autotune.fit(
         max_mem="1MiB",
@@ -329,6 +333,7 @@ def test_everything_that_is_listed_is_there_and_says_what_it_is():
         assert getattr(autotune, name).__doc__
 
 
+@pytest.mark.slow
 def test_a_callback_of_a_trainer_that_is_not_installed_names_it():
     code = (
         "import sys, autotune\n"

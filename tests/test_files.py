@@ -105,6 +105,7 @@ def test_a_file_that_is_created_locked_is_free_when_it_is_closed(tmp_path):
     assert (before, is_free(tmp_path / "lock"), len(list(tmp_path.iterdir()))) == (False, True, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "mine", "is_locked"),
     [(True, True, True), (True, False, False), (False, True, False), (False, False, False)],

@@ -259,6 +259,7 @@ def test_a_test_that_ends_the_process_fails_after_two_attempts(tmp_path):
     assert outcomes.finished(file)["t.py::one"]["outcome"] == "lost"
 
 
+@pytest.mark.slow
 def test_a_second_run_of_the_tests_runs_what_is_left(tmp_path):
     (tmp_path / "test_some.py").write_text("def test_a(): pass\ndef test_b(): assert 0\n")
     kept = tmp_path / "kept.jsonl"

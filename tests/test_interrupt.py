@@ -53,6 +53,7 @@ print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_loses_no_trial_and_the_same_call_goes_on(tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SEARCH)],

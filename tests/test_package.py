@@ -44,6 +44,7 @@ def run(code: str, *, site: Path, cwd: Path) -> str:
     return ran.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_wheel_finds_the_named_search_spaces_from_another_folder(installed, tmp_path):
     code = "from autotune.spec import space_content as s\nprint(s.__file__, *s.named_spaces())"
     file, *names = run(code, site=installed, cwd=tmp_path).split()

@@ -165,6 +165,7 @@ def test_a_search_space_may_begin_with_a_byte_order_mark_and_end_its_lines_as_wi
 # -- as commands -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

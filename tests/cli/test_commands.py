@@ -432,6 +432,7 @@ def test_report_says_when_the_study_was(folder):
     )
 
 
+@pytest.mark.slow
 def test_report_of_a_study_in_which_nothing_fits_is_written(folder):
     assert output("report", "too-tight", folder=folder).strip() == "studies/too-tight-report.html"
     assert (
@@ -490,6 +491,7 @@ READING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", READING, ids=" ".join)
 def test_reading_ends_with_0_and_output_to_a_pipe_has_no_escape_codes(arguments, folder):
     """Whether or not something is feasible."""
@@ -498,6 +500,7 @@ def test_reading_ends_with_0_and_output_to_a_pipe_has_no_escape_codes(arguments,
     assert (ended.returncode, ESCAPE in ended.stdout) == (0, False)
 
 
+@pytest.mark.slow
 def test_output_to_a_terminal_has_colour(folder):
     assert COLOUR.search(on_a_terminal("show", "by-hand", folder=folder))
 
@@ -511,6 +514,7 @@ def test_no_color_takes_the_colour_away(folder):
     assert not COLOUR.search(without)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(folder):
     process = subprocess.Popen(
         [sys.executable, "-m", "autotune", "show", "by-hand", "--json"],

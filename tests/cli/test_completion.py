@@ -110,6 +110,7 @@ def test_completing_does_not_upgrade_an_older_database(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_the_script_works_in_bash(folder, tmp_path):
     shell = shutil.which("bash")
     if shell is None:

@@ -51,6 +51,7 @@ def test_the_trial_of_a_study_is_predicted_for_the_gpu_of_the_study(storage, tmp
     assert (forecaster.device_type, forecaster.compute_capability) == ("cuda", "9.0")
 
 
+@pytest.mark.slow
 def test_the_trial_of_a_study_can_be_predicted_for_another_gpu_than_the_one_that_measured_it(
     storage, monkeypatch, capsys
 ):

@@ -88,6 +88,7 @@ def of_the_pick(ended):
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_without_a_trial_explain_takes_the_pick(of_the_pick):
     assert of_the_pick.startswith("#0 fp32, micro-batch 2")
 

@@ -195,6 +195,7 @@ NOT_MEASURED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "outcome", ["predicted_over_cap", "out_of_memory", "crashed", "interrupted"]
 )

@@ -78,6 +78,7 @@ def test_the_largest_was_trained_and_stayed_under_the_cap(confirmed):
     assert trial["peak_memory_bytes"] <= row["upper_bound_bytes"]
 
 
+@pytest.mark.slow
 def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     ended = fit(
         "--max-mem",
@@ -104,6 +105,7 @@ def test_the_ablation_is_a_table_with_a_row_per_technique(folder):
     assert "Not confirmed by a trial: not asked for." in ended.stdout
 
 
+@pytest.mark.slow
 def test_in_a_pipe_all_progress_is_printed_only_where_it_is_wanted(folder):
     arguments = ("--max-mem", "2MiB", "--no-trial", "--compile", "none", "--vary", "seq-len")
     # A slow machine prints a line of progress now and then.
@@ -126,6 +128,7 @@ def test_a_former_option_means_the_same_and_is_not_in_the_help(folder):
     assert "--no-confirm" not in shown
 
 
+@pytest.mark.slow
 def test_at_80_columns_no_word_is_cut_and_the_largest_is_named_with_its_configuration(folder):
     command = ("fit", "--device", "cpu", *SMALL, "--max-mem", "2MiB", "--no-trial", "--quiet")
     printed = run_here(*command, "--checkpointing", "block", folder=folder, COLUMNS="80").stdout
@@ -135,6 +138,7 @@ def test_at_80_columns_no_word_is_cut_and_the_largest_is_named_with_its_configur
     assert any(line.startswith("The largest: ") and "checkpointing block" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_gets_predictions_with_room_for_its_context(folder):
     arguments = (
         "--device",
@@ -175,6 +179,7 @@ def named(folder):
     return ["--max-mem", "600KiB", "--no-trial", "--space", "named.toml"]
 
 
+@pytest.mark.slow
 def test_of_a_space_the_named_configurations_are_tried(folder, named):
     assert "predicting the 2 named configurations" in fit(*named, folder=folder).stderr
     without = fit("--max-mem", "600KiB", "--all", folder=folder)

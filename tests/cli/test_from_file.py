@@ -73,6 +73,7 @@ def test_the_training_of_the_file_is_predicted(folder):
     assert found["peak_memory_bytes"] == expected["peak_memory_bytes"]
 
 
+@pytest.mark.slow
 def test_what_was_read_and_what_was_not_is_said_beside_the_answer(folder):
     ended = run("predict", "--from", "sft.yaml", "--device", "cpu", folder=folder)
     first, second, *_ = ended.stderr.splitlines()
@@ -80,6 +81,7 @@ def test_what_was_read_and_what_was_not_is_said_beside_the_answer(folder):
     assert second == "lr_scheduler_type: linear: trials have cosine, the nearest of two schedules"
 
 
+@pytest.mark.slow
 def test_an_option_beside_the_file_overrides_it(folder):
     given = ("--from", "sft.yaml", "--checkpointing", "none", "--device", "cpu", "--json", "-q")
     ended = run("predict", *given, folder=folder)

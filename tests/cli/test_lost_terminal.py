@@ -75,6 +75,7 @@ def study(tmp_path_factory):
 # -- searches --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_search_whose_display_has_no_reader_ends_with_its_result(tmp_path):
     ended = run(SEARCH, folder=tmp_path, shell='"$@" 2>&1 >out | head -1; cat out')
     assert stored(tmp_path) == TRIALS
@@ -87,6 +88,7 @@ def test_a_search_without_standard_streams_stores_its_trials(tmp_path):
     assert stored(tmp_path) == TRIALS
 
 
+@pytest.mark.slow
 def test_a_search_whose_answer_finds_no_room_is_complete_and_says_where_the_answer_is(tmp_path):
     ended = run([*SEARCH, "--json", "--quiet"], folder=tmp_path, shell='exec "$@" >/dev/full')
     assert stored(tmp_path) == TRIALS

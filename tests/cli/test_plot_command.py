@@ -119,6 +119,7 @@ def drawn(run, tmp_path):
     return figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HAND_MADE)
 def test_every_kind_is_written_as_the_figure_it_is(kind, drawn):
     figure = drawn("by-hand", kind)
@@ -153,6 +154,7 @@ def test_named_trials_are_shown(drawn):
     ]
 
 
+@pytest.mark.slow
 def test_the_timeline_is_that_of_the_trial_that_is_named(drawn, one_trial_server):
     figure = drawn("by-hand", "timeline", "--trial", "1")
     assert "#1 fp32, checkpointing block, micro-batch 8" in figure["layout"]["meta"]["note"]
@@ -203,6 +205,7 @@ needs_a_browser = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_a_browser
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG"), ("svg", b"<svg")])
 def test_a_figure_is_written_as_an_image_of_the_requested_size(suffix, beginning, run, folder):

@@ -53,6 +53,7 @@ def test_json_is_one_object_whose_categories_add_up(folder):
     assert answer["margin_bytes"] == 64 * 1024**2 - answer["upper_bound_bytes"]
 
 
+@pytest.mark.slow
 def test_a_prediction_for_several_devices_says_how_many_and_the_peak_of_each(folder):
     three = ("--global-batch", "3", "--world-size", "3", "--sharding", "zero3")
     printed = run(*SMALL, *three, "--max-mem", "1GiB", folder=folder).stdout
@@ -62,6 +63,7 @@ def test_a_prediction_for_several_devices_says_how_many_and_the_peak_of_each(fol
     assert "2 ranks were predicted" in printed
 
 
+@pytest.mark.slow
 def test_the_peaks_of_all_devices_are_in_the_json(folder):
     three = ("--global-batch", "3", "--world-size", "3", "--sharding", "zero3")
     answer = json.loads(run(*SMALL, *three, "--json", folder=folder).stdout)
@@ -110,18 +112,21 @@ def named(tmp_path_factory):
     return str(file)
 
 
+@pytest.mark.slow
 def test_the_named_configurations_of_a_space_are_predicted(folder, named):
     answer = json.loads(run(*SMALL, "--space", named, "--json", folder=folder).stdout)
     names = {one["name"] for one in answer["predictions"]}
     assert (names, answer["is_whole_space"]) == ({"plain", "small steps"}, False)
 
 
+@pytest.mark.slow
 def test_a_space_on_several_devices_says_how_many_and_whose_peak_a_row_is(folder, named):
     printed = run(*SMALL, "--world-size", "2", "--space", named, folder=folder).stdout
     assert "predicted for each of 2 cpu devices" in printed.splitlines()[0]
     assert "Note: the peak of a row is that of the rank that needs most" in printed
 
 
+@pytest.mark.slow
 def test_all_configurations_of_a_space_are_predicted_on_request(folder, tmp_path):
     space = tmp_path / "space.toml"
     space.write_text(NAMED.replace('"none", "block"', '"none", "block", "sqrt"'))
@@ -129,6 +134,7 @@ def test_all_configurations_of_a_space_are_predicted_on_request(folder, tmp_path
     assert len(json.loads(ended.stdout)["predictions"]) == 3
 
 
+@pytest.mark.slow
 def test_a_space_is_answered_first_by_how_many_fit(folder, named):
     ended = run(*SMALL, "--space", named, "--max-mem", "1GiB", folder=folder)
     lines = ended.stdout.splitlines()
@@ -143,6 +149,7 @@ def test_a_space_of_which_nothing_fits_is_exit_code_1(folder, named):
     assert "--global-batch 1" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_deep_model_says_by_which_depths_it_was_predicted(folder, tmp_path):
     space = tmp_path / "space.toml"
     space.write_text('[[configurations]]\nname = "plain"\n')
@@ -193,6 +200,7 @@ def test_a_gpu_that_is_not_there_can_be_predicted_for(folder):
     ) == (0, True, True)
 
 
+@pytest.mark.slow
 def test_the_speed_on_a_card_that_nobody_has_is_that_of_its_data_sheet(folder):
     ended = run(*SMALL[:-2], "--device", "l4", folder=folder)
     assert " tokens/s (" in ended.stdout
@@ -203,6 +211,7 @@ def test_the_speed_on_a_card_that_nobody_has_is_that_of_its_data_sheet(folder):
     assert answer["bound_by"] == "host"
 
 
+@pytest.mark.slow
 def test_where_nobody_knows_the_rates_it_says_how_to_get_a_speed(folder):
     ended = run(*SMALL, folder=folder)
     assert "No speed: the rates of this device are not known; a search on it" in ended.stdout
@@ -210,6 +219,7 @@ def test_where_nobody_knows_the_rates_it_says_how_to_get_a_speed(folder):
     assert answer["predicted_tokens_per_second"] is None
 
 
+@pytest.mark.slow
 def test_the_front_of_a_space_is_predicted_before_the_first_step(folder, tmp_path):
     space = tmp_path / "few.toml"
     space.write_text(

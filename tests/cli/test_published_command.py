@@ -96,6 +96,7 @@ def test_what_has_no_table_or_no_scale_is_rejected_by_name(arguments, named, fol
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_scale_is_predicted_in_its_size(folder):
     peaks = []
     for scale in ((), ("--scale", "double")):

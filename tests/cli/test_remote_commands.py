@@ -47,6 +47,7 @@ def study(url):
     return "made"
 
 
+@pytest.mark.slow
 def test_a_study_of_a_server_is_compared_with_the_file_that_it_is_exported_into(
     run, url, study, tmp_path
 ):

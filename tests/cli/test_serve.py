@@ -60,6 +60,7 @@ def test_it_prints_one_url_with_a_token_that_lets_in_and_ends_with_the_signal(tm
     assert (tmp_path / "studies" / "autotune.db").is_file()
 
 
+@pytest.mark.slow
 def test_a_token_of_the_environment_is_not_printed(tmp_path):
     with served(tmp_path, token="of-the-team") as (process, url):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)

@@ -325,6 +325,7 @@ def hub_error(name, folder, *, seconds, **environment):
     return ended.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_hub_name_is_rejected_in_one_sentence_where_the_hub_is_switched_off(tmp_path):
     message, hint = hub_error("nobody/nothing-here", tmp_path, seconds=10, HF_HUB_OFFLINE="1")
     assert "'nobody/nothing-here'" in message

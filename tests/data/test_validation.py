@@ -43,6 +43,7 @@ def test_a_dataset_that_cannot_be_used_has_a_sentence_and_a_hint(name, folder, m
     assert rejected.value.hint
 
 
+@pytest.mark.slow
 def test_a_dataset_that_ends_its_reader_does_not_end_the_command(tmp_path):
     depth, padding = 2000, " " * LONGEST_CHECKED_LINE_BYTES
     deep = f'{{"text": "hello", "deep": {padding} {"[" * depth}{"]" * depth}}}\n'
@@ -62,6 +63,7 @@ def test_a_dataset_that_ends_its_reader_does_not_end_the_command(tmp_path):
     assert "ended the process that reads it: SIGSEGV" in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_does_not_end_is_ended(tmp_path, monkeypatch):
     (tmp_path / "text.jsonl").write_text('{"text": "éééééééé"}\n' * 100)
     twice = {
@@ -99,6 +101,7 @@ def test_a_chat_template_that_does_not_end_is_ended(tmp_path, monkeypatch):
         check_data(make_workload("cpu", settings, {}))
 
 
+@pytest.mark.slow
 def test_an_error_of_the_process_that_reads_comes_back(tmp_path):
     (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
     with pytest.raises(InvalidDataset, match="no single text column"):

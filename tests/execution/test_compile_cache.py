@@ -145,6 +145,7 @@ def test_a_display_says_what_could_not_be_done_as_usual():
     assert written.getvalue() == "Note: the cache is elsewhere.\n"
 
 
+@pytest.mark.slow
 def test_a_search_next_to_a_planted_cache_goes_on_with_one_note(
     spaced, cache_home, monkeypatch, one_trial_server
 ):

@@ -129,6 +129,7 @@ def test_a_flow_whose_task_never_ends_is_left_after_some_seconds(monkeypatch):
     assert not flows
 
 
+@pytest.mark.slow
 def test_a_flow_that_goes_on_after_the_end_is_ended_where_it_waits_next():
     future, reached = Future(), []
 

@@ -164,6 +164,7 @@ def test_all_trainings_have_a_block_of_every_round_in_the_order_given(executor, 
     assert len({block.tokens for result in timed.results for block in result.blocks}) == 1
 
 
+@pytest.mark.slow
 def test_a_model_goes_on_with_its_text_for_more_rounds_than_its_workload_has_steps(
     executor, workload, prepared
 ):
@@ -263,6 +264,7 @@ def test_a_script_that_ends_before_its_first_turn_has_crashed(time_script):
     assert timed.results[1].message.startswith("the script ended after 0 of 7 steps")
 
 
+@pytest.mark.slow
 def test_who_waits_is_not_ended_by_the_limit_of_a_step_but_who_hangs_is(time_script):
     limits = TrialOptions(trial_time_limit_seconds=120.0, step_time_limit_seconds=1.0)
     hang = "if ME == 2 and step == 4: time.sleep(600)"
@@ -304,6 +306,7 @@ def test_a_training_that_claims_to_wait_for_its_turn_is_ended(time_script, monke
     assert outcomes(time_script(4, 2, start=start, limits=limits)) == ["ok", "timeout"]
 
 
+@pytest.mark.slow
 def test_a_stopped_search_ends_all_processes(time_script, executor, stopping, monkeypatch):
     take_turn = in_turn._Processes._take_turn
     turns = []

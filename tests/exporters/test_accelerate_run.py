@@ -135,6 +135,7 @@ def launched(export, folder):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_precision_is_autocast_over_float32_weights(run):
     assert (run["mixed_precision"], run["autocast"], run["weights"]) == (
         "bf16",

@@ -185,6 +185,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", QUICK.values(), ids=QUICK)
 def test_a_trainer_of_transformers_takes_the_memory_of_the_trial(
     settings, workload, prepared, tmp_path
@@ -214,6 +215,7 @@ def beside(workload, saved_dtype):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_dtype", ["adapter", "base"])
 def test_with_dropout_and_whole_modules_a_trainer_of_transformers_takes_the_memory_of_the_trial(
     saved_dtype, workload, prepared, tmp_path

@@ -49,6 +49,7 @@ def a_step(model):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", CHECKPOINTING)
 def test_blocks_are_recomputed_as_in_a_trial(model, plain_peak, granularity):
     own, shipped = copy.deepcopy(model), copy.deepcopy(model)

@@ -53,6 +53,7 @@ def test_a_module_that_is_not_there_is_an_error():
         joined([shipped("no_such_module")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["pytorch", "transformers"])
 def test_no_name_is_defined_twice_in_an_exported_script(target):
     for config in configurations().values():

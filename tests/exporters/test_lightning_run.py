@@ -126,6 +126,7 @@ def test_pure_bf16_trains_in_bf16(tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile_scope", ["none", "block", "model"])
 def test_what_the_trial_compiled_is_handed_to_the_compiler(tmp_path, compile_scope):
     with torch.compiler.set_stance("force_eager"):  # marked as compiled, and run as it is

@@ -108,6 +108,7 @@ def exported(target, workload):
 # -- scripts ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["padded", "packed"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_script_of_torch_learns_the_samples_of_the_study(name, packing, workload, tmp_path):
@@ -130,6 +131,7 @@ def test_a_script_of_torch_puts_bytes_into_prompts(workload, tmp_path):
     assert numpy.array_equal(made.tokens, kept.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_trainer_of_transformers_learns_the_samples_of_the_study(name, workload, tmp_path):
     of = workload(FORMATS[name])

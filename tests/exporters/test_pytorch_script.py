@@ -160,6 +160,7 @@ def test_a_technique_alone_has_the_losses_and_the_peak_memory_of_the_trial(
     assert_same(make_trainer, workload, prepared, choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", ADAPTERS.values(), ids=ADAPTERS)
 def test_adapters_train_with_the_losses_and_the_peak_memory_of_the_trial(
     make_trainer, workload, prepared, choices
@@ -183,6 +184,7 @@ def test_losses_and_peak_memory_are_those_of_the_compiled_trial(
     assert_same(make_trainer, workload, prepared, choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16-stochastic in backward", "several"])
 def test_the_script_prints_its_peak_as_trials_count_it_and_the_promised_one(
     name, make_trainer, workload, prepared, monkeypatch, capsys
@@ -343,6 +345,7 @@ def pretrained_llama(folder):
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["deep-one", "llama", "mamba", "pretrained", "own"])
 def test_another_model_trains_as_in_the_trial(make_trainer_of, workload, model, tmp_path):
     (tmp_path / "own_model.py").write_text(OWN)
@@ -441,6 +444,7 @@ MIXTRAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["smoothed", "shifts", "mixtral"])
 def test_a_model_with_its_own_loss_trains_and_evaluates_as_in_the_trial(
     make_trainer_of, workload, model, tmp_path

@@ -26,6 +26,7 @@ def assert_same_tokens(workload, folder):
         assert numpy.array_equal(one.tokens, other.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_the_study(tmp_path, workload, kind):
     settings = {**workload.to_dict(), "text_sha256": "", **settings_of_text(tmp_path, kind)}

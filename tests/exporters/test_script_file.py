@@ -28,6 +28,7 @@ def every_script(tmp_path):
     yield exported(make_workload("cpu", {"model": f"{tmp_path / 'own_model.py'}:make"}))
 
 
+@pytest.mark.slow
 def test_a_script_defines_nothing_twice_and_uses_nothing_undefined(tmp_path):
     for number, export in enumerate(every_script(tmp_path)):
         (tmp_path / f"script_{number}.py").write_text(export.files["train.py"])
@@ -69,6 +70,7 @@ def test_the_script_needs_no_autotune(tmp_path):
         assert "from autotune" not in export.files["train.py"]
 
 
+@pytest.mark.slow
 def test_the_script_as_a_program_ends_at_the_perplexity_of_the_trial(workload, prepared, tmp_path):
     export = exported(workload, checkpointing="block")
     for name, text in export.files.items():

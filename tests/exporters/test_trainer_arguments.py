@@ -21,6 +21,7 @@ from tests.exporters.readers.transformers import optimizer_of
 from tests.exporters.recipes import configurations, recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", configurations().values(), ids=configurations())
 def test_what_the_json_alone_lacks_is_named_in_a_note(config):
     check_note(recipe(config), "5")

@@ -89,6 +89,7 @@ SAME = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SAME.values(), ids=SAME)
 def test_a_technique_that_changes_no_numbers_trains_as_without_it(settings, plain, tmp_path):
     losses, weights = trained(exported(**settings), tmp_path)
@@ -115,6 +116,7 @@ def test_a_step_is_that_of_a_loop_by_hand(plain, tmp_path):
         torch.testing.assert_close(weight.detach(), plain[1][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("data", ["packed", "padded", "conversations"])
 def test_the_loss_of_a_step_is_the_mean_over_its_labels(data, micro_batches, tmp_path):

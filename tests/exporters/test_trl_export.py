@@ -55,6 +55,7 @@ def sft_trainer(tmp_path, monkeypatch):
 CALLS = {"none": 0, "every-4": 1, "every-2": 2, "block": LAYERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "calls"), CALLS.items(), ids=CALLS)
 def test_a_real_step_checkpoints_so_many_layers(value, calls, sft_trainer):
     with counted_checkpoints(transformers.modeling_utils) as made:
@@ -78,6 +79,7 @@ def test_a_real_step_has_weights_and_products_in_these_numbers(precision, number
     assert (projection.weight.dtype, products) == (numbers[0], {numbers[1]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("data", ["packed", "padded", "conversations"])
 def test_the_loss_of_a_step_is_the_mean_over_its_labels(data, micro_batches, tmp_path, monkeypatch):

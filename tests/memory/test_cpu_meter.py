@@ -106,6 +106,7 @@ def test_a_training_step_needs_what_arithmetic_says(make_trainer):
     )
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_configuration_is_the_same_every_time(make_trainer):
     peaks = {make_trainer(checkpointing="block").run().peak_memory_bytes for _ in range(3)}
     assert len(peaks) == 1

@@ -57,6 +57,7 @@ def test_sizes_that_a_config_leaves_out_are_those_of_its_class(content, sizes):
     assert sizes_of(complete(content)) == sizes
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_is_rejected_and_a_file_of_its_decoder_is_not():
     families = [
         model_type

@@ -67,6 +67,7 @@ def loss_and_gradients(parts):
     return loss.item(), torch.autograd.grad(loss, list(parts.model.parameters()))
 
 
+@pytest.mark.slow
 def test_its_blocks_attention_and_head_are_found(make_parts, family):
     with torch.device("meta"):
         parts = make_parts()

@@ -134,6 +134,7 @@ def test_a_compiled_peak_is_predicted(workload, make_trainer, choices):
     )
 
 
+@pytest.mark.slow
 def test_a_compiled_peak_of_small_blocks_is_predicted(workload, tmp_path):
     small = with_small_blocks(workload, tmp_path)
     choices = {"compile": "block"}

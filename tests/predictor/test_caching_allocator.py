@@ -222,6 +222,7 @@ def test_replaced_state_is_present_when_the_next_step_begins():
     assert (before.size_bytes, after.size_bytes, late.size_bytes) == (30 * MIB, 30 * MIB, 30 * MIB)
 
 
+@pytest.mark.slow
 def test_an_expandable_segment_is_split_to_the_requested_size(workload):
     """One matrix of 1.9 MiB per layer: the tenth in a segment of 20 MiB gets the rest, 2.9 MiB.
 

@@ -324,6 +324,7 @@ def test_layers_of_alternating_attention_are_counted_in_whole_periods():
         assert getattr(extrapolated, field) == getattr(whole, field)
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_linear_in_the_depth_is_predicted_whole(user_model):
     workload = user_model("""
         class Own(Model):
@@ -387,6 +388,7 @@ def test_the_peak_may_be_at_another_place_than_at_the_shallow_depths():
     assert (found.place.operator, found.peak_bytes) == ("aten.operator_1", 260 * 1024)
 
 
+@pytest.mark.slow
 def test_a_prediction_from_before_extrapolation_can_be_read(user_model):
     whole, extrapolated = both(user_model("class Own(Model): pass"))
     stored = whole.to_dict()

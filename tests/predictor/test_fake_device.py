@@ -39,6 +39,7 @@ def predict_for_cuda(workload, **choices):
     return replace(prediction, seconds=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees_a_gpu", [False, True])
 def test_a_torch_built_with_cuda_predicts_as_one_built_without(workload, monkeypatch, sees_a_gpu):
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -75,6 +75,7 @@ def test_transformers_leaves_out_a_mask_of_ones_as_in_a_training(watch, tokens):
     assert mask is None
 
 
+@pytest.mark.slow
 def test_a_model_that_masks_nothing_is_predicted_without_masking(workload, monkeypatch):
     def peak_bytes(choose) -> int:
         def build(*args, **kwargs):

@@ -88,6 +88,7 @@ def share_that_is_no_linear_layer(workload):
     return 1 - sum(layer.weight.numel() for layer in layers) / numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base_weights",
     ["nf4", *(pytest.param(one, marks=pytest.mark.slow) for one in ("int8", "fp8"))],

@@ -77,6 +77,7 @@ def test_a_gpu_holds_tokens_and_labels_of_all_micro_batches(prediction_of, workl
     assert inputs >= 2 * 8 * GLOBAL_BATCH * workload.sequence_length
 
 
+@pytest.mark.slow
 def test_only_a_fused_update_counts_its_steps_on_a_gpu(prediction_of):
     """Adam has two averages for each parameter, and a fused one its count of steps as well."""
     tensors = {
@@ -150,6 +151,7 @@ def test_a_prediction_survives_being_stored_as_json(prediction_of):
     assert parse(Prediction, json.loads(json.dumps(prediction.to_dict()))) == prediction
 
 
+@pytest.mark.slow
 def test_budgets_with_the_same_plan_are_recognised_and_others_told_apart(workload, tmp_path):
     small = with_small_blocks(workload, tmp_path)
     plans = []
@@ -199,6 +201,7 @@ def test_on_cuda_every_block_is_a_multiple_of_512_bytes(prediction_of):
     assert prediction_of(device="cuda").peak_memory_bytes % 512 == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpu", "workspace_bytes"), [("8.0", 8519680), ("9.0", 32 * MIB), ("10.0", 8519680)]
 )
@@ -229,6 +232,7 @@ def test_the_gpu_and_its_kernels_are_noted(prediction_of):
     assert "workspaces of cuBLAS of 32.00 MiB + 32.00 MiB, one a thread and library" in notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [
@@ -301,6 +305,7 @@ def changed_model(monkeypatch, change):
     monkeypatch.setitem(MODELS, "gpt", type(family)(**{**vars(family), "build": build}))
 
 
+@pytest.mark.slow
 def test_attention_with_a_bias_is_predicted_with_the_kernel_of_a_gpu(predict_anew, monkeypatch):
     def bias_attention(model):
         for block in model.blocks:
@@ -398,6 +403,7 @@ def test_a_model_that_counts_distinct_values_is_rejected_with_the_operation(
         predict_anew()
 
 
+@pytest.mark.slow
 def test_a_value_that_is_only_logged_changes_no_prediction(
     prediction_of, predict_anew, monkeypatch
 ):

@@ -151,6 +151,7 @@ def test_a_step_that_names_a_gpu_is_predicted_without_one():
     assert any("autocast" in note for note in there.prediction.notes)
 
 
+@pytest.mark.slow
 def test_a_gpu_updates_all_parameters_in_batches_where_nothing_else_is_said():
     of_torch, one_by_one = small(plain), small(plain)
     one_by_one.optimizer.param_groups[0]["foreach"] = False
@@ -160,6 +161,7 @@ def test_a_gpu_updates_all_parameters_in_batches_where_nothing_else_is_said():
     assert peaks[0] == peaks[1] != answer_of(one_by_one, device="l4").peak_memory_bytes
 
 
+@pytest.mark.slow
 def test_a_module_on_the_meta_device_is_predicted_as_one_on_the_cpu():
     with torch.device("meta"):
         form = Form(UNet(), images(), "adamw", lambda model, batch: model(batch).mean())
@@ -282,6 +284,7 @@ def test_values_of_the_given_batch_decide_shapes():
     assert abs(measured_peak(form) - answer_of(form).peak_memory_bytes) <= 64
 
 
+@pytest.mark.slow
 def test_a_model_in_evaluation_mode_is_predicted_as_in_training_with_a_note():
     form = deep()
     form.model.eval()
@@ -317,6 +320,7 @@ def does_not_work(model, batch, optimizer):
     model(batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "says"),
     [
@@ -411,6 +415,7 @@ def test_what_would_make_it_fit_is_true(monkeypatch):
         assert way.fits == (way.needed_bytes <= cap_bytes)
 
 
+@pytest.mark.slow
 def test_a_step_that_counts_on_its_rows_is_not_offered_fewer(monkeypatch):
     monkeypatch.setattr(memory_fit, "_SECONDS_FOR_WAYS", 1e9)
     target = torch.randn(16, 10)
@@ -440,6 +445,7 @@ def fitted():
     return form, cap_bytes, answer
 
 
+@pytest.mark.slow
 def test_fit_to_recomputes_as_few_blocks_as_fit(fitted):
     form, cap_bytes, answer = fitted
     changed_blocks = [isinstance(block, Changed) for block in form.model.layers]
@@ -466,6 +472,7 @@ def test_fit_to_does_nothing_where_it_fits_already():
     assert not any(isinstance(module, Changed) for module in form.model.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "says"), [(deep, "every block"), (small, "no list of alike blocks")]
 )

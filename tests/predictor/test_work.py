@@ -45,6 +45,7 @@ def test_a_step_has_three_times_the_flops_of_its_forward_pass(workload, plain):
     assert plain.flops_per_token == 3 * (linear + attention)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [
@@ -73,6 +74,7 @@ def test_several_devices_have_together_the_flops_of_one(workload, plain):
     assert predicted(divided, micro_batch_size=2).flops_per_token == plain.flops_per_token
 
 
+@pytest.mark.slow
 def test_a_compiled_step_has_the_same_flops_and_accesses_fewer_bytes(workload, plain):
     compiled = predicted(workload, compile="block")
     assert compiled.flops_per_token == plain.flops_per_token

@@ -149,6 +149,7 @@ def test_every_figure_is_printed_whole_though_no_reader_scrolled_to_it(
     assert shown.complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", PAPER)
 def test_nothing_is_wider_than_the_paper(paper, plain):
     begin_printing(plain, paper=paper)
@@ -157,6 +158,7 @@ def test_nothing_is_wider_than_the_paper(paper, plain):
     assert width == PAPER[paper]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "figure"])
 def test_a_figure_is_printed_in_light_colours_from_a_dark_screen(name, printed):
     shown = printed(name, scheme="dark")
@@ -164,6 +166,7 @@ def test_a_figure_is_printed_in_light_colours_from_a_dark_screen(name, printed):
     assert tick.evaluate("one => getComputedStyle(one).fill") == "rgb(32, 33, 36)"
 
 
+@pytest.mark.slow
 def test_colours_that_the_reader_chose_are_not_printed(opened):
     shown = opened("plain")
     shown.get_by_role("button", name="Dark colours").click()
@@ -176,6 +179,7 @@ def row_count(shown):
     return shown.locator("#table tbody tr.row").count()
 
 
+@pytest.mark.slow
 def test_all_rows_of_the_trials_are_printed_and_then_paged_again(opened):
     shown = opened("thirty")
     shown.get_by_role("button", name="Next").click()
@@ -206,6 +210,7 @@ def test_headings_and_numbers_of_trials_are_printed_though_they_are_buttons(prin
     )  # which a browser repeats on every page
 
 
+@pytest.mark.slow
 def test_the_toolbar_of_a_figure_on_its_page_covers_no_legend(opened):
     shown = opened("figure")
     bar = shown.locator(".modebar").bounding_box()
@@ -229,6 +234,7 @@ def test_after_printing_the_page_is_as_it_was(plain):
     assert plain.locator(".on-paper").count() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "figure"])
 def test_a_browser_calls_all_this_when_it_saves_a_pdf(name, opened):
     shown = opened(name)
@@ -270,6 +276,7 @@ def test_the_words_of_a_figure_in_three_dimensions_are_printed_dark_from_a_dark_
     assert dark["dark"] > dark["light"] / 2 > 0
 
 
+@pytest.mark.slow
 def test_a_figure_in_three_dimensions_is_printed_as_the_reader_turned_it(space):
     begin_printing(space)
     before = space.evaluate(PICTURE)

@@ -212,6 +212,7 @@ def clipboard(shown):
     return shown.evaluate("navigator.clipboard.readText()")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 def test_the_button_of_a_row_copies_the_command_that_reruns_it(number, plain):
     view = plain_view()

@@ -81,6 +81,7 @@ def test_a_process_that_writes_null_is_no_answer(ask):
         ask("print('null')")
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_its_pipe_to_another_is_no_answer(ask):
     with pytest.raises(PreparationFailed, match="took longer"):
         ask("if os.fork() == 0: time.sleep(600)", seconds=2.0)

@@ -93,6 +93,7 @@ NOT_OF_QUICK = {"timeline", "importance", "predicted", "predicted-speed", "roofl
 """Figures of what the study `quick` has not: predictions, enough trials, a measured device."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(set(FIGURES) - NOT_OF_QUICK))
 def test_a_figure_is_that_of_plot(get, served_storage, tmp_path, kind):
     file = tmp_path / "figure.json"

@@ -228,6 +228,7 @@ def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_schedule
     assert f'"id":{number},"state":"finished"'.encode() in called[0].replace(b" ", b"")
 
 
+@pytest.mark.slow
 def test_a_webhook_with_a_long_answer_is_not_waited_for(queue, make_scheduler):
     has_gone = threading.Event()
 

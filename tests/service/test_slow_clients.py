@@ -116,6 +116,7 @@ def test_a_body_that_arrives_a_byte_at_a_time_is_answered_with_408(server):
         assert rest_of(connection).startswith(b"HTTP/1.1 408 ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nHost: a", b"\r\n"])
 def test_a_connection_without_a_whole_request_is_closed(server, begin):
     with connect(server) as connection:
@@ -143,6 +144,7 @@ def test_a_second_request_that_never_ends_is_cut_off(server):
         rest_of(connection)
 
 
+@pytest.mark.slow
 def test_a_stream_to_which_nothing_happens_stays_open(server):
     with connect(server) as connection:
         connection.sendall(head(server, "GET /api/v1/events"))

@@ -189,6 +189,7 @@ def test_two_hundred_listeners_get_the_same(database, writer):
     run(main)
 
 
+@pytest.mark.slow
 def test_an_idle_stream_leaves_no_transaction_open(database, writer):
     async def main():
         async with running(database) as events:

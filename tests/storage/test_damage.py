@@ -307,6 +307,7 @@ def seen_or_refused(file, see=seen):
 PAGES = range(1, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content", [bytes(PAGE_BYTES), b"\xa5" * PAGE_BYTES], ids=["zeros", "garbage"]
 )

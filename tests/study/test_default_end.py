@@ -56,6 +56,7 @@ def searched(tmp_path_factory, one_trial_server):
     return search
 
 
+@pytest.mark.slow
 def test_a_new_search_says_its_time_budget_and_that_its_cap_is_loose(searched):
     seconds, notes = searched(name="one")
     assert seconds == 600.0
@@ -94,6 +95,7 @@ def test_nobody_is_told_the_number_of_trials_of_a_search_that_ends_by_its_time()
     assert counted_trials(4, MOST_TRIALS_IN_TIME) == "4"
 
 
+@pytest.mark.slow
 def test_a_study_that_is_continued_by_its_name_has_no_default_time_budget(searched):
     assert searched(name="again", trials=1)[0] is None
     assert searched(name="again")[0] is None

@@ -74,6 +74,7 @@ def test_compiled_code_with_dropout_passes(judge):
     assert judge(compiled()).kind == "same"
 
 
+@pytest.mark.slow
 def test_checkpointing_draws_the_same_masks_again_and_passes(judge):
     assert judge(TrainingConfig(checkpointing="block", micro_batch_size=2)).kind == "same"
 

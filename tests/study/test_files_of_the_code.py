@@ -231,6 +231,7 @@ def test_every_file_that_computes_belongs_to_the_workload_and_no_other(
         (project / name).write_bytes(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layout",
     [LAYOUTS["through another file"], LAYOUTS["json"], LAYOUTS["tensors of torch"], LATE],

@@ -20,6 +20,7 @@ MEASURED_ALONE = {
 """Tokens per second on an H200 (`studies/gpu/h200/first-search.json.xz`)."""
 
 
+@pytest.mark.slow
 def test_the_table_has_the_speeds_that_were_measured_alone_within_about_5_percent():
     table = table_of(H200)
     for config, measured in MEASURED_ALONE.items():
@@ -44,6 +45,7 @@ def test_redrawn_assumptions_are_others_and_the_same_for_the_same_seed():
     assert 0.5 <= drawn.host_time <= 2.0
 
 
+@pytest.mark.slow
 def test_a_search_of_a_minute_has_most_of_what_a_gpu_can_do_under_the_cap():
     run = Run(table_of(H200), cap_bytes=8 * GIB, seed=0, until=60.0)
     search(run)

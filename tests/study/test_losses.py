@@ -144,6 +144,7 @@ def test_a_later_search_tries_it_again(always):
     assert all(trial.is_finished for trial in again.trials)
 
 
+@pytest.mark.slow
 def test_a_trial_at_which_too_many_workers_died_comes_last(folder):
     """What ends the whole container, worker and all, leaves nobody who could count it."""
     killer = Killer(0, times=0)

@@ -2,6 +2,8 @@
 
 from concurrent.futures import Future
 
+import pytest
+
 from autotune.errors import TrialServerLost
 from autotune.execution.tasks import Predict
 from autotune.study.events import Predicting
@@ -30,6 +32,7 @@ def test_what_cannot_be_predicted_is_trained(tmp_path, one_trial_server):
     assert [record.outcome for record in result.trials] == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_a_search_whose_predictions_are_all_impossible_trains_instead_of_predicting(tmp_path):
     """Of a large space, under a cap that most of it does not fit."""
     events = []

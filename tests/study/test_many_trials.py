@@ -48,6 +48,7 @@ def inverted(monkeypatch):
     return sizes
 
 
+@pytest.mark.slow
 def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(study, made, inverted):
     legal = study.legal_space()
     EhviSampler(legal, cap_bytes=study.cap_bytes).choose(
@@ -56,6 +57,7 @@ def test_the_surrogate_of_a_choice_sees_no_more_than_some_hundreds_of_trials(stu
     assert max(inverted) == MOST_SEEN
 
 
+@pytest.mark.slow
 def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_at(
     study, made, inverted, monkeypatch
 ):
@@ -72,6 +74,7 @@ def test_scales_are_found_once_a_choice_however_many_configurations_are_looked_a
     )  # two sets of fields that differ, where a batch happens to miss a value
 
 
+@pytest.mark.slow
 def test_nothing_is_chosen_only_after_the_whole_space_was_scored(study, made, monkeypatch):
     looked_at = []
 
@@ -118,6 +121,7 @@ def test_a_study_of_usual_size_is_seen_whole(made):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "trials"), [("nsga2", 400), pytest.param("tpe", 800, marks=pytest.mark.slow)]
 )
@@ -137,6 +141,7 @@ def test_with_more_results_than_a_sampler_sees_a_continued_study_goes_on_the_sam
     assert len(later._study.trials) - 1 < RESULTS_SEEN[sampler] * 1.25 < trials
 
 
+@pytest.mark.slow
 def test_a_large_study_is_shown_a_line_a_trial(result, tmp_path):
     with (tmp_path / "shown.txt").open("w+") as file:
         print_trials(make_console(file), result, result.trials)

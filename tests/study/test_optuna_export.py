@@ -295,12 +295,14 @@ def names_in(url):
     return optuna.get_all_study_names(url)
 
 
+@pytest.mark.slow
 def test_all_of_a_study_is_written_to_every_kind_of_database(url, optuna_url):
     autotune.write_optuna_study("by-hand", optuna_url, storage=url)
     study = optuna.load_study(study_name="by-hand", storage=optuna_url)
     assert [trial.state for trial in study.trials] == list(STATES.values())
 
 
+@pytest.mark.slow
 def test_an_optuna_study_of_that_name_stays_as_it_was(url, optuna_url):
     autotune.write_optuna_study("by-hand", optuna_url, storage=url)
     with pytest.raises(StudyMismatch, match="an Optuna study 'by-hand'") as raised:
@@ -332,6 +334,7 @@ autotune.write_optuna_study("by-hand", sys.argv[1], storage=sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_no_part_of_a_study(url, optuna_url):
     command = [sys.executable, "-c", KILLED, optuna_url, url]
     killed = subprocess.run(command, check=False, timeout=120, env=os.environ)

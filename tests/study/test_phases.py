@@ -340,6 +340,7 @@ def test_the_phases_of_real_trials_are_reported(tmp_path, one_trial_server):
     assert {"training", "compiling"} <= set(phases)
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_real_training_are_reported(tmp_path, one_trial_server):
     space = tmp_path / "long.toml"
     space.write_text(SPACE.replace("\nsteps = 9\n", "\nsteps = 200\n"))

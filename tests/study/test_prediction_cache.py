@@ -136,6 +136,7 @@ def test_show_has_predicted_and_measured_peak_and_their_ratio(result, capsys, mo
     assert ("predicted" in printed, "ratio" in printed, "1.0000" in printed) == (True, True, True)
 
 
+@pytest.mark.slow
 def test_predictions_can_be_turned_off(folder):
     result = autotune.search(
         name="unforeseen",
@@ -178,6 +179,7 @@ def test_budgets_that_compile_to_one_program_are_measured_once(folder):
     }
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_predicted_is_measured_all_the_same(folder):
     Path("branching.py").write_text(BRANCHING)
     few = {

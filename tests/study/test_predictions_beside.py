@@ -119,22 +119,26 @@ def found(run):
     return run(enough=3)
 
 
+@pytest.mark.slow
 def test_what_may_come_next_is_predicted_while_a_trial_runs(found):
     assert sum(is_beside for _, is_beside, _ in Watched.predicted) >= 3
     assert {trial.outcome for trial in found.trials} <= {"ok", "crashed"}
 
 
+@pytest.mark.slow
 def test_no_configuration_is_predicted_twice(found):
     counted = Counter(config for config, _, _ in Watched.predicted)
     assert set(counted.values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_prediction_beside_a_trial_that_is_lost_is_made_where_it_is_needed(run):
     result = run(enough=3, executor=LosesThoseBeside)
     assert [trial.is_finished for trial in result.trials] == [True] * 4
     assert [one for one in Watched.predicted if not one[1]]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_ends_what_it_predicts_beside_its_trial(run, monkeypatch):
     monkeypatch.setenv("STAND_IN_SECONDS", "2")
     events = []
@@ -152,6 +156,7 @@ def test_a_search_that_is_stopped_ends_what_it_predicts_beside_its_trial(run, mo
         assert time.monotonic() < began + WAIT_SECONDS
 
 
+@pytest.mark.slow
 def test_where_nothing_more_is_to_be_tried_nothing_is_predicted_beside_a_trial(run):
     run(enough=10**6, trials=1, executor=OpensLater)
     assert len(Watched.predicted) == 1  # the baseline, by its place

@@ -27,6 +27,7 @@ def converged():
     )
 
 
+@pytest.mark.slow
 def test_most_find_nearly_all_of_the_exhaustive_front_at_a_tenth_of_its_cost(searches):
     a_tenth = 0.1 * replay.the_table().exhaustive_seconds()
     ends = [search["steps"][-1] for search in searches]
@@ -73,6 +74,7 @@ def test_a_time_budget_is_kept_to_within_one_trial():
     assert before_the_last < 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", ["tpe", pytest.param("gp", marks=pytest.mark.slow), "nsga2", "random"]
 )
@@ -219,6 +221,7 @@ def test_a_search_over_the_recorded_table_ends_dominated_trainings():
     assert found["trainings"] > found["ended_early"] > 0
 
 
+@pytest.mark.slow
 def test_a_search_without_early_ends_ends_none():
     found = replay.run_ours(
         replay.cap_of("loose"), sampler="random", seed=0, most=40, without="early ends"

@@ -114,6 +114,7 @@ def test_show_says_of_each_trial_where_it_was_measured(second, capsys, monkeypat
     assert all(f"trial {number} of study 'first'" in printed for number in (0, 1))
 
 
+@pytest.mark.slow
 def test_the_number_of_trials_does_not_count_the_reused_ones(second):
     again = autotune.search(name="second", trials=2, confirm=False)
     assert [trial.reused_from is None for trial in again.trials] == [False, False, True, True]

@@ -64,6 +64,7 @@ def slow():
     return suggested, list(ends.values())
 
 
+@pytest.mark.slow
 def test_a_suggestion_takes_in_every_result_older_than_a_second(slow):
     suggested, ends = slow
     for seconds, records in suggested:
@@ -92,6 +93,7 @@ def test_with_one_device_every_suggestion_is_the_first_of_its_fit(monkeypatch):
     assert set(taken) == {0}
 
 
+@pytest.mark.slow
 def test_statements_for_each_trial_do_not_grow_with_the_trials(monkeypatch):
     untried = iter(made_study.definition("scale").legal_space().configurations())
 

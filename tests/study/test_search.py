@@ -181,11 +181,13 @@ def test_a_search_prints_nothing_but_json_when_asked_to(folder, result):
     assert json.loads(found.stdout)["front"] == list(result.front)
 
 
+@pytest.mark.slow
 def test_an_exhausted_space_ends_the_study(folder):
     result = autotune.search(name="tiny", space="tiny.toml", trials=50, confirm=False)
     assert len(result.trials) == 3
 
 
+@pytest.mark.slow
 def test_grid_goes_through_the_space_in_its_order(folder):
     result = autotune.search(
         name="grid", space="tiny.toml", sampler="grid", trials=3, fresh=True, confirm=False
@@ -211,6 +213,7 @@ def test_nothing_feasible_is_exit_code_1_with_the_closest_miss(folder):
     assert "closest miss needs" in nothing.stdout
 
 
+@pytest.mark.slow
 def test_a_plain_script_without_a_main_guard_can_search(folder):
     settings = "name='plain', space='tiny.toml', trials=1, fresh=True, confirm=False"
     call = f"autotune.search({settings})"
@@ -262,6 +265,7 @@ def test_a_dry_run_does_not_describe_another_search_under_the_name_of_a_study(fo
         autotune.dry_run(name="small", trials=12)
 
 
+@pytest.mark.slow
 def test_a_dry_run_from_python_returns_the_plan(folder):
     plan = autotune.dry_run(
         name="planned", space="tiny.toml", trials=2, fresh=True, seed=5, time_trials=True
@@ -278,6 +282,7 @@ def test_a_dry_run_from_python_returns_the_plan(folder):
         autotune.show("planned")
 
 
+@pytest.mark.slow
 def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
     events = []
     plan = autotune.dry_run(space="tiny.toml", trials=2, fresh=True, listener=events.append)
@@ -288,6 +293,7 @@ def test_a_dry_run_trains_nothing_unless_the_time_is_asked_for(folder):
     assert plan.forecasts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -324,6 +330,7 @@ def test_a_dry_run_from_python_can_be_stopped(folder):
         autotune.dry_run(name="planned", space="tiny.toml", should_stop=lambda: True)
 
 
+@pytest.mark.slow
 def test_workers_run_no_more_trials_than_were_asked_for(folder):
     result = autotune.search(
         name="two",
@@ -444,6 +451,7 @@ def wait_for_trial(process: subprocess.Popen, trials: int) -> None:
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "is_quick"), [(signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)]
 )
@@ -496,6 +504,7 @@ def test_a_search_killed_at_any_moment_loses_no_trial_and_doubles_none(kills, is
     assert wait_until_gone(folder)
 
 
+@pytest.mark.slow
 def test_a_second_search_of_a_running_study_joins_it(folder):
     first = begin("shared", trials=TRIALS, is_quick=True)
     wait_for_trial(first, 1)

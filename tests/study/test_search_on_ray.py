@@ -54,6 +54,7 @@ def searched(tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 def test_each_trial_has_the_result_that_its_worker_measured(searched):
     result, _ = searched
     assert len(result.trials) == 10

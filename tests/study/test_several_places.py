@@ -121,6 +121,7 @@ def test_every_trial_has_one_result_and_as_many_run_as_there_are_places(three_at
     assert all(trial.is_finished for trial in result.trials)
 
 
+@pytest.mark.slow
 def test_a_trial_names_its_place_and_events_come_in_one_thread(three_at_once):
     _, observer = three_at_once
     [opened] = observer.of(StudyOpened)
@@ -168,6 +169,7 @@ class LosingExecutor(LocalExecutor):
         return super().checking_device(device)
 
 
+@pytest.mark.slow
 def test_a_device_that_is_lost_is_left_and_its_trial_runs_elsewhere(gate):
     LosingExecutor.made = 0
     observer = Opened(gate, at=2)
@@ -201,6 +203,7 @@ class UnseenEvaluation(LocalExecutor):
         return future
 
 
+@pytest.mark.slow
 def test_that_an_evaluation_is_not_used_is_said_once_for_all_places(gate):
     observer = Opened(gate, at=3)
     run(observer, name="unseen", trials=5, make_executor=UnseenEvaluation)
@@ -208,6 +211,7 @@ def test_that_an_evaluation_is_not_used_is_said_once_for_all_places(gate):
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_several_trials_on_one_device_are_places_too(gate):
     observer = Opened(gate, at=2)
     run(observer, name="shared", devices=None, trials_per_device=2, trials=3)
@@ -229,10 +233,12 @@ def shared(gate, one_cpu):
     return run(Opened(gate, at=2), name="shared", devices="2", trials=3)
 
 
+@pytest.mark.slow
 def test_that_slots_shared_a_cpu_is_part_of_its_name(shared):
     assert shared.device.name.endswith(", 2 trials on 1 CPU")
 
 
+@pytest.mark.slow
 def test_what_slots_measured_that_share_a_cpu_is_not_reused_where_they_do_not(shared):
     observer = Observer()
     run(observer, name="unshared", devices="1", trials=3, fresh=False)
@@ -240,6 +246,7 @@ def test_what_slots_measured_that_share_a_cpu_is_not_reused_where_they_do_not(sh
     assert (opened.is_new, opened.records) == (True, ())
 
 
+@pytest.mark.slow
 def test_a_study_of_slots_that_share_a_cpu_goes_on_with_as_many(shared):
     again = {"name": "shared", "space": None, "fresh": False}
     result = run(Observer(), devices="2", trials=4, **again)
@@ -248,6 +255,7 @@ def test_a_study_of_slots_that_share_a_cpu_goes_on_with_as_many(shared):
         run(Observer(), devices="1", trials=5, **again)
 
 
+@pytest.mark.slow
 def test_workers_are_another_name_of_a_number_of_devices(gate):
     observer = Opened(gate, at=2)
     run(observer, name="workers", devices=None, workers=2, trials=3)
@@ -293,6 +301,7 @@ class Together(LocalExecutor):
         return future
 
 
+@pytest.mark.slow
 def test_results_of_all_places_wait_on_disk_while_the_database_is_away(gate, folder):
     run(Opened(gate, at=1), name="away", devices="2", trials=1)
     gate.unlink()

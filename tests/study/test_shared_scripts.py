@@ -64,6 +64,7 @@ def searched(tmp_path_factory, one_trial_server):
     os.chdir(before)
 
 
+@pytest.mark.slow
 def test_micro_batches_of_one_training_share_the_perplexity_of_one_evaluation(searched):
     trials = searched("accumulates")
     assert {trial.perplexity for trial in trials.values()} == {math.exp(3.4)}
@@ -78,6 +79,7 @@ def test_several_seeds_repeat_the_training_whose_perplexity_is_shared(searched):
     assert trials[4].perplexity_spread == 0  # its evaluation is a constant
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_accumulate_shares_with_no_other_micro_batch(searched):
     """It trains on fewer tokens a step, whatever the size of its gradients."""
     trials = searched("does-not-accumulate", divisor="1", parts="1", tokens="16 * micro_batch")

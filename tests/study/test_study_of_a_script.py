@@ -106,6 +106,7 @@ def workload_of(project, script="train.py", **settings):
 # -- files -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_no_trial_of_an_edited_inner_script_enters_the_study(wrapper, project, executor):
     (project / "train.py").write_text(WRAPPERS[wrapper])
@@ -124,6 +125,7 @@ def test_an_edit_that_breaks_the_script_is_no_crashed_trial(project, executor):
         submitted(executor, workload, project)
 
 
+@pytest.mark.slow
 def test_a_study_whose_inner_script_was_edited_is_not_resumed(project):
     search(project)
     (project / "inner.py").write_text(INNER.replace("width = 16", "width = 8"))
@@ -133,6 +135,7 @@ def test_a_study_whose_inner_script_was_edited_is_not_resumed(project):
     assert len(search(project).trials) == 1
 
 
+@pytest.mark.slow
 def test_files_that_trials_read_late_are_stored_with_the_study(project):
     report = "    autotune.report(tokens=2, loss=loss)"
     (project / "late.py").write_text("")

@@ -16,6 +16,7 @@ def searches():
     return {count: [run("middle", devices=count, seed=seed) for seed in SEEDS] for count in (1, 8)}
 
 
+@pytest.mark.slow
 def test_one_virtual_device_searches_as_the_search_on_one_device_does(searches):
     found = searches[1][0]
     alone = replay.run_ours(replay.cap_of("middle"), sampler="ehvi", seed=0, enough=0.99)
@@ -39,6 +40,7 @@ def test_two_devices_seldom_compile_the_same_code_at_once(searches):
     assert again < 0.1 * 8 * all_seconds
 
 
+@pytest.mark.slow
 def test_of_eight_devices_of_which_one_is_used_there_are_the_trials_of_one_device():
     found = [run("tight", devices=8, seed=0, usable=lambda _: 1), run("tight", devices=1, seed=0)]
     assert found[0]["trials"] == found[1]["trials"]

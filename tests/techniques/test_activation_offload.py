@@ -94,6 +94,7 @@ def test_offloading_is_unavailable_on_a_cpu():
     assert find_unavailable(choices, device=torch.device("cuda")) == {}
 
 
+@pytest.mark.slow
 def test_a_prediction_for_a_gpu_does_not_count_offloaded_tensors():
     from autotune.predictor.predict import predict
     from autotune.spec.prediction import PredictionRequest

@@ -146,6 +146,7 @@ def test_the_scale_is_sixteen_over_the_rank_at_every_rank(training_of):
 # -- quantized weights -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", ["lora", "dora"])
 @pytest.mark.parametrize("base_weights", QUANTIZED)
 def test_quantized_weights_compute_what_they_stand_for(base_weights, adapter, training_of):
@@ -239,6 +240,7 @@ def peaks_of(config, workload, training_of):
     return prediction.peak_memory_bytes, measuring.reading().peak_memory_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saved_dtype", ["adapter", "base"])
 @pytest.mark.parametrize(
     "choices",

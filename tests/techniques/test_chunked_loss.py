@@ -80,6 +80,7 @@ def test_no_random_state_is_stored_for_a_recomputation():
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt", "deep-one"])
 def test_the_prediction_of_a_large_vocabulary_shrinks_by_its_logits(model):
     from autotune.predictor.predict import predict

@@ -115,6 +115,7 @@ def test_fp16_scales_its_loss(make_trainer):
     assert weight.grad > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scope", "graphs"), [("block", 1), pytest.param("model", 1, marks=pytest.mark.slow)]
 )

@@ -93,6 +93,7 @@ def test_every_optimizer_learns(value, losses_of):
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["block", "model"])
 def test_compiled_code_gives_the_losses_of_eager_code(scope, compiler, losses_of, reference):
     train_with_this_compiler = losses_of.__wrapped__
@@ -107,6 +108,7 @@ def test_a_memory_budget_does_not_change_the_losses(budget, losses_of, reference
     assert losses == pytest.approx(reference, rel=REORDERED_SUMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [

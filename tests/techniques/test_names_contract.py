@@ -253,6 +253,7 @@ def test_every_protocol_of_pickle_works(protocol):
     assert_equal(loaded.state_dict(), model.state_dict())
 
 
+@pytest.mark.slow
 def test_a_whole_model_loads_where_autotune_is_not_installed(tmp_path):
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.Sequential(nn.Linear(16, 16), nn.Sequential(layer, copy.deepcopy(layer)))

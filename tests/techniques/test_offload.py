@@ -28,6 +28,7 @@ def _one_process_group():
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices", [{}, {"optimizer_fusion": "kernel", "micro_batch_size": 2, "checkpointing": "block"}]
 )
@@ -37,6 +38,7 @@ def test_a_training_with_all_on_the_host_has_the_same_losses(choices, losses_of)
     assert losses_of(steps=4, offload="all", **choices) == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_one_process_group")
 def test_frozen_weights_of_four_bits_on_the_host_are_those_on_the_device(losses_of):
     plain = losses_of(steps=4, **ADAPTED, base_weights="nf4")
@@ -140,6 +142,7 @@ def predicted(device="cuda", **choices):
     return predict(PredictionRequest(workload=workload, config=config, device=device))
 
 
+@pytest.mark.slow
 def test_a_prediction_for_a_gpu_counts_only_the_state_of_small_weights():
     plain, moved = predicted(), predicted(offload="optimizer")
     assert moved.bytes_by_category["parameters"] == plain.bytes_by_category["parameters"]
@@ -147,11 +150,13 @@ def test_a_prediction_for_a_gpu_counts_only_the_state_of_small_weights():
     assert 0 < state < plain.bytes_by_category["optimizer_state"] / 50
 
 
+@pytest.mark.slow
 def test_a_prediction_for_a_gpu_counts_no_weights_and_state_that_are_on_the_host():
     sizes = predicted(offload="all").bytes_by_category
     assert sizes["parameters"] == sizes["optimizer_state"] == sizes["gradients"] == 0
 
 
+@pytest.mark.slow
 def test_a_prediction_for_a_gpu_counts_scales_there_of_weights_that_are_on_the_host():
     on_device = predicted(**ADAPTED, base_weights="nf4").bytes_by_category["parameters"]
     moved = predicted(offload="all", **ADAPTED, base_weights="nf4")
@@ -159,6 +164,7 @@ def test_a_prediction_for_a_gpu_counts_scales_there_of_weights_that_are_on_the_h
     assert predicted(offload="all", **ADAPTED).bytes_by_category["parameters"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["optimizer", "all"])
 def test_a_prediction_is_for_a_host_of_any_size_and_says_what_it_takes(place, monkeypatch):
     monkeypatch.setattr(pinned_memory, "available_bytes", lambda: 2**20)
@@ -168,6 +174,7 @@ def test_a_prediction_is_for_a_host_of_any_size_and_says_what_it_takes(place, mo
     )
 
 
+@pytest.mark.slow
 def test_the_place_of_a_peak_has_the_name_of_the_models_own_class():
     workload = make_workload("cpu", {**SIZES, "width": 32})  # logits set the peak
     config = TrainingConfig(offload="all", micro_batch_size=4)

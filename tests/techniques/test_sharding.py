@@ -59,10 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
         "loss": "chunked",
     },
 }
-PLAIN = (
-    *("ddp", "zero1", "zero2", "zero3", "zero3, step in backward"),
-    "zero3, adapters beside nf4",
-)
+PLAIN = ("ddp", "zero1", "zero2", "zero3", "zero3, adapters beside nf4")
 EACH_CASE = [pytest.param(case, marks=() if case in PLAIN else pytest.mark.slow) for case in CASES]
 STEPS = 4
 ROUNDING = {"fp32": 2e-6, "bf16-mixed": 2e-3}
@@ -209,6 +206,7 @@ def test_every_rank_needs_what_was_predicted_for_it(case, ranks, ranks_of_all):
         assert peak == pytest.approx(prediction.peak_memory_bytes, abs=scalars)
 
 
+@pytest.mark.slow
 def test_each_process_stores_half_of_the_frozen_codes_and_all_of_their_scales(ranks):
     """The bytes of nf4 are half a byte a weight, of which one of two processes has half."""
     from autotune.predictor.predict import predict

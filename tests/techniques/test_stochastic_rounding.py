@@ -104,6 +104,7 @@ def test_a_second_moment_decreases_that_rounding_to_nearest_would_freeze():
     assert share == pytest.approx(0.999**300, rel=0.01)
 
 
+@pytest.mark.slow
 def test_every_configuration_of_a_seed_draws_the_same_noise(losses_of):
     choices = {"precision": "bf16-stochastic"}
     in_backward = losses_of(optimizer_fusion="backward", **choices)
@@ -135,6 +136,7 @@ def test_weights_and_state_take_as_much_as_with_bf16_true(make_trainer):
     assert bytes_of("bf16-stochastic") == bytes_of("bf16-true")
 
 
+@pytest.mark.slow
 def test_with_a_small_rate_the_loss_stays_closer_to_fp32_than_bf16_true(
     make_trainer, workload, monkeypatch
 ):

@@ -49,6 +49,7 @@ def test_the_state_takes_one_byte_per_element_and_a_scale_per_256(optimizer, tab
     assert size_bytes == 2 * (numbers + 4 * numbers // PARTS_OF_BLOCKS + table) + step
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_updates")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("fusion", ["none", "backward"])
@@ -58,6 +59,7 @@ def test_adamw_in_8_bits_stays_close_to_adamw(fusion, optimizer, losses_of):
     assert eight_bits != losses_of(steps=12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_updates")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_adapters_are_trained(optimizer, losses_of):

@@ -46,6 +46,7 @@ def found_by(tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

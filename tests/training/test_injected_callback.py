@@ -81,6 +81,7 @@ def examined(tmp_path, executor):
     return examine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("making", "trainer"),
     [
@@ -99,6 +100,7 @@ def test_a_script_without_a_line_of_ours_is_examined_and_its_global_batch_known(
     assert "--no-callback" in note
 
 
+@pytest.mark.slow
 def test_a_trainer_that_has_the_callback_gets_no_second_one(examined, notes):
     assert examined(WITH_ITS_CALLBACK).global_batch == 12
     assert notes == []
@@ -111,15 +113,18 @@ def test_the_training_of_a_script_with_a_trainer_is_what_its_trainer_does(examin
     assert workload.own_name == workload.script
 
 
+@pytest.mark.slow
 def test_the_precision_of_weights_that_are_in_16_bits_counts_before_that_of_the_trainer(examined):
     assert examined("model.to(torch.bfloat16)\n" + MADE).own_config["precision"] == "bf16-true"
 
 
+@pytest.mark.slow
 def test_a_script_is_left_as_it_is_where_that_is_wanted(examined):
     with pytest.raises(InvalidInput, match=r"does not call autotune\.apply"):
         examined(MADE, callback=False)
 
 
+@pytest.mark.slow
 def test_a_global_batch_that_is_given_must_be_that_of_the_script(examined):
     with pytest.raises(InvalidInput, match=r"trains on 12 sequences .* and its search on 8"):
         examined(MADE, learns_global_batch=False, global_batch=8)

@@ -231,6 +231,7 @@ for epoch in range(9):
 INJECTED = "accelerator.prepare"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", LOOPS)
 def test_a_loop_with_accelerate_trains_as_by_itself(form, tmp_path):
     check_same_training(
@@ -242,6 +243,7 @@ def test_a_loop_with_accelerate_trains_as_by_itself(form, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_loop_that_accumulates_trains_as_by_itself(tmp_path):
     check_same_training(
         tmp_path,
@@ -384,6 +386,7 @@ Own(**settings).fit(model=Loading())
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FITTING)
 def test_lightning_trains_as_by_itself(form, tmp_path):
     check_same_training(
@@ -431,6 +434,7 @@ Trainer(model, TrainingArguments("out", **settings), train_dataset=rows).train()
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", OWN_CHOICES)
 def test_what_a_trainer_does_by_itself_is_known_where_ours_turns_it_off(trainer, tmp_path):
     script, choices, micro_batch = OWN_CHOICES[trainer]

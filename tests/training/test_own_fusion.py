@@ -173,6 +173,7 @@ def updates_of_the_baseline(train, optimizers, workload, *, network, tmp_path):
     return config.optimizer_fusion, updates.fusions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", FORMS)
 @pytest.mark.parametrize("brought", BROUGHT)
 def test_the_baseline_updates_as_the_script_does(train, brought, workload, tmp_path):
@@ -223,6 +224,7 @@ def two_groups_that_differ(network):
     return [torch.optim.AdamW(groups)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [two_that_differ, two_groups_that_differ])
 def test_a_baseline_that_updates_in_several_ways_keeps_each(make, workload, tmp_path):
     network = Network()

@@ -369,6 +369,7 @@ def test_a_loss_that_may_be_no_cross_entropy_is_not_called_a_perplexity(name, re
     assert (trainer._bits_per_byte(1.0) is None) is source.of_own_loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch_size", [1, 2])
 @pytest.mark.parametrize("name", ["Smoothed", "Sum", "ShiftsInside", "PerToken"])
 def test_accumulation_trains_as_the_whole_batch(name, micro_batch_size, request_of):
@@ -392,6 +393,7 @@ def test_a_term_of_a_micro_batch_counts_by_its_share_of_the_labels(request_of):
     assert loss == pytest.approx(expected / (labels >= 0).sum().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Balanced", "ShiftsInside"])
 @pytest.mark.parametrize("choices", [{}, {"micro_batch_size": 1}], ids=str)
 def test_the_peak_is_predicted_with_the_models_own_loss(name, choices, request_of):

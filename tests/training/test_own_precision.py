@@ -341,6 +341,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", FORMS)
 def test_a_script_of_any_form_is_examined_before_its_first_update(train, examined, tmp_path):
     network = network_in("bf16-true")

@@ -35,6 +35,7 @@ def trace_of(trainer, *, reference=None):
     return trainer.parity.trace()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", SEARCHED["optimizer_fusion"])
 @pytest.mark.parametrize(
     "optimizer",

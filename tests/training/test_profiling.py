@@ -48,6 +48,7 @@ def checkpointed(workload, prepared, folder) -> Profile:
     return profiled(workload, prepared, folder / "checkpointed", checkpointing="block")
 
 
+@pytest.mark.slow
 def test_a_profiled_step_holds_what_is_predicted_by_kind(workload, checkpointed):
     prediction = predicted(workload, checkpointing="block")
     assert checkpointed.peak_memory_bytes == prediction.peak_memory_bytes
@@ -81,6 +82,7 @@ def test_the_trace_has_every_profiled_step(folder, checkpointed):
     assert names.count("autotune::whole step") == STEPS
 
 
+@pytest.mark.slow
 def test_without_checkpointing_nothing_runs_again(workload, prepared, folder):
     plain = profiled(workload, prepared, folder / "plain")
     assert plain.recomputed_seconds == 0.0

@@ -53,6 +53,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generator", ["python", "numpy_generator", "torch_generator"])
 def test_weights_training_and_evaluation_repeat(folder, generator):
     sizes = {"sequence_length": 8, "global_batch": 2, "steps": 8, "warmup_steps": 3}

@@ -292,6 +292,7 @@ def test_an_evaluation_after_the_last_step_is_the_perplexity(script, trial_of):
     assert source_of(found) == "evaluation loss after step 12"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [
@@ -322,6 +323,7 @@ def test_an_evaluation_of_a_compiled_model_is_detected(by, script, trial_of):
     assert "no evaluation was seen after the last step" in source_of(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
 def test_a_copy_of_the_model_has_separate_weights(precision, script, trial_of):
     """For example averaged weights, or the frozen reference of a preference loss."""

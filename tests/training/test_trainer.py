@@ -112,6 +112,7 @@ def test_perplexity_is_that_of_the_held_out_text(request_for, prepared):
     assert measurement.perplexity == pytest.approx(loss.exp().item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 4])
 def test_perplexity_does_not_depend_on_the_micro_batch(micro_batch_size, request_for):
     """Six held-out sequences: the last batch of four is not full."""
@@ -148,6 +149,7 @@ def test_a_nan_loss_ends_the_training(request_for):
         train(request_for(learning_rates={"adamw": 1e-3, "sgd": 1e6}, choices={"optimizer": "sgd"}))
 
 
+@pytest.mark.slow
 def test_reading_gradients_for_parity_does_not_count_as_training_time(request_for, monkeypatch):
     reference = trace(request_for(), dropout=True)
     take = GradientSketch._add
@@ -200,6 +202,7 @@ def compiled_twice(small_blocks, tmp_path_factory):
         return [small_blocks(compile="block") for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_compilation_is_timed_separately_and_cached_for_a_second_training(compiled_twice):
     assert [measurement.compile_cache for measurement in compiled_twice] == ["miss", "hit"]
     assert all(measurement.compile_seconds > 0 for measurement in compiled_twice)
@@ -381,6 +384,7 @@ def _on_cuda(server, workload, prepared, tmp_path, *, cap_bytes, **choices):
     return server.submit(task, log_file=tmp_path / "trial.log").result().measurement
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocks", "precision"),
     [

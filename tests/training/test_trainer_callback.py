@@ -124,6 +124,7 @@ def test_a_configuration_trains_the_same_at_the_same_learning_rates(
     assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_the_configuration_decides_what_arguments_say_about_techniques(arguments, configured):
     configured(micro_batch_size=2)
     args = arguments(bf16=True, activation_checkpointing=True, torch_compile=True)
@@ -137,6 +138,7 @@ def test_the_configuration_decides_what_arguments_say_about_techniques(arguments
     assert str(trainer.accelerator.state.dynamo_plugin.backend).endswith("NO")
 
 
+@pytest.mark.slow
 def test_a_resumed_training_with_a_step_in_backward_ends_like_an_unbroken_one(
     arguments, configured
 ):
@@ -159,6 +161,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by"),
     [
@@ -184,6 +187,7 @@ def test_a_checkpoint_is_resumed_by_any_configuration(
     torch.testing.assert_close(weights_of(resumed), unbroken)
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_the_trained_one(arguments, configured, tmp_path, capsys):
     configured(micro_batch_size=4, checkpointing="block", precision="bf16-mixed")
     args = arguments()
@@ -297,6 +301,7 @@ def test_a_trial_saves_and_sends_nothing(arguments, examined):
     assert (args.push_to_hub, args.report_to) == (False, [])
 
 
+@pytest.mark.slow
 def test_the_optimizer_that_trainer_makes_is_examined(arguments, examined):
     args = arguments(optim="adafactor")  # transformers' own, which has no fused kernel
     with pytest.raises(ScriptEnd):
@@ -320,6 +325,7 @@ class Recorder:
             raise ScriptEnd
 
 
+@pytest.mark.slow
 def test_a_trial_reports_steps_without_padding_and_evaluates_after_the_last(
     arguments, examined, tmp_path
 ):

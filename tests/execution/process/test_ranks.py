@@ -110,6 +110,7 @@ def test_a_rank_that_crashes_ends_the_others_with_that_outcome():
     assert re.search("rank 1: .* SIGSEGV", ended["message"])
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_when_asked_is_killed():
     def run(rank):
         if rank.index:
@@ -167,6 +168,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_the_end_of_a_rank_is_noticed_while_what_it_has_forked_holds_its_pipe(tmp_path):
     def run(rank):
         if rank.index:

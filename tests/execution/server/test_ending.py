@@ -122,6 +122,7 @@ def is_gone(pid: int) -> bool:
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_training_longer_than_the_step_limit_goes_on_while_steps_end(run):
     assert (
         outcome_of(run("time.sleep(0.2)", limits=dataclasses.replace(LONG, step_seconds=1.5)))
@@ -129,6 +130,7 @@ def test_a_training_longer_than_the_step_limit_goes_on_while_steps_end(run):
     )  # eleven such steps
 
 
+@pytest.mark.slow
 def test_a_step_that_compiles_may_take_as_long_as_compilation_may(run):
     compiling = """
         def compiler(graph, inputs):
@@ -150,6 +152,7 @@ def test_a_comparison_that_hangs_ends_with_the_message_of_its_limit(run):
     assert re.search(r"no step ended within 0.5 s; see .*trial.log", ended.message)
 
 
+@pytest.mark.slow
 def test_a_trial_that_writes_more_to_its_log_than_a_disk_has_room_for_is_a_crash(run):
     """A log of two GiB, most of it a hole that takes no room."""
     flood = "os.truncate(1, 2**31) or time.sleep(3600)"
@@ -163,6 +166,7 @@ def test_a_trial_that_writes_more_to_its_log_than_a_disk_has_room_for_is_a_crash
 # -- ends ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_cancelled_trial_that_ignores_the_signal_is_interrupted_all_the_same(
     run, server, tmp_path
 ):

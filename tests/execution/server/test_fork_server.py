@@ -138,6 +138,7 @@ def pid_of_trial(server) -> int:
     return pid
 
 
+@pytest.mark.slow
 def test_what_ends_all_processes_of_a_terminal_leaves_the_server_to_the_search(server, train):
     train().result(WAIT_SECONDS)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -189,6 +190,7 @@ def test_an_error_in_the_trials_code_is_a_crash(server, train, workload):
     assert (measurement.outcome, "SIGSEGV" in measurement.message) == ("crashed", True)
 
 
+@pytest.mark.slow
 def test_a_stopped_trial_is_still_ended_at_its_time_limit(server, train, workload):
     future = train(workload=endless(workload), time_limit_seconds=2)
     assert wait_until(lambda: children_of(server.pid))
@@ -211,6 +213,7 @@ def test_a_loss_that_is_no_number_is_diverged(train, workload):
     assert measurement.outcome == "diverged"
 
 
+@pytest.mark.slow
 def test_more_memory_than_the_host_has_is_out_of_memory(server, workload, prepared, tmp_path):
     """A batch of 2^38 bytes of logits: the host limit rejects it before the kernel kills."""
     import dataclasses
@@ -261,6 +264,7 @@ def test_the_server_imports_a_module_once_for_all_its_processes(
     assert server_log.read_text().splitlines().count("imported") == 1
 
 
+@pytest.mark.slow
 def test_tasks_run_where_an_imported_module_resets_the_wakeup_descriptor_after_a_fork(
     tmp_path,
 ):
@@ -345,6 +349,7 @@ def measure(disturbed_server, tmp_path):
     return submit
 
 
+@pytest.mark.slow
 def test_a_disturbed_trial_is_begun_again_and_counts_from_there(measure, tmp_path):
     asked = time.monotonic()
     began_from = measurement_of(measure(disturbed=2)).startup_seconds
@@ -352,6 +357,7 @@ def test_a_disturbed_trial_is_begun_again_and_counts_from_there(measure, tmp_pat
     assert (tmp_path / "attempts").read_text() == "xxx"
 
 
+@pytest.mark.slow
 def test_a_trial_disturbed_three_times_is_lost_and_says_by_what(measure, tmp_path):
     with pytest.raises(TrialLost, match="process 7 began on cuda:0"):
         measure(disturbed=99).result(WAIT_SECONDS)

@@ -42,6 +42,7 @@ def test_there_are_ten_kinds():
     assert len({hang.kind for hang in study.HANGS}) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hang", study.HANGS, ids=lambda hang: hang.kind)
 def test_a_trial_that_hangs_is_ended_by_the_limit_it_meets(hang, seen):
     assert seen[hang.kind].outcome == "timeout"

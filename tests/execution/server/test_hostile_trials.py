@@ -73,6 +73,7 @@ def measurement_of(future):
 # -- a server that no longer serves ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_server_that_a_trial_stops_again_and_again_is_ended(attack, doomed_server):
     future = attack("stop_the_server_again_and_again", by=doomed_server)
     with pytest.raises(TrialServerLost, match="did not answer for 4 s, and was ended"):
@@ -80,11 +81,13 @@ def test_a_server_that_a_trial_stops_again_and_again_is_ended(attack, doomed_ser
     assert not Path(f"/proc/{doomed_server.pid}/environ").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_a_trial_stops_once_goes_on_and_ends_it_at_its_limit(attack, doomed_server):
     assert outcome_of(attack("stop_the_server", by=doomed_server, seconds=1.0)) == "timeout"
     assert outcome_of(attack("close_the_pipe", by=doomed_server)) == "crashed"  # it serves again
 
 
+@pytest.mark.slow
 def test_a_large_request_to_a_stopped_server_does_not_hold_up_the_search(attack, doomed_server):
     first = attack("stop_the_server_again_and_again", by=doomed_server)
     while not doomed_server._is_ready:
@@ -146,6 +149,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:60]))
 def test_a_training_that_writes_no_valid_reply_is_a_crash_that_says_so(attack, data):
     measurement = measurement_of(attack("write", data=data))
@@ -159,11 +163,13 @@ def test_an_error_outside_of_a_training_is_a_crash_and_does_not_end_the_search(a
     assert "TypeError: as where a script" in measurement.message
 
 
+@pytest.mark.slow
 def test_another_task_that_writes_no_valid_reply_fails(attack):
     with pytest.raises(PreparationFailed, match="wrote no valid reply"):
         attack("write", instead_of=REHEARSE, data=MALFORMED[0]).result(WAIT_SECONDS)
 
 
+@pytest.mark.slow
 def test_first_steps_without_a_valid_reply_are_a_crash_that_says_so(attack):
     future = attack("write", instead_of=Trace(training=TRAINING, dropout=False), data=MALFORMED[0])
     found = future.result(WAIT_SECONDS)

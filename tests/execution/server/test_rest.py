@@ -55,6 +55,7 @@ def is_reached(states, server) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", TIMED_STAGES)
 def test_it_stands_still_while_the_training_is_timed_and_then_goes_on(
     stage, server, beside, phase, training

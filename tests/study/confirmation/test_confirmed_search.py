@@ -170,6 +170,7 @@ def test_the_same_search_again_measures_nothing(result):
     assert stored() == before
 
 
+@pytest.mark.slow
 def test_confirm_measures_one_trial_until_it_has_three_measurements(result):
     ended = command("confirm", NAME, "--trial", str(BOTH), "--json")
     assert ended.returncode == 0, ended.stderr
@@ -185,6 +186,7 @@ def test_a_trial_that_is_confirmed_is_measured_once_more_when_it_is_asked_for(re
     assert runs_of(BOTH) == before + 1
 
 
+@pytest.mark.slow
 def test_a_confirmation_without_a_limit_measures_the_pick_without_each_of_its_techniques(result):
     confirmed = autotune.confirm(NAME, time_budget="none", storage=URL, preferences=SMALLEST)
     assert confirmed.pick.number == BOTH

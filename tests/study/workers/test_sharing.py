@@ -72,6 +72,7 @@ def by_config(result):
     return {trial.config: trial for trial in result.trials}
 
 
+@pytest.mark.slow
 def test_one_trial_of_each_numerics_class_is_trained_for_perplexity(shared):
     measured = [one for one in shared.trials if one.perplexity_source.kind == "measured"]
     assert sorted(one.config.precision for one in measured) == ["bf16-mixed", "fp32"]
@@ -86,6 +87,7 @@ def test_a_shared_perplexity_says_whose_it_is(shared):
             assert trial.config.numerics_class == other.config.numerics_class
 
 
+@pytest.mark.slow
 def test_what_is_shared_is_what_a_full_training_gives(shared, full):
     for config, trial in by_config(full).items():
         # The mean of three seeds lies within a few of their spreads of the first.
