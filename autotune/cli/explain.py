@@ -68,6 +68,7 @@ def explain(request: ExplainCommand) -> None:
     """
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import explanations  # noqa: PLC0415
+    from autotune.cli.predicting import predicting  # noqa: PLC0415
     from autotune.study.explain.question import (  # noqa: PLC0415
         Question,
         question_of_trial,
@@ -122,7 +123,8 @@ def explain(request: ExplainCommand) -> None:
                 torch_version=request.torch_version,
             )
             question = Question(forecaster=forecaster, config=config, unavailable={})
-        explanation = explanations.explain_question(question, quiet=request.quiet)
+        with predicting(quiet=request.quiet) as tell:
+            explanation = question.explain(progress=tell)
     if request.as_json:
         print(
             json.dumps(

@@ -1,11 +1,7 @@
 """What `autotune explain` does: find the configuration, explain its memory peak and print that."""
 
-import sys
-import time
 from collections.abc import Mapping
 from typing import Any
-
-from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autotune.analysis.explanation import SIZES_NOTE, Explanation
 from autotune.cli.lines import print_line
@@ -18,7 +14,6 @@ from autotune.spec.search_space import SearchSpace, bind_space
 from autotune.spec.workload import Workload, check_adapters
 from autotune.study.explain.question import Question
 from autotune.study.prediction.predictions import workload_of
-from autotune.units import format_duration
 
 
 def requested(
@@ -54,46 +49,6 @@ def say_beginning(*, quiet: bool) -> None:
     """Say on stderr what takes the first seconds, once the request has been checked."""
     if not quiet:
         print_line("Starting torch ...", to_stderr=True, flush=True)
-
-
-def explain_question(question: Question, *, quiet: bool) -> Explanation:
-    """Returns the explanation; stderr shows its progress, in a file or pipe as lines."""
-    if quiet or not sys.stderr.isatty():
-        return question.explain(progress=_ignore if quiet else _Lines())
-    columns = (TextColumn("predicting"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns,
-        console=make_console(sys.stderr),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("", total=None)
-        return question.explain(
-            progress=lambda made, wanted: progress.update(task, completed=made, total=wanted),
-        )
-
-
-def _ignore(_made: int, _wanted: int) -> None:
-    """Show no progress."""
-
-
-class _Lines:
-    """Prints a line where a set of predictions begins, with the time since the first one."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._wanted = 0
-
-    def __call__(self, made: int, wanted: int) -> None:
-        if wanted <= self._wanted:
-            return
-        line = "Predicting the configuration ..."
-        if self._wanted:
-            elapsed = format_duration(time.monotonic() - self._began)
-            more = wanted - made
-            configurations = "configuration" if more == 1 else "configurations"
-            line = f"Predicting {more} more {configurations}, after {elapsed} ..."
-        self._wanted = wanted
-        print_line(line, to_stderr=True, flush=True)
 
 
 def print_explanation(question: Question, explanation: Explanation) -> None:

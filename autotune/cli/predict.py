@@ -92,6 +92,7 @@ def predict(request: PredictCommand) -> None:
     """Predict peak memory on fake tensors. Needs no device, no data and no memory."""
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import predictions  # noqa: PLC0415
+    from autotune.cli.predicting import predicting  # noqa: PLC0415
     from autotune.study.opening.requested_space import on_some_device  # noqa: PLC0415
     from autotune.study.prediction.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
@@ -164,7 +165,8 @@ def predict(request: PredictCommand) -> None:
             config = record.config
         else:
             config = configuration_of(request.configuration, forecaster.workload.legality_context)
-        prediction = forecaster.predict(config, with_timeline=request.plot is not None)
+        with predicting(quiet=request.quiet):
+            prediction = forecaster.predict(config, with_timeline=request.plot is not None)
         answer = predictions.ComparedPrediction(
             forecaster=forecaster,
             config=config,

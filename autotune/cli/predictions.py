@@ -4,23 +4,15 @@ One prediction is printed with what holds the memory, a whole search space as on
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.table import Table
 
 from autotune.cli.lines import print_line
+from autotune.cli.predicting import predicting
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
 from autotune.reporting.trial_text import (
@@ -543,7 +535,14 @@ def predict_space(
     configs = {config.fingerprint: config for config in legal.named.values()}
     is_whole_space = with_unnamed or not configs
     front = None
-    with _predicting(quiet=quiet) as (on_each, expect):
+    made, wanted = 0, None
+    with predicting(quiet=quiet) as tell:
+
+        def on_each(_: Forecast) -> None:
+            nonlocal made
+            made += 1
+            tell(made, wanted)
+
         if not with_unnamed and legal.values:
             front = predicted_front(
                 forecaster,
@@ -557,7 +556,8 @@ def predict_space(
         else:
             if is_whole_space:
                 configs.update((config.fingerprint, config) for config in legal.configurations())
-            expect(len(configs))
+            wanted = len(configs)
+            tell(made, wanted)
             forecasts = forecaster.forecast_all(configs.values(), on_each=on_each)
     forecasts.sort(
         key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
@@ -592,22 +592,6 @@ def predict_space(
     for note in answer.notes():
         console.print(as_text(f"Note: {note}."), soft_wrap=True)
     return answer
-
-
-@contextmanager
-def _predicting(
-    *, quiet: bool
-) -> Iterator[tuple[Callable[[Forecast], None], Callable[[int], None]]]:
-    """Show a bar; yield what advances it by a prediction, and what tells it how many to expect."""
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=make_console(sys.stderr), transient=True, disable=quiet
-    ) as progress:
-        task = progress.add_task("", total=None)
-        yield (
-            lambda _: progress.advance(task),
-            lambda total: progress.update(task, total=total),
-        )
 
 
 def requested_workload(
