@@ -13,7 +13,8 @@ These are all locations outside the study's folder that this package or a trial'
   here. Otherwise the cache is in the study's folder. The trial server also gets its own cache:
   torch creates one when it is imported, and uses its default, `/tmp/torchinductor_<user>`,
   regardless of who created it.
-- what a probe has seen to work on a device (`probe_cache.py`): created here.
+- what a probe has seen to work on a device (`probe_cache.py`), and predictions
+  (`kept_predictions.py`): created here.
 - lock files of device slots, where abstract sockets are not available (`device_slots.py`): created
   here, or in the folder that `AUTOTUNE_LOCK_FOLDER` names, for which the user is responsible.
 - the socket of trainings that are timed in turn (`in_turn.py`): `tempfile.mkdtemp`, new, random

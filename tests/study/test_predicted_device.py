@@ -104,8 +104,8 @@ def test_a_database_that_cannot_be_read_does_not_keep_a_prediction_from_being_ma
 
 
 def test_another_gpu_than_that_of_the_data_sheet_is_not_the_one_to_try():
-    assert found_on([H100, CPU], "h200").there is None
-    assert found_on([H100, CPU], "h100").there == H100
+    assert found_on([H100, CPU], "h200").found_in([H100, CPU]) is None
+    assert found_on([H100, CPU], "h100").found_in([H100, CPU]) == H100
 
 
 def test_a_mistyped_gpu_is_rejected_with_the_near_name():

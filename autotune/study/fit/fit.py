@@ -69,7 +69,8 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             storage=request.storage,
         )
         search = _Search(executor=executor, request=request, predicted=predicted, listener=listener)
-        device = predicted.there
+        devices = executor.run(ListDevices())
+        device = predicted.found_in(devices)
         rows = search.ablation() if request.space is None else [search.best_of_space(device)]
         found = FitResult(
             varying=search.varying,
@@ -80,9 +81,7 @@ def fit(request: FitRequest, *, listener: Listener = lambda _: None) -> FitResul
             torch_version=request.torch_version,
             rows=tuple(rows),
         )
-        return search.confirmed(
-            found, device=device, host=executor.run(ListDevices())[-1], folder=Path(name)
-        )
+        return search.confirmed(found, device=device, host=devices[-1], folder=Path(name))
 
 
 @dataclass(kw_only=True)

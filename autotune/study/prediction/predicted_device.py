@@ -11,7 +11,6 @@ from autotune.spec.data_sheets import DATA_SHEETS, requested_device, sheet_of
 from autotune.spec.result import DeviceInfo
 from autotune.spec.search_space import SearchSpace
 from autotune.spec.workload import Workload
-from autotune.storage.store import StudyStore
 
 _STUDIES_LOOKED_AT = 50
 
@@ -25,11 +24,18 @@ class PredictedDevice:
     compute_capability: str | None = None
     """None for a CPU, and for a GPU that this machine has not and that is not described."""
     there: DeviceInfo | None = None
-    """The device itself, where this machine has it."""
+    """The device itself, where this machine has it and no data sheet was named."""
     described: DeviceInfo | None = None
     """The device with its rates, by which speed is predicted; None where they are not known."""
     rates_from: str = ""
     """Where they were found, such as `study 'first'`."""
+
+    def found_in(self, devices: Sequence[DeviceInfo]) -> DeviceInfo | None:
+        """Returns the device itself if it is one of `devices`, those of this machine."""
+        if self.there is not None or self.described is None:
+            return self.there
+        sheet = sheet_of(self.described.name)
+        return next((info for info in devices if sheet_of(info.name) is sheet), None)
 
 
 def predicted_device_of(
@@ -47,16 +53,15 @@ def predicted_device_of(
     InvalidInput.
     """
     kind = requested_device(device, compute_capability)
-    devices = executor.run(ListDevices())
     sheet = DATA_SHEETS.get(device or "")
     if sheet is not None:
         return PredictedDevice(
             type="cuda",
             compute_capability=sheet.compute_capability,
-            there=next((info for info in devices if sheet_of(info.name) is sheet), None),
             described=sheet.device(),
             rates_from=f"the data sheet, {sheet.source}",
         )
+    devices = executor.run(ListDevices())
     there = device_there(kind, devices, compute_capability=compute_capability)
     if there is None:
         assert kind is not None, "the CPU is always there"
@@ -104,6 +109,9 @@ def _probed_devices(storage: str) -> Iterator[tuple[str, DeviceInfo]]:
 
     A database that cannot be read has none: a prediction needs no study.
     """
+    # Half a second, which a prediction for a data sheet does without.
+    from autotune.storage.store import StudyStore  # noqa: PLC0415
+
     with suppress(AutotuneError), closing(StudyStore(storage)) as store:
         for name in reversed(store.names()[-_STUDIES_LOOKED_AT:]):
             with suppress(AutotuneError):

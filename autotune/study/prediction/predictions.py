@@ -8,6 +8,7 @@ from autotune.analysis.expected_step import with_speed
 from autotune.data.sources import check_name
 from autotune.errors import InvalidInput, PredictionImpossible, PreparationFailed
 from autotune.execution.flow import Flow, result_of, run
+from autotune.execution.kept_predictions import read_prediction, write_prediction
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict
 from autotune.spec.config import TrainingConfig, check_legal
@@ -45,6 +46,8 @@ class Forecaster:
     """The device with its rates, by which speed is predicted; None: only memory is."""
     rates_from: str = ""
     """Where the rates were found."""
+    keeps: bool = False
+    """Whether predictions are kept for the next command (`execution/kept_predictions.py`)."""
     _known: dict[str, Forecast] = field(default_factory=dict)
 
     @classmethod
@@ -57,7 +60,7 @@ class Forecaster:
         torch_version: str | None = None,
         extrapolates: Extrapolation = "compiled",
     ) -> "Forecaster":
-        """Returns a forecaster for a device that is there or described."""
+        """Returns a forecaster for a device that is there or described, which keeps predictions."""
         return cls(
             executor=executor,
             workload=workload,
@@ -67,6 +70,7 @@ class Forecaster:
             extrapolates=extrapolates,
             described=device.described,
             rates_from=device.rates_from,
+            keeps=True,
         )
 
     @classmethod
@@ -115,7 +119,11 @@ class Forecaster:
             with_timeline=with_timeline,
             extrapolates=self.extrapolates,
         )
-        prediction = yield from self.executor.perform(Predict(request=request))
+        prediction = read_prediction(request) if self.keeps else None
+        if prediction is None:
+            prediction = yield from self.executor.perform(Predict(request=request))
+            if self.keeps:
+                write_prediction(request, prediction)
         if self.described is None:
             return prediction
         return with_speed(prediction, config, workload=self.workload, device=self.described)
