@@ -93,7 +93,7 @@ def predict(request: PredictCommand) -> None:
     # These import numpy, 0.2 s that the help of this command does without.
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.cli.predicting import predicting  # noqa: PLC0415
-    from autotune.study.opening.requested_space import on_some_device  # noqa: PLC0415
+    from autotune.study.opening.requested_space import on_all_devices  # noqa: PLC0415
     from autotune.study.prediction.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         probed,
@@ -114,7 +114,9 @@ def predict(request: PredictCommand) -> None:
 
     if request.study is None:
         device = requested_device(request.device, request.compute_capability)
-        on_some_device(device, requested_workload)
+        workloads = on_all_devices(device, requested_workload)
+        if loaded is None and not request.quiet:
+            predictions.say_least(workloads, request.configuration, request.max_mem)
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory())
         executor = stack.enter_context(LocalExecutor(Path(folder), only_predicts=True))

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from autotune.analysis.least_memory import least_memory_bytes
 from autotune.cli.lines import print_line
 from autotune.cli.predicting import predicting
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
@@ -611,6 +612,27 @@ def requested_workload(
         check_legal(config, workload.legality_context)
     check_adapters(workload, [config.adapter] if space is None else space.choices()["adapter"])
     return workload
+
+
+def say_least(
+    workloads: Sequence[Workload], settings: Mapping[str, Any], cap_bytes: int | None
+) -> None:
+    """Says on stderr what a training needs at least, by shapes alone, if that is known.
+
+    `workloads` are those of the kinds of devices that it may be for.
+    """
+    bounds = [
+        least_memory_bytes(one, configuration_of(settings, one.legality_context))
+        for one in workloads
+    ]
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) < len(bounds):
+        return
+    least = min(known)
+    text = f"At least {format_size(least)}, a bound from the shapes of weights and batches"
+    if cap_bytes is not None and least > cap_bytes:
+        text += f": it cannot fit {format_size(cap_bytes)}"
+    print_line(f"{text}.", to_stderr=True, flush=True)
 
 
 def write_page(answer: ComparedPrediction, file: Path) -> None:

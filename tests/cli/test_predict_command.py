@@ -84,6 +84,20 @@ def test_a_cap_that_is_surely_exceeded_is_exit_code_1(folder):
     assert (ended.returncode, "more than 8.00 MiB" in ended.stdout) == (1, True)
 
 
+def test_a_bound_from_shapes_is_said_before_the_prediction(folder):
+    ended = run(*SMALL, "--max-mem", "1GiB", folder=folder)
+    first, second, *_ = ended.stderr.splitlines()
+    assert first.startswith("At least ")
+    assert first.endswith(", a bound from the shapes of weights and batches.")
+    assert second == "Predicting ..."
+
+
+def test_what_cannot_fit_by_its_shapes_is_said_before_the_prediction(folder):
+    ended = run(*SMALL, "--max-mem", "100KiB", folder=folder)
+    assert ended.stderr.splitlines()[0].endswith(": it cannot fit 100.0 KiB.")
+    assert (ended.returncode, "more than 100.0 KiB" in ended.stdout) == (1, True)
+
+
 def test_a_space_is_predicted_whole_and_sorted(folder, tmp_path):
     space = tmp_path / "space.toml"
     space.write_text(

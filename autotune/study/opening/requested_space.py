@@ -102,17 +102,27 @@ Made = TypeVar("Made")
 def on_some_device(device: str | None, make: Callable[[str], Made]) -> Made:
     """Returns what `make` returns for the first kind of device that it accepts.
 
+    Raises InvalidInput as `on_all_devices`.
+    """
+    return on_all_devices(device, make)[0]
+
+
+def on_all_devices(device: str | None, make: Callable[[str], Made]) -> list[Made]:
+    """Returns what `make` returns for each kind of device that may be meant and that it accepts.
+
     Which devices this machine has is not known yet. Raises the first InvalidInput if `make` accepts
     no kind.
     """
     device_types = list(DEFAULTS_BY_DEVICE) if device is None else [device.partition(":")[0]]
-    errors = []
+    made, errors = [], []
     for device_type in device_types:
         try:
-            return make(device_type)
+            made.append(make(device_type))
         except InvalidInput as error:
             errors.append(error)
-    raise errors[0]
+    if not made:
+        raise errors[0]
+    return made
 
 
 def beginning_line(request: SearchRequest, space: SearchSpace) -> str:

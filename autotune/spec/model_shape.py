@@ -1,0 +1,102 @@
+"""The large matrices of a language model, from its settings or its config.json, without torch.
+
+Norms and biases are left out, and what a config.json leaves to the defaults of its class counts as
+if it were not there: the numbers are never more than the model has, and for the models of
+`model_shapes.toml` hardly fewer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.spec.model_file import known_sizes
+from autotune.spec.workload import Workload
+
+_GATED = frozenset(
+    (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "olmo2",
+        "olmo3",
+        "seed_oss",
+        "smollm3",
+        "stablelm",
+    )
+)
+"""Kinds of models whose feed-forward layers are three matrices, one of which is a gate."""
+_PLAIN = frozenset(("gpt2", "gpt_neox", "phi"))
+"""Kinds with two, and as many heads for keys as for queries."""
+_OWN_HEAD_DIM = frozenset(("qwen3", "gemma", "gemma2", "gemma3_text", "seed_oss"))
+"""Kinds whose heads are as wide as their class says, where the config.json does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a decoder: rows and columns of the matrices of a block, and of those beside them."""
+
+    layers: int
+    width: int
+    vocab_size: int
+    is_tied: bool
+    """Whether the head is the embedding."""
+    attention: tuple[tuple[int, int], ...]
+    """Inputs and outputs of each matrix of a block; those that read the same stand together."""
+    feed_forward: tuple[tuple[int, int], ...]
+
+    @property
+    def in_blocks(self) -> int:
+        """How many weights the blocks have."""
+        return self.layers * sum(n * m for n, m in (*self.attention, *self.feed_forward))
+
+    @property
+    def beside_blocks(self) -> int:
+        """How many weights embedding and head have."""
+        return self.width * self.vocab_size * (1 if self.is_tied else 2)
+
+
+def shape_of(workload: Workload) -> ModelShape | None:
+    """Returns the shape of the workload's model; None of a kind that is not known here."""
+    if workload.model == "gpt":
+        layers, width, heads = workload.block_sizes
+        # By default it is 8/3 of the width, up to a multiple of 32 (`shipped/gpt.py`).
+        inner = workload.feed_forward_width or width * 8 // 3
+        config: Mapping[str, Any] = {
+            "model_type": "llama",
+            "intermediate_size": inner,
+            "num_key_value_heads": heads,
+            "tie_word_embeddings": False,
+        }
+    elif workload.model_config is not None:
+        config = workload.model_config
+        sizes = known_sizes(config)
+        if sizes["width"] is None or sizes["heads"] is None or workload.layers is None:
+            return None
+        layers, width, heads = workload.layers, sizes["width"], sizes["heads"]
+    else:
+        return None
+    kind = config.get("model_type")
+    if kind not in _GATED | _PLAIN:
+        return None
+    inner = config.get("intermediate_size") or config.get("n_inner") or 0
+    key_heads = config.get("num_key_value_heads") or 0
+    if kind in _PLAIN:
+        inner, key_heads = inner or 4 * width, heads
+    head_dim = config.get("head_dim") or (0 if kind in _OWN_HEAD_DIM else width // heads)
+    numbers = (inner, key_heads, head_dim)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        return None
+    queries, keys = heads * head_dim, key_heads * head_dim
+    return ModelShape(
+        layers=layers,
+        width=width,
+        vocab_size=workload.vocab_size,
+        is_tied=config.get("tie_word_embeddings") is not False,
+        attention=((width, queries + 2 * keys), (queries, width)),
+        feed_forward=((width, inner * (2 if kind in _GATED else 1)), (inner, width)),
+    )
