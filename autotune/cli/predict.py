@@ -94,11 +94,17 @@ def predict(request: PredictCommand) -> None:
     from autotune.cli import predictions  # noqa: PLC0415
     from autotune.cli.predicting import predicting  # noqa: PLC0415
     from autotune.study.opening.requested_space import on_all_devices  # noqa: PLC0415
+    from autotune.study.prediction.compared import ComparedPrediction  # noqa: PLC0415
     from autotune.study.prediction.predicted_device import (  # noqa: PLC0415
         predicted_device_of,
         probed,
     )
-    from autotune.study.prediction.predictions import Forecaster, forecaster_of  # noqa: PLC0415
+    from autotune.study.prediction.predictions import (  # noqa: PLC0415
+        Forecaster,
+        forecaster_of,
+        workload_with,
+    )
+    from autotune.study.prediction.space_answer import predict_space  # noqa: PLC0415
 
     loaded = request.search_space
     extrapolates: Extrapolation = "compiled"
@@ -108,9 +114,7 @@ def predict(request: PredictCommand) -> None:
         extrapolates = "any"
 
     def requested_workload(device_type: str) -> Workload:
-        return predictions.requested_workload(
-            device_type, request.workload, request.configuration, space=loaded
-        )
+        return workload_with(device_type, request.workload, request.configuration, space=loaded)
 
     if request.study is None:
         device = requested_device(request.device, request.compute_capability)
@@ -140,14 +144,18 @@ def predict(request: PredictCommand) -> None:
                 extrapolates=extrapolates,
             )
         if loaded is not None:
-            answers = predictions.predict_space(
-                forecaster,
-                loaded,
-                cap_bytes=request.max_mem,
-                with_unnamed=request.with_unnamed,
-                as_json=request.as_json,
-                quiet=request.quiet,
-            )
+            with predicting(quiet=request.quiet) as tell:
+                answers = predict_space(
+                    forecaster,
+                    loaded,
+                    cap_bytes=request.max_mem,
+                    with_unnamed=request.with_unnamed,
+                    tell=tell,
+                )
+            if request.as_json:
+                print(json.dumps(answers.to_dict(), indent=2))
+            else:
+                predictions.print_space(answers, loaded)
             if answers.nothing_fits:
                 raise typer.Exit(1)
             return
@@ -169,7 +177,7 @@ def predict(request: PredictCommand) -> None:
             config = configuration_of(request.configuration, forecaster.workload.legality_context)
         with predicting(quiet=request.quiet):
             prediction = forecaster.predict(config, with_timeline=request.plot is not None)
-        answer = predictions.ComparedPrediction(
+        answer = ComparedPrediction(
             forecaster=forecaster,
             config=config,
             prediction=prediction,
@@ -181,7 +189,12 @@ def predict(request: PredictCommand) -> None:
             with standard_streams.answer():
                 predictions.print_answer(answer)
         if request.from_file is not None:
-            answer = answer.with_change(quiet=request.quiet)
+
+            def say(what: str) -> None:
+                if not request.quiet:
+                    print_line(f"{what} ...", to_stderr=True, flush=True)
+
+            answer = answer.with_change(progress=say)
     with standard_streams.answer():
         if request.as_json:
             print(json.dumps(answer.to_dict(), indent=2))

@@ -1,11 +1,9 @@
-"""What `autotune predict` does: make predictions, and print them as text, JSON or a page.
+"""How `autotune predict` prints its answers, as text or as a page.
 
 One prediction is printed with what holds the memory, a whole search space as one table.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from rich.table import Table
 
 from autotune.analysis.least_memory import least_memory_bytes
 from autotune.cli.lines import print_line
-from autotune.cli.predicting import predicting
 from autotune.cli.tables import as_text, is_narrow, make_console, narrow_note
 from autotune.reporting.output_file import write_file
 from autotune.reporting.trial_text import (
@@ -22,136 +19,14 @@ from autotune.reporting.trial_text import (
     short_description,
     speed_text,
 )
-from autotune.spec.cap import CLOSE, FITS, OVER, needed_bytes, verdict_of
-from autotune.spec.config import TrainingConfig, check_legal, configuration_of
-from autotune.spec.prediction import Forecast, Prediction, context_bytes_on
-from autotune.spec.result import JSON_SCHEMA, DeviceInfo, TrialRecord
-from autotune.spec.search_space import SearchSpace, bind_space
-from autotune.spec.workload import Workload, check_adapters
-from autotune.study.explain.alternatives import unavailable_on
-from autotune.study.explain.smallest_change import SmallestChange, smallest_change
-from autotune.study.prediction.predicted_front import PredictedFront, predicted_front
-from autotune.study.prediction.predictions import Forecaster, workload_of
+from autotune.spec.cap import CLOSE, OVER, verdict_of
+from autotune.spec.config import TrainingConfig, configuration_of
+from autotune.spec.prediction import Prediction
+from autotune.spec.search_space import SearchSpace
+from autotune.spec.workload import Workload
+from autotune.study.prediction.compared import ComparedPrediction, for_devices
+from autotune.study.prediction.space_answer import NO_RATES, SpaceAnswer
 from autotune.units import format_amount, format_estimate, format_percent, format_size
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedPrediction:
-    """A prediction and what it is compared with: a cap and, for a trial, its measurement."""
-
-    forecaster: Forecaster
-    config: TrainingConfig
-    prediction: Prediction
-    cap_bytes: int | None
-    record: TrialRecord | None = None
-    measured_on: DeviceInfo | None = None
-    """The device of the record's study; the prediction may be for another GPU."""
-    change: SmallestChange | None = None
-    """What makes the training of a trainer's file fit, where it does not surely."""
-
-    @property
-    def is_too_large(self) -> bool:
-        return verdict_of(self.prediction, cap_bytes=self.cap_bytes) == OVER
-
-    @property
-    def measured_on_another_gpu(self) -> DeviceInfo | None:
-        """The record's GPU if the prediction is for another compute capability, else None."""
-        if self.measured_on is None or self.measured_on.compute_capability is None:
-            return None
-        if self.measured_on.compute_capability == self.forecaster.compute_capability:
-            return None
-        return self.measured_on
-
-    def to_dict(self) -> dict[str, Any]:
-        margin_bytes = None
-        if self.cap_bytes is not None:
-            margin_bytes = self.cap_bytes - needed_bytes(self.prediction)
-        measured_bytes = None if self.record is None else self.record.peak_memory_bytes
-        return {
-            "schema": JSON_SCHEMA,
-            "workload": self.forecaster.workload.to_dict(),
-            "config": self.config.to_dict(),
-            "cap_bytes": self.cap_bytes,
-            "margin_bytes": margin_bytes,
-            "measured_peak_memory_bytes": measured_bytes,
-            **self._change_to_dict(),
-            **self.prediction.to_dict(),
-        }
-
-    def with_change(self, *, quiet: bool) -> "ComparedPrediction":
-        """Returns the answer with the smallest change that makes it fit; itself if it fits.
-
-        Says on stderr what is predicted next, also where that is no terminal.
-        """
-        if verdict_of(self.prediction, cap_bytes=self.cap_bytes) in (None, FITS):
-            return self
-
-        def say(what: str) -> None:
-            if not quiet:
-                print_line(f"Predicting it with {what} ...", to_stderr=True, flush=True)
-
-        change = smallest_change(
-            self.forecaster,
-            self.config,
-            fits=lambda changed: verdict_of(changed, cap_bytes=self.cap_bytes) == FITS,
-            progress=say,
-        )
-        return replace(self, change=change)
-
-    def _change_to_dict(self) -> dict[str, Any]:
-        if self.change is None:
-            return {}
-        change = {
-            "techniques": dict(self.change.changes),
-            "fits": self.change.fits,
-            "peak_memory_bytes": self.change.prediction.peak_memory_bytes,
-            "needed_bytes": needed_bytes(self.change.prediction),
-        }
-        return {"smallest_change": change}
-
-    def change_line(self) -> str:
-        """Returns what makes it fit, or how far that goes; empty where it was not looked for."""
-        if self.change is None or self.cap_bytes is None:
-            return ""
-        peak = format_size(self.change.prediction.peak_memory_bytes)
-        most = format_size(self.change.prediction.upper_bound_bytes)
-        what = f"{self.change.describe()}: peak {peak}, at most {most}"
-        if self.change.fits:
-            return f"The smallest change that makes it fit: {what}."
-        return f"No change that was tried makes it surely fit. The nearest: {what}."
-
-    def about(self) -> str:
-        workload = self.forecaster.workload
-        text = f"{workload.describe()}, {_for_devices(workload, self.prediction.device)}"
-        if self.prediction.fake_device != self.prediction.device:
-            text += f", computed on fake {self.prediction.fake_device} tensors"
-        return text
-
-    def verdict(self) -> str:
-        """Returns the peak, where in the step it is, and how it compares with the cap."""
-        prediction = self.prediction
-        text = (
-            f"Peak {format_size(prediction.peak_memory_bytes)}, "
-            f"at most {format_size(prediction.upper_bound_bytes)}, in {prediction.phase}"
-        )
-        if prediction.module:
-            text += f", in {prediction.module}"
-        if prediction.operator:
-            text += f" at {prediction.operator}"
-        if self.cap_bytes is None:
-            return text
-        cap = format_size(self.cap_bytes)
-        if prediction.devices > 1:
-            cap += " of each device"
-        if self.is_too_large:
-            excess = format_size(prediction.peak_memory_bytes - self.cap_bytes)
-            return f"{text}: {excess} more than {cap}"
-        if context := context_bytes_on(prediction.device):
-            cap += f" with {format_size(context)} for the CUDA context"
-        needed = needed_bytes(prediction)
-        if needed > self.cap_bytes:
-            return f"{text}: too close to {cap} to say"
-        return f"{text}: {format_size(self.cap_bytes - needed)} below {cap}"
 
 
 def peaks_by_rank(prediction: Prediction) -> str:
@@ -166,13 +41,6 @@ def peaks_by_rank(prediction: Prediction) -> str:
         return f"{text}. 1 rank was predicted: the others hold as much."
     count = prediction.distinct_ranks
     return f"{text}. {count} ranks were predicted: each other one holds as much as one of them."
-
-
-def _for_devices(workload: Workload, device_type: str) -> str:
-    """Returns the devices of a trial as text: `for cuda`, or `for each of 4 cuda devices`."""
-    if workload.devices_per_trial == 1:
-        return f"for {device_type}"
-    return f"for each of {workload.devices_per_trial} {device_type} devices"
 
 
 def print_answer(answer: ComparedPrediction) -> None:
@@ -244,213 +112,6 @@ def print_answer(answer: ComparedPrediction) -> None:
         say(f"Note: {extrapolated}; --whole-depth predicts all layers.")
 
 
-NO_RATES = (
-    "the rates of this device are not known; a search on it probes them, and --device takes a GPU "
-    "whose data sheet is known, such as h100"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpaceAnswer:
-    """The predictions of a search space, those of least memory first."""
-
-    workload: Workload
-    device_type: str
-    cap_bytes: int | None
-    forecasts: Sequence[Forecast]
-    front: PredictedFront | None = None
-    """Where speeds are predicted, unless all configurations were asked for."""
-    names: Mapping[str, str]
-    """Names of the space's configurations, by fingerprint."""
-    has_others: bool
-    """Whether the space has legal configurations that were not asked for."""
-    excluded: Sequence[str]
-    """Named configurations and values of the space that are not legal here, with the reason."""
-
-    @property
-    def predicted(self) -> list[tuple[Forecast, Prediction]]:
-        return [(one, one.prediction) for one in self.forecasts if one.prediction is not None]
-
-    @property
-    def has_speeds(self) -> bool:
-        """Whether the speed of any configuration is predicted."""
-        return any(found.predicted_tokens_per_second for _, found in self.predicted)
-
-    @property
-    def has_estimates(self) -> bool:
-        """Whether configurations were estimated by those that are predicted."""
-        return self.front is not None and len(self.forecasts) < self.front.legal
-
-    @property
-    def nothing_fits(self) -> bool:
-        """Whether every configuration that can be predicted is surely over the cap."""
-        verdicts = {verdict_of(found, cap_bytes=self.cap_bytes) for _, found in self.predicted}
-        return verdicts == {OVER}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "schema": JSON_SCHEMA,
-            "workload": self.workload.to_dict(),
-            "device": self.device_type,
-            "cap_bytes": self.cap_bytes,
-            "is_whole_space": not self.has_others,
-            "front": None if self.front is None else self._front_to_dict(self.front),
-            "predictions": [self._row_to_dict(forecast) for forecast in self.forecasts],
-        }
-
-    def _front_to_dict(self, front: PredictedFront) -> dict[str, Any]:
-        picked = self.picked
-        return {
-            "legal_configurations": front.legal,
-            "predicted_configurations": len(self.forecasts),
-            "estimated_to_fit": front.may_fit,
-            "is_complete": front.is_complete,
-            "pick": None if picked is None else picked[0].config.to_dict(),
-        }
-
-    @property
-    def picked(self) -> tuple[Forecast, Prediction] | None:
-        """The fastest on the front that surely fits; without a cap, the fastest."""
-        if self.front is None:
-            return None
-        fitting = [
-            one
-            for one in self.predicted
-            if one[0].config.fingerprint in self.front.front
-            and verdict_of(one[1], cap_bytes=self.cap_bytes) in (FITS, None)
-        ]
-        return max(fitting, key=lambda one: one[1].predicted_tokens_per_second or 0, default=None)
-
-    def lines_about_front(self) -> Iterator[str]:
-        """Yield how the front was found, the pick, and what a search would add."""
-        if self.front is None:
-            return
-        front = self.front
-        made = f"{len(self.forecasts)} of {front.legal:,} legal configurations were predicted whole"
-        others = ""
-        if self.has_estimates and self.cap_bytes is None:
-            others = ", and memory and speed of the others estimated by them"
-        elif self.has_estimates:
-            cap = format_size(self.cap_bytes or 0)
-            others = f", {front.may_fit:,} others fit {cap} by the memory model that they give"
-        whole = "" if front.is_complete else "; the front may have more, --all predicts everything"
-        yield f"{made}{others}. On the front, marked *: {len(front.front)}{whole}."
-        if self.picked is None:
-            return
-        forecast, prediction = self.picked
-        name = self.names.get(forecast.config.fingerprint)
-        words = forecast.config.describe()
-        yield (
-            f"Fastest that fits: {f'{name}: ' if name else ''}{words}, "
-            f"{format_size(prediction.peak_memory_bytes)}, {speed_text(prediction)}."
-        )
-        yield (
-            "A search would add what this cannot say: the perplexity of each, how long they "
-            "compile, and speeds that are measured."
-        )
-
-    def _row_to_dict(self, forecast: Forecast) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "name": self.names.get(forecast.config.fingerprint),
-            "config": forecast.config.to_dict(),
-            "refusal": forecast.error,
-            "verdict": None,
-            "needed_bytes": None,
-            "is_on_front": self.is_on_front(forecast),
-        }
-        if forecast.prediction is not None:
-            row["needed_bytes"] = needed_bytes(forecast.prediction)
-            row["verdict"] = verdict_of(forecast.prediction, cap_bytes=self.cap_bytes)
-            row.update(forecast.prediction.to_dict())
-        return row
-
-    def is_on_front(self, forecast: Forecast) -> bool | None:
-        """Returns whether nothing predicted beats it in memory and speed; None without speeds."""
-        return None if self.front is None else forecast.config.fingerprint in self.front.front
-
-    def shown(self) -> list[Forecast]:
-        """Returns the rows of the table: with a front, its and the named ones."""
-        if self.front is None:
-            return list(self.forecasts)
-        return [
-            one
-            for one in self.forecasts
-            if self.is_on_front(one) or one.config.fingerprint in self.names
-        ]
-
-    def conclusion(self) -> str:
-        """Returns one line: how many configurations fit, and what the smallest one needs."""
-        predicted = self.predicted
-        if not predicted:
-            return "No configuration can be predicted."
-        forecast, least = predicted[0]
-        name = self.names.get(forecast.config.fingerprint) or forecast.config.describe()
-        need = f"{format_size(least.peak_memory_bytes)}"
-        if self.cap_bytes is None:
-            return f"The least memory is {need}, by {name}."
-        cap = format_size(self.cap_bytes)
-        verdicts = [verdict_of(found, cap_bytes=self.cap_bytes) for _, found in predicted]
-        fitting, close = verdicts.count(FITS), verdicts.count(CLOSE)
-        least_text = f"the least memory is {need}, by {name}"
-        if self.nothing_fits:
-            return f"None of {len(predicted)} configurations fits {cap}: {least_text}."
-        text = f"{fitting} of {len(predicted)} configurations fit {cap}"
-        if close:
-            text += f", {close} {'is' if close == 1 else 'are'} too close to say"
-        return f"{text}: {least_text}."
-
-    def notes(self) -> Iterator[str]:
-        """Yield what the rows have in common, and what is special about some of them."""
-        predicted = self.predicted
-        yield from self._about_extrapolation()
-        if self.workload.devices_per_trial > 1:
-            yield "the peak of a row is that of the rank that needs most; --json has all ranks"
-        if self.cap_bytes is not None and (context := context_bytes_on(self.device_type)):
-            yield (
-                f"a configuration fits {format_size(self.cap_bytes)} if what it needs at most and "
-                f"a CUDA context of {format_size(context)} do"
-            )
-        by_note: dict[str, list[Forecast]] = {}
-        for forecast, prediction in predicted:
-            for note in prediction.notes:
-                by_note.setdefault(note, []).append(forecast)
-        for note, forecasts in by_note.items():
-            if len(forecasts) == len(predicted):
-                yield note
-            elif len(forecasts) == 1:
-                config = forecasts[0].config
-                name = self.names.get(config.fingerprint) or config.describe()
-                yield f"{name}: {note}"
-            else:
-                yield f"{len(forecasts)} of {len(predicted)} rows: {note}"
-        if not self.has_speeds:
-            yield f"no speeds: {NO_RATES}"
-        yield from self.excluded
-        smallest = min(forecast.config.micro_batch_size for forecast in self.forecasts)
-        if self.nothing_fits and smallest > 1:
-            yield (
-                f"every row has a micro-batch of {smallest} or more sequences; --global-batch 1 "
-                "shows what is the least"
-            )
-        if self.has_others and self.front is None:
-            yield (
-                "only the configurations that the space names are predicted; --all predicts every "
-                "legal one"
-            )
-
-    def _about_extrapolation(self) -> Iterator[str]:
-        checked = [found for _, found in self.predicted if found.checked_at is not None]
-        if not checked:
-            return
-        worst = max(found.check_error_bytes or 0 for found in checked)
-        rows = "every row" if len(checked) == len(self.predicted) else f"{len(checked)} rows"
-        yield (
-            f"{rows} extrapolated to {self.workload.layers} layers from predictions of fewer, as "
-            "the last column says, and compared with a prediction of a third depth, where it was "
-            f"at most {format_size(worst)} off; --whole-depth predicts all layers"
-        )
-
-
 def extrapolation_text(prediction: Prediction) -> str:
     """Returns `2 and 3; 4: 0 B off`, or `all`: by which numbers of layers, and how well."""
     if prediction.checked_at is None:
@@ -517,71 +178,13 @@ def _speed(prediction: Prediction) -> str:
     return "-" if speed is None else format_estimate(speed)
 
 
-def predict_space(
-    forecaster: Forecaster,
-    space: SearchSpace,
-    *,
-    cap_bytes: int | None,
-    with_unnamed: bool,
-    as_json: bool,
-    quiet: bool,
-) -> SpaceAnswer:
-    """Predict and print the named configurations of a space, or all where it names none.
-
-    `with_unnamed` also predicts the others.
-    """
-    at = forecaster.workload.legality_context
-    legal = bind_space(space, at, unavailable=unavailable_on(forecaster.device_type, {}))
-    names = {config.fingerprint: name for name, config in legal.named.items()}
-    configs = {config.fingerprint: config for config in legal.named.values()}
-    is_whole_space = with_unnamed or not configs
-    front = None
-    made, wanted = 0, None
-    with predicting(quiet=quiet) as tell:
-
-        def on_each(_: Forecast) -> None:
-            nonlocal made
-            made += 1
-            tell(made, wanted)
-
-        if not with_unnamed and legal.values:
-            front = predicted_front(
-                forecaster,
-                legal,
-                baseline=space.baseline_config(at),
-                cap_bytes=cap_bytes,
-                on_each=on_each,
-            )
-        if front is not None:
-            forecasts, is_whole_space = list(front.forecasts), False
-        else:
-            if is_whole_space:
-                configs.update((config.fingerprint, config) for config in legal.configurations())
-            wanted = len(configs)
-            tell(made, wanted)
-            forecasts = forecaster.forecast_all(configs.values(), on_each=on_each)
-    forecasts.sort(
-        key=lambda forecast: forecast.prediction.peak_memory_bytes if forecast.prediction else 2**63
-    )
-    answer = SpaceAnswer(
-        workload=forecaster.workload,
-        device_type=forecaster.device_type,
-        cap_bytes=cap_bytes,
-        forecasts=forecasts,
-        front=front,
-        names=names,
-        has_others=not is_whole_space and next(legal.configurations(), None) is not None,
-        excluded=legal.excluded,
-    )
-    if as_json:
-        print(json.dumps(answer.to_dict(), indent=2))
-        return answer
+def print_space(answer: SpaceAnswer, space: SearchSpace) -> None:
     console = make_console()
     baseline = None
     if is_narrow(console):
-        baseline = space.baseline_config(forecaster.workload.legality_context)
-    for_devices = _for_devices(forecaster.workload, forecaster.device_type)
-    about = f"{forecaster.workload.describe()}, predicted {for_devices}"
+        baseline = space.baseline_config(answer.workload.legality_context)
+    devices = for_devices(answer.workload, answer.device_type)
+    about = f"{answer.workload.describe()}, predicted {devices}"
     console.print(as_text(about), soft_wrap=True)
     if answer.picked is None or not answer.has_estimates:
         console.print(as_text(answer.conclusion(), style="bold"), soft_wrap=True)
@@ -592,26 +195,6 @@ def predict_space(
     console.print()
     for note in answer.notes():
         console.print(as_text(f"Note: {note}."), soft_wrap=True)
-    return answer
-
-
-def requested_workload(
-    device_type: str,
-    settings: Mapping[str, Any],
-    configuration: Mapping[str, Any],
-    *,
-    space: SearchSpace | None,
-) -> Workload:
-    """Returns the workload that the options describe.
-
-    Raises InvalidInput, also where the configuration of the options is not legal for it.
-    """
-    workload = workload_of(device_type, settings, space=space)
-    if space is None:
-        config = configuration_of(configuration, workload.legality_context)
-        check_legal(config, workload.legality_context)
-    check_adapters(workload, [config.adapter] if space is None else space.choices()["adapter"])
-    return workload
 
 
 def say_least(

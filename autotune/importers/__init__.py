@@ -9,9 +9,12 @@ does not have is one sentence.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.spec.setting import all_options_of
+
+if TYPE_CHECKING:
+    from autotune.importers.imported import ImportedTraining
 
 
 def with_trainer_file(
@@ -31,12 +34,41 @@ def with_trainer_file(
     # It reads the tables of all trainers, which most commands do without.
     from autotune.importers.registry import import_files  # noqa: PLC0415
 
-    known = {*all_options_of(kind), "model_config"}  # that goes with a model
     files = [named] if isinstance(named, str | os.PathLike) else named
+    imported = import_files([Path(file) for file in files], _beside(settings, kind))
+    return _completed(settings, kind, imported, told=told)
+
+
+def with_trainer_text(
+    settings: Mapping[str, Any],
+    kind: type,
+    text: str,
+    *,
+    told: Callable[[Sequence[str]], None] = lambda lines: None,
+) -> dict[str, Any]:
+    """Returns the same for the text of a file; nothing on this machine is read for it."""
+    from autotune.importers.registry import import_text  # noqa: PLC0415  # as above
+
+    imported = import_text(text, _beside(settings, kind))
+    return _completed(settings, kind, imported, told=told)
+
+
+def _beside(settings: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Returns the settings that are given beside a file."""
     options = {name: value for name, value in settings.items() if value is not None}
     if getattr(kind, "is_predicted", False):
         options.setdefault("engine", "torch")
-    imported = import_files([Path(file) for file in files], options)
+    return options
+
+
+def _completed(
+    settings: Mapping[str, Any],
+    kind: type,
+    imported: "ImportedTraining",
+    *,
+    told: Callable[[Sequence[str]], None],
+) -> dict[str, Any]:
+    known = {*all_options_of(kind), "model_config"}  # that goes with a model
     told(imported.lines())
     of_file = {name: value for name, value in imported.settings().items() if name in known}
     return {**of_file, **settings}

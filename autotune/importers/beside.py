@@ -15,8 +15,8 @@ def keys_beside(
 ) -> KeysOfFile | None:
     """Returns the keys of the table or the file that `key` has, or else of `value`.
 
-    None for a file that is neither beside the trainer's nor in the folder of the command. Raises
-    InvalidInput.
+    None for a file that is neither beside the trainer's nor in the folder of the command, and for
+    any of a text that stands alone. Raises InvalidInput.
     """
     value = keys[key] if value is None else value
     if isinstance(value, Mapping):
@@ -24,6 +24,8 @@ def keys_beside(
     if not isinstance(value, str):
         raise keys.invalid(key, "the name of a file, or a table")
     name = value
+    if keys.is_alone:
+        return None
     for file in (expanded(str(keys.file)).parent / name, Path(name)):
         if name and path_exists(str(file)):
             content: dict[str, Any] = read_trainer_file(file)

@@ -42,8 +42,9 @@ def _flattened(
 class KeysOfFile:
     """The values of a file, each the trainer's default where the file leaves it out.
 
-    `options` are the settings that are given beside the file. Raises InvalidInput, when it is made,
-    for a key that the trainer's version does not have.
+    `options` are the settings that are given beside the file. Of one that `is_alone` no other file
+    is read. Raises InvalidInput, when it is made, for a key that the trainer's version does not
+    have.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class KeysOfFile:
         *,
         file: Path,
         options: Mapping[str, Any] | None = None,
+        is_alone: bool = False,
     ) -> None:
         self.file = file
+        self.is_alone = is_alone
         self.table = table
         self.options = options or {}
         self.launcher: KeysOfFile | None = None
@@ -83,7 +86,9 @@ class KeysOfFile:
         self, key: str, content: Mapping[str, Any], table: KeyTable, *, file: Path
     ) -> "KeysOfFile":
         """Returns the keys of what `key` names or holds, whose accounts become part of these."""
-        self._beside[key] = KeysOfFile(content, table, file=file, options=self.options)
+        self._beside[key] = KeysOfFile(
+            content, table, file=file, options=self.options, is_alone=self.is_alone
+        )
         return self._beside[key]
 
     # -- values ------------------------------------------------------------------------------------

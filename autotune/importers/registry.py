@@ -1,5 +1,6 @@
 """The trainers whose files are read, and how a file is found to be one of them."""
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from autotune.importers.accelerate_file import ACCELERATE
 from autotune.importers.deepspeed_file import DEEPSPEED
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.keys_of_file import KeysOfFile, unknown_keys
-from autotune.importers.trainer_file import read_trainer_file
+from autotune.importers.trainer_file import parse_trainer_file, read_trainer_file
 
 TRAINERS: Mapping[str, Trainer] = {
     "axolotl": axolotl.TRAINER,
@@ -42,7 +43,36 @@ def import_files(
     number of devices. Raises InvalidInput for a file that cannot be read, that is of none of the
     trainers, or that asks for what autotune cannot train.
     """
-    contents = {file: read_trainer_file(file) for file in files}
+    return _import({file: read_trainer_file(file) for file in files}, options)
+
+
+def import_text(text: str, options: Mapping[str, Any] | None = None) -> ImportedTraining:
+    """Returns what the text of a trainer's file trains; no file is read, also none that it names.
+
+    Raises InvalidInput.
+    """
+    file = Path(f"pasted{_suffix_of(text)}")
+    return _import({file: parse_trainer_file(text.encode(), file)}, options, is_alone=True)
+
+
+def _suffix_of(text: str) -> str:
+    """Returns the ending of files in the language of a text: JSON, TOML or else YAML."""
+    if text.lstrip().startswith("{"):
+        return ".json"
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return ".yaml"
+    return ".toml"
+
+
+def _import(
+    contents: Mapping[Path, Mapping[str, Any]],
+    options: Mapping[str, Any] | None,
+    *,
+    is_alone: bool = False,
+) -> ImportedTraining:
+    files = list(contents)
     launchers = [file for file, content in contents.items() if _is_of_accelerate(content)]
     trainings = [file for file in files if file not in launchers]
     if len(launchers) > 1 or len(trainings) > 1:
@@ -59,7 +89,7 @@ def import_files(
         )
     [file] = trainings
     trainer = trainer_of(contents[file], file=file)
-    keys = KeysOfFile(contents[file], trainer.table, file=file, options=options)
+    keys = KeysOfFile(contents[file], trainer.table, file=file, options=options, is_alone=is_alone)
     for launcher in launchers:
         keys.launched_by(KeysOfFile(contents[launcher], ACCELERATE, file=launcher))
     return trainer.read(keys)

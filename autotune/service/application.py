@@ -36,6 +36,7 @@ from autotune.service.routes import (
     searches,
     studies,
     study_changes,
+    will_it_fit,
 )
 from autotune.service.scheduler import SEARCH_MODULE, Scheduler
 from autotune.service.settings import ServerSettings
@@ -56,6 +57,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     profiles.router,
     study_changes.router,
     quick.router,
+    will_it_fit.router,
     devices.router,
     events.router,
     actions.router,

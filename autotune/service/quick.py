@@ -2,7 +2,7 @@
 
 Each is answered by a process of its own that imports torch, with a low priority, since trials may
 be timed on the same machine. Few run at once, equal questions are answered once, and an answer is
-remembered for a while.
+remembered for a while. A process may say what it does before it answers.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Literal
 
 from autotune.errors import (
@@ -26,13 +28,18 @@ from autotune.errors import (
     StorageUnreachable,
 )
 
-Question = Literal["dry-run", "predict", "fit", "timeline"]
+Question = Literal["dry-run", "predict", "fit", "timeline", "bound", "will-it-fit"]
 
-AT_ONCE = 1
+_TURNS: Mapping[Question, Question] = {"bound": "bound", "will-it-fit": "will-it-fit"}
+"""{question: those with which it takes turns}, one at once: nobody waits a minute for seconds."""
 MOST_WAITING = 16
 ANSWER_SECONDS = 180.0
+MOST_SECONDS: Mapping[Question, float] = {"will-it-fit": 600.0}
+"""Of a question that takes longer, and says how far it is."""
 KEPT_SECONDS = 60.0
 """An answer may depend on what is stored, such as results that a search would reuse."""
+FAILURE_KEPT_SECONDS = 5.0
+"""For pages that look every second; who asks again meanwhile gets a new answer."""
 _REMEMBERED = 200
 _LONGEST_ANSWER_BYTES = 16 * 2**20
 QUICK_MODULE = "autotune.service.quick_process"
@@ -50,56 +57,93 @@ class TooBusy(AutotuneError):
     """So many questions wait that another one is not taken."""
 
 
+@dataclass(kw_only=True)
+class Asked:
+    """A question, whose answer may still be awaited."""
+
+    ended_at: float = inf
+    """By time.monotonic."""
+    progress: str = ""
+    """What its process does now, in its own words; empty while it waits for its turn."""
+    answer: asyncio.Future[Any] = field(init=False)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended without an answer."""
+        answer = self.answer
+        return answer.done() and (answer.cancelled() or answer.exception() is not None)
+
+
 class QuickAnswers:
     """Asks processes, and remembers what they answered."""
 
-    def __init__(self, *, seconds: float = ANSWER_SECONDS, module: str = QUICK_MODULE) -> None:
+    def __init__(self, *, seconds: float | None = None, module: str = QUICK_MODULE) -> None:
         self._seconds = seconds
         self._module = module
-        self._turn = asyncio.Semaphore(AT_ONCE)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting = 0
-        self._answers: OrderedDict[str, tuple[float, asyncio.Future[Any]]] = OrderedDict()
-        """When each was asked for, and its answer."""
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
 
     async def ask(self, question: Question, order: Mapping[str, Any]) -> Any:
         """Returns the answer, what JSON can hold.
 
-        Raises the AutotuneError of the question, TooBusy, and PreparationFailed after
-        ANSWER_SECONDS.
+        Raises the AutotuneError of the question, TooBusy, and PreparationFailed for one that takes
+        too long.
         """
-        text = json.dumps([question, order], sort_keys=True)
-        key = hashlib.sha256(text.encode(errors="replace")).hexdigest()
-        asked_at, known = self._answers.get(key, (0.0, None))
-        is_old = known is not None and known.done() and time.monotonic() - asked_at > KEPT_SECONDS
-        if known is None or is_old:
-            if self._waiting >= MOST_WAITING:
-                raise TooBusy(
-                    f"{self._waiting} questions are waiting for an answer",
-                    hint="ask again in a minute",
-                )
-            known = asyncio.ensure_future(self._answer(question, text))
-            self._answers[key] = time.monotonic(), known
-            known.add_done_callback(lambda done: self._forget_failure(key, done))
-            while len(self._answers) > _REMEMBERED:
-                self._answers.popitem(last=False)
-        else:
-            self._answers.move_to_end(key)
+        asked = self.asked(question, order)
+        if asked.has_failed:
+            asked = self._ask(question, order)
         # Somebody who goes away does not take the answer from others who asked the same.
-        return await asyncio.shield(known)
+        return await asyncio.shield(asked.answer)
 
-    def _forget_failure(self, key: str, done: "asyncio.Future[Any]") -> None:
-        if done.cancelled() or done.exception() is not None:
-            self._answers.pop(key, None)
+    def asked(self, question: Question, order: Mapping[str, Any]) -> Asked:
+        """Returns the question, which is asked unless it was a moment ago.
 
-    async def _answer(self, question: Question, text: str) -> Any:
+        One that has just failed is returned, too, for those who look after it. Raises TooBusy.
+        """
+        key = _key_of(question, order)
+        known = self._asked.get(key)
+        if known is None or time.monotonic() - known.ended_at > KEPT_SECONDS:
+            return self._ask(question, order)
+        self._asked.move_to_end(key)
+        return known
+
+    def _ask(self, question: Question, order: Mapping[str, Any]) -> Asked:
+        if self._waiting >= MOST_WAITING:
+            raise TooBusy(
+                f"{self._waiting} questions are waiting for an answer",
+                hint="ask again in a minute",
+            )
+        asked = Asked()
+        text = json.dumps([question, order], sort_keys=True)
+        asked.answer = asyncio.ensure_future(self._answer(question, text, asked))
+        key = _key_of(question, order)
+        asked.answer.add_done_callback(lambda done: self._note_end(key, asked))
+        self._asked[key] = asked
+        while len(self._asked) > _REMEMBERED:
+            self._asked.popitem(last=False)
+        return asked
+
+    def _note_end(self, key: str, asked: Asked) -> None:
+        asked.ended_at = time.monotonic()
+
+        def forget() -> None:
+            if self._asked.get(key) is asked:
+                del self._asked[key]
+
+        if asked.has_failed:
+            asyncio.get_running_loop().call_later(FAILURE_KEPT_SECONDS, forget)
+
+    async def _answer(self, question: Question, text: str, asked: Asked) -> Any:
         self._waiting += 1
         try:
-            async with self._turn:
-                return await self._run(question, text)
+            async with self._turns[_TURNS.get(question, "")]:
+                return await self._run(question, text, asked)
         finally:
             self._waiting -= 1
 
-    async def _run(self, question: Question, text: str) -> Any:
+    async def _run(self, question: Question, text: str, asked: Asked) -> Any:
+        seconds = self._seconds or MOST_SECONDS.get(question, ANSWER_SECONDS)
         environment = {
             name: value for name, value in os.environ.items() if name != "AUTOTUNE_TOKEN"
         }
@@ -116,12 +160,12 @@ class QuickAnswers:
         has_ended = False
         try:
             output = await asyncio.wait_for(
-                _output_of(process, text.encode(errors="replace")), self._seconds
+                _output_of(process, text.encode(errors="replace"), asked), seconds
             )
             has_ended = True
         except TimeoutError:
             raise PreparationFailed(
-                f"{question} took longer than {self._seconds:.0f} s",
+                f"{question} took longer than {seconds:.0f} s",
                 hint="ask for a smaller model, or run it on the command line",
             ) from None
         finally:
@@ -138,12 +182,20 @@ class QuickAnswers:
             ) from None
 
 
+def _key_of(question: Question, order: Mapping[str, Any]) -> str:
+    text = json.dumps([question, order], sort_keys=True)
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()
+
+
 class MalformedAnswer(Exception):
     """What a process wrote is no answer; the text says why, without a full stop."""
 
 
-async def _output_of(process: asyncio.subprocess.Process, text: bytes) -> bytes:
-    """Give a process its question; return what it writes until it ends, or a little too much."""
+async def _output_of(process: asyncio.subprocess.Process, text: bytes, asked: Asked) -> bytes:
+    """Give a process its question; return what it writes until it ends, or a little too much.
+
+    That is without the lines in which it says what it does.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(ConnectionError):  # it ended without reading it
@@ -155,11 +207,29 @@ async def _output_of(process: asyncio.subprocess.Process, text: bytes) -> bytes:
         if len(output) > _LONGEST_ANSWER_BYTES:
             continue  # what was still in the pipe
         output += part
+        while (found := _progress_in(output)) is not None:
+            asked.progress = found
         if len(output) > _LONGEST_ANSWER_BYTES:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     await process.wait()
     return bytes(output)
+
+
+def _progress_in(output: bytearray) -> str | None:
+    """Removes a first line that says what a process does, and returns what it says."""
+    line, end, _ = output.partition(b"\n")
+    if not end:
+        return None
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    match said:
+        case {"progress": str(what)} if len(said) == 1:
+            del output[: len(line) + 1]
+            return what[:200].encode(errors="replace").decode()
+    return None
 
 
 def read_answer(output: bytes) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Answers one question of `quick.py`: `python -m autotune.service.quick_process`.
 
-Reads the question as JSON from stdin and writes the answer, or the error, as JSON to stdout.
+Reads the question as JSON from stdin and writes the answer, or the error, as JSON to stdout; before
+it, lines that say what is done.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from autotune.service.submissions import (
 )
 from autotune.storage.hidden_url import HiddenUrl, told_to_others
 from autotune.study.dry_run import plan
+from autotune.study.prediction.pasted import PastedTraining, Progress, answer_part
 
 _NICENESS = 10
 
@@ -36,13 +38,18 @@ def main() -> int:
     # What a library or a user's model prints must not be taken for the answer.
     answers = os.dup(1)
     os.dup2(2, 1)
-    try:
-        answer = {"answer": _ANSWERS[question](order)}
-    except AutotuneError as error:
-        hidden = HiddenUrl(order["rules"]["storage"])
-        message, hint = map(hidden.without, told_to_others(error))
-        answer = {"error": message, "hint": hint, "kind": _kind(error)}
     with os.fdopen(answers, "w") as pipe:
+
+        def progress(what: str) -> None:
+            pipe.write(json.dumps({"progress": what}) + "\n")
+            pipe.flush()
+
+        try:
+            answer = {"answer": _ANSWERS[question](order, progress)}
+        except AutotuneError as error:
+            hidden = HiddenUrl(order["rules"]["storage"])
+            message, hint = map(hidden.without, told_to_others(error))
+            answer = {"error": message, "hint": hint, "kind": _kind(error)}
         json.dump(answer, pipe, allow_nan=False)
     return 0
 
@@ -54,7 +61,7 @@ def _kind(error: AutotuneError) -> str:
     return "PreparationFailed"
 
 
-def _dry_run(order: Mapping[str, Any]) -> dict[str, Any]:
+def _dry_run(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     rules = SubmissionRules.of(order["rules"])
     with TemporaryDirectory() as folder:
         checked = check_submission(
@@ -63,11 +70,11 @@ def _dry_run(order: Mapping[str, Any]) -> dict[str, Any]:
         return plan(checked.request, space=checked.space).to_dict()
 
 
-def _predict(order: Mapping[str, Any]) -> dict[str, Any]:
+def _predict(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     return api.predict(**_of_study_or_workload(order), storage=order["rules"]["storage"]).to_dict()
 
 
-def _fit(order: Mapping[str, Any]) -> dict[str, Any]:
+def _fit(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     settings = _of_study_or_workload(order)
     return api.fit(**settings, confirm=False, storage=order["rules"]["storage"]).to_dict()
 
@@ -80,18 +87,33 @@ def _of_study_or_workload(order: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **workload}
 
 
-def _timeline(order: Mapping[str, Any]) -> dict[str, Any]:
+def _timeline(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     view = api.view(order["study"], storage=order["rules"]["storage"])
     figure = draw(view, "timeline", FigureOptions(trial=order["trial"]))
     drawn: dict[str, Any] = json.loads(figure.to_json())
     return drawn
 
 
-_ANSWERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+def _will_it_fit(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    rules = SubmissionRules.of(order["rules"])
+    pasted = PastedTraining.of(order["settings"])
+    settings = {name: value for name, value in pasted.read.settings.items() if value is not None}
+    return answer_part(
+        order["part"],
+        pasted,
+        checked_workload(settings, rules),
+        storage=rules.storage,
+        progress=progress,
+    )
+
+
+_ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Progress], Any]] = {
     "dry-run": _dry_run,
     "predict": _predict,
     "fit": _fit,
     "timeline": _timeline,
+    "bound": _will_it_fit,
+    "will-it-fit": _will_it_fit,
 }
 
 

@@ -567,12 +567,13 @@ def _base_name(space: str, workload: Mapping[str, Any]) -> str:
 def checked_workload(settings: Mapping[str, Any], rules: SubmissionRules) -> dict[str, Any]:
     """Returns the settings of a workload to predict, under the rules of a submission.
 
-    Raises InvalidInput and NotAllowed.
+    It may be larger than this machine: a prediction has no weights. Raises InvalidInput and
+    NotAllowed.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     check_names(given, Workload, accepted=open_settings(Workload))
     check_values(given)
     given = specified(Workload, given)
     workload = _with_paths(given, rules)
-    _check_size(with_model_config(workload), rules)
+    _check_numbers(with_model_config(workload).get("model_config") or {})
     return workload

@@ -28,6 +28,7 @@ OF_NOBODY = {
     ("POST", "/api/v1/fit"),
     ("POST", "/new"),
     ("POST", "/new/plan"),
+    ("POST", "/fit/search"),
 }
 """Requests that make something new, or only ask."""
 

@@ -18,19 +18,13 @@ from autotune.reporting.figures import (
 )
 from autotune.reporting.study_view import StudyView
 from autotune.reporting.style import note_of
+from autotune.reporting.table import Table
 from autotune.reporting.trial_text import format_utilization, trial_label
 from autotune.spec.result import TrialRecord
 from autotune.units import format_rate, format_size
 
 _HEIGHT = 540
 """Pixels of a figure that does not set its height."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    caption: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,13 +62,16 @@ def _baseline(plan: Mapping[str, Any]) -> tuple[str, Bar | None]:
     )
     if share <= 1:
         text += " It fits; the search looks for what is faster."
+    return text, bar_of(peak_bytes, cap_bytes=cap_bytes)
+
+
+def bar_of(peak_bytes: int, *, cap_bytes: int) -> Bar:
     longer = max(peak_bytes, cap_bytes)
-    bar = Bar(
+    return Bar(
         peak=round(96 * peak_bytes / longer, 2),
         cap=round(96 * cap_bytes / longer, 2),
-        is_over=share > 1,
+        is_over=peak_bytes > cap_bytes,
     )
-    return text, bar
 
 
 def _facts(plan: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

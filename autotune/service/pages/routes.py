@@ -27,7 +27,7 @@ from autotune.reporting.profile_files import profile_of
 from autotune.reporting.report import contents
 from autotune.reporting.report.cards import CARDS_ON_SERVER, sections
 from autotune.reporting.study_view import StudyView
-from autotune.service.pages import assets, contexts
+from autotune.service.pages import assets, contexts, fit
 from autotune.service.pages import form as forms
 from autotune.service.pages.paged_trials import TrialAddress, paged_trials
 from autotune.service.pages.plan import plan_text
@@ -45,6 +45,7 @@ from autotune.units import format_size
 
 router = APIRouter(include_in_schema=False)
 router.include_router(assets.router)
+router.include_router(fit.router)
 
 _QUEUE_SHOWN = 100
 _ENDED_SHOWN = 5

@@ -277,6 +277,7 @@ class _Search:
                 executor=self.executor,
                 workload=workload,
                 torch_version=self.request.torch_version,
+                extrapolates="any",
             ),
         )
 

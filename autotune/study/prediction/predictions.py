@@ -11,7 +11,7 @@ from autotune.execution.flow import Flow, result_of, run
 from autotune.execution.kept_predictions import read_prediction, write_prediction
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Predict
-from autotune.spec.config import TrainingConfig, check_legal
+from autotune.spec.config import TrainingConfig, check_legal, configuration_of
 from autotune.spec.prediction import (
     Extrapolation,
     Forecast,
@@ -22,7 +22,7 @@ from autotune.spec.prediction import (
 )
 from autotune.spec.result import DeviceInfo, StudyResult
 from autotune.spec.search_space import SearchSpace
-from autotune.spec.workload import Workload, make_workload
+from autotune.spec.workload import Workload, check_adapters, make_workload
 from autotune.study.opening.trusted_code import check_trusted
 from autotune.study.prediction.predicted_device import PredictedDevice
 
@@ -214,4 +214,23 @@ def workload_of(
     """Returns the workload that a search with these settings would train. Raises InvalidInput."""
     workload = make_workload(device_type, {} if space is None else space.workload, settings)
     check_name(workload.dataset)
+    return workload
+
+
+def workload_with(
+    device_type: str,
+    settings: Mapping[str, Any],
+    configuration: Mapping[str, Any],
+    *,
+    space: SearchSpace | None,
+) -> Workload:
+    """Returns the workload of settings, for a configuration or the configurations of a space.
+
+    Raises InvalidInput, also where the configuration of the options is not legal for it.
+    """
+    workload = workload_of(device_type, settings, space=space)
+    if space is None:
+        config = configuration_of(configuration, workload.legality_context)
+        check_legal(config, workload.legality_context)
+    check_adapters(workload, [config.adapter] if space is None else space.choices()["adapter"])
     return workload
