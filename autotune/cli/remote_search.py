@@ -143,16 +143,24 @@ def follow(
 ) -> RemoteSearch:
     """Show what a search does until it has ended, and return it as it ended."""
     display = make_display(quiet=quiet, preferences=preferences, until_converged=until_converged)
-    followed = _Followed(client, search, display)
 
-    def say_waiting(why: str) -> None:
-        waits = f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on."
-        display(WaitingForServer(message=waits))
+    def show_waiting(why: str) -> None:
+        display(WaitingForServer(message=_waiting_for(why)))
 
-    with display:
-        for event in client.watch(search.id, on_wait=say_waiting):
+    with display, client.patient(show_waiting) as patient:
+        followed = _Followed(patient, search, display)
+        for event in patient.watch(search.id, on_wait=show_waiting):
             followed(event)
-    return client.search(search.id)
+        return patient.search(search.id)
+
+
+def say_waiting(why: str) -> None:
+    """Print that the server is away, where no display is open."""
+    print_line(_waiting_for(why), to_stderr=True)
+
+
+def _waiting_for(why: str) -> str:
+    return f"{why[0].upper()}{why[1:]}; waiting for it, the search goes on."
 
 
 def print_result_of_server(

@@ -74,21 +74,23 @@ def search_on_server(given: Given[Any]) -> None:
         follow,
         interrupts,
         print_result_of_server,
+        say_waiting,
     )
 
     server, shown = taken_from(given, OnServer).server, taken_from(given, ShownInFull)
     preferences = taken_from(given, Preferences)
-    with open_client(server) as client, interrupts():
+    with open_client(server) as client, client.patient(say_waiting) as patient:
         search = None
         try:
-            search = client.submit(preferences=preferences, **given)
-            search = follow(
-                client,
-                search,
-                quiet=shown.quiet,
-                preferences=preferences,
-                until_converged=bool(given.get("until_converged")),
-            )
+            with interrupts():
+                search = patient.submit(preferences=preferences, **given)
+                search = follow(
+                    patient,
+                    search,
+                    quiet=shown.quiet,
+                    preferences=preferences,
+                    until_converged=bool(given.get("until_converged")),
+                )
         except Interrupted as interrupted:
             if search is None:
                 print_line("Stopped before the search was submitted.", to_stderr=True)
@@ -105,4 +107,4 @@ def search_on_server(given: Given[Any]) -> None:
                     print_line(cancelled, to_stderr=True)
                     print_line(f"  {again}", to_stderr=True)
             raise typer.Exit(128 + interrupted.number) from None
-        print_result_of_server(client, search, preferences=preferences, shown=shown)
+        print_result_of_server(patient, search, preferences=preferences, shown=shown)

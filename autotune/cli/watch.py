@@ -36,9 +36,10 @@ def watch(request: WatchCommand) -> None:
         interrupts,
         print_left,
         print_result_of_server,
+        say_waiting,
     )
 
-    with open_client(request.server) as client, interrupts():
+    with open_client(request.server) as impatient, impatient.patient(say_waiting) as client:
         if search.isdecimal():
             found = client.search(int(search))
         else:
@@ -51,7 +52,8 @@ def watch(request: WatchCommand) -> None:
                 )
             found = max(of_study, key=lambda each: each.id)
         try:
-            found = follow(client, found, quiet=request.quiet, preferences=preferences)
+            with interrupts():
+                found = follow(client, found, quiet=request.quiet, preferences=preferences)
         except Interrupted as interrupted:
             print_left(client, found)
             raise typer.Exit(128 + interrupted.number) from None

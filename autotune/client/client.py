@@ -1,5 +1,6 @@
 """`autotune.Client`: everything that a server does, as calls."""
 
+import copy
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,6 +79,18 @@ class Client:
     def close(self) -> None:
         """Close the connections; the next call opens new ones."""
         self._connection.close()
+
+    def patient(self, on_wait: Callable[[str], None] = lambda message: None) -> "Client":
+        """Returns a client of the same server whose calls hold out while that is away.
+
+        A server that this client has reached, also one that answers that its database is away, may
+        be away for five minutes. Only then do calls that change nothing, and `submit` and
+        `continue_search`, raise ServerUnreachable or StorageUnreachable. `on_wait` is told of each
+        outage once. Close it, or use it as a context manager.
+        """
+        other = copy.copy(self)
+        other._connection = self._connection.patient(on_wait)
+        return other
 
     # -- searches ----------------------------------------------------------------------------------
 
@@ -169,36 +182,36 @@ class Client:
 
         The last one is of the kind `search` and has the search as it ended. `after` is the number
         of the last event that is known already. Where the stream breaks it goes on after the last
-        event; `on_wait` is told that the server is away, which may last for five minutes. An event
-        `reset` says that older events are gone: read the study with `show`.
+        event; the server may be away for five minutes, as for a `patient` client, which `on_wait`
+        is told. An event `reset` says that older events are gone: read the study with `show`.
         """
-        stream = events_of(
-            self._connection, parameters={"search": id}, after=after, on_wait=on_wait
-        )
-        ended_at: float | None = None
-        for event in stream:
-            if isinstance(event, ServerEvent):
-                ended_at = None
-                yield event
-                if event.kind == "search" and self._search(event.data).has_ended:
-                    return
-            is_reset = isinstance(event, ServerEvent) and event.kind == "reset"
-            if isinstance(event, ServerEvent) and not is_reset:
-                continue
-            # The event of its end may be among those that are gone.
-            now = self.search(id)
-            if now.has_ended:
-                ended_at = ended_at or time.monotonic()
-                if is_reset or time.monotonic() - ended_at > _SILENCE_AFTER_END_SECONDS:
-                    yield ServerEvent(id=0, kind="search", data=now.answer)
-                    return
+        with self.patient(on_wait) as patient:
+            stream = events_of(patient._connection, parameters={"search": id}, after=after)
+            ended_at: float | None = None
+            for event in stream:
+                if isinstance(event, ServerEvent):
+                    ended_at = None
+                    yield event
+                    if event.kind == "search" and self._search(event.data).has_ended:
+                        return
+                is_reset = isinstance(event, ServerEvent) and event.kind == "reset"
+                if isinstance(event, ServerEvent) and not is_reset:
+                    continue
+                # The event of its end may be among those that are gone.
+                now = patient.search(id)
+                if now.has_ended:
+                    ended_at = ended_at or time.monotonic()
+                    if is_reset or time.monotonic() - ended_at > _SILENCE_AFTER_END_SECONDS:
+                        yield ServerEvent(id=0, kind="search", data=now.answer)
+                        return
 
     def wait(self, id: int) -> RemoteSearch:
-        """Returns a search once it has ended."""
-        for event in self.watch(id):
-            if event.kind == "search" and self._search(event.data).has_ended:
-                break
-        return self.search(id)
+        """Returns a search once it has ended; an outage is waited out as by `watch`."""
+        with self.patient() as patient:
+            for event in patient.watch(id):
+                if event.kind == "search" and self._search(event.data).has_ended:
+                    break
+            return patient.search(id)
 
     def _search(self, answer: Mapping[str, Any]) -> RemoteSearch:
         return search_of(answer, server=self.url)

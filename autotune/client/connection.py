@@ -1,15 +1,17 @@
 """Requests to a server: repeated where that is safe, with every failure as one sentence.
 
 A request that changes nothing, or that has an Idempotency-Key, is sent again after a failure of the
-network or of the database behind the server. What the server rejects is raised as the error of
+network or of the database behind the server: for a moment, or, by a patient connection, for as long
+as an outage may last. What the server rejects is raised as the error of
 `errors.py` that the server raised, with its message and its hint: the problem details name the
 class, as `/problems/unknown-study` for UnknownStudy.
 """
 
+import copy
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +31,13 @@ from autotune.errors import (
 from autotune.units import format_size
 
 API = "/api/v1"
-_WAITS_SECONDS = (0.2, 0.6, 1.5)
-"""Before each repetition; together short enough for somebody who mistyped a port."""
+GIVE_UP_SECONDS = 300.0
+"""For how long a patient connection waits for a server that it has reached."""
+_BRIEF_SECONDS = 2.0
+"""For how long other failures are waited out: short enough for somebody who mistyped a port."""
+_FIRST_WAIT_SECONDS = 0.2
+"""Before the first repetition; each further wait is twice as long."""
+_LONGEST_WAIT_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
 """Predictions and figures of large studies take this long at most."""
@@ -55,6 +62,11 @@ class Connection:
 
     def __init__(self, url: str, *, token: str | None, version: str) -> None:
         self.url = url
+        self._on_wait: Callable[[str], None] | None = None
+        """Is told that the server is away; None for a connection that is not patient."""
+        self._was_reached = False
+        self._away_since: float | None = None
+        self._wait_seconds = _FIRST_WAIT_SECONDS
         self._version = version
         headers = {"User-Agent": f"autotune/{version}"}
         if token is not None:
@@ -72,6 +84,33 @@ class Connection:
             follow_redirects=False,
             mounts=dict.fromkeys(_ON_THIS_MACHINE),
         )
+
+    def patient(self, on_wait: Callable[[str], None]) -> "Connection":
+        """Returns another connection to the server, which waits for it for GIVE_UP_SECONDS.
+
+        `on_wait` is told of each outage once.
+        """
+        other = copy.copy(self)
+        other._on_wait = on_wait
+        other._http = other._opened()
+        return other
+
+    def wait_after(self, error: AutotuneError) -> None:
+        """Wait before a request is repeated. Raises its error where the outage lasts too long."""
+        now = time.monotonic()
+        is_patient = self._on_wait is not None and self._was_reached
+        if self._away_since is None:
+            self._away_since = now
+            if is_patient and self._on_wait is not None:
+                self._on_wait(error.message)
+        if now - self._away_since > (GIVE_UP_SECONDS if is_patient else _BRIEF_SECONDS):
+            self._end_outage()
+            raise error
+        time.sleep(self._wait_seconds)
+        self._wait_seconds = min(2 * self._wait_seconds, _LONGEST_WAIT_SECONDS)
+
+    def _end_outage(self) -> None:
+        self._away_since, self._wait_seconds = None, _FIRST_WAIT_SECONDS
 
     def close(self) -> None:
         self._http.close()
@@ -124,7 +163,6 @@ class Connection:
             method, f"{API}{path}", params=_given(parameters), json=body, headers=headers
         )
         is_repeatable = method == "GET" or idempotency_key is not None
-        waits = list(_WAITS_SECONDS) if is_repeatable else []
         while True:
             try:
                 with self._failures():
@@ -135,11 +173,14 @@ class Connection:
                     )
                     if response.status_code not in expected:
                         self.check(response)
-                return response
-            except (ServerUnreachable, StorageUnreachable):
-                if not waits:
+            except (ServerUnreachable, StorageUnreachable) as error:
+                if not is_repeatable:
                     raise
-                time.sleep(waits.pop(0))
+                self.wait_after(error)
+            else:
+                self._was_reached = True
+                self._end_outage()
+                return response
 
     def _received(
         self, request: httpx.Request, *, most_bytes: int, most_seconds: float
@@ -219,6 +260,8 @@ class Connection:
                     most_seconds=_LONGEST_ANSWER_SECONDS,
                 )
                 self.check(problem)
+            self._was_reached = True
+            self._end_outage()
             yield response
 
     def download(self, path: str, file: Path, *, size_bytes: int) -> None:
@@ -259,6 +302,7 @@ class Connection:
         raise self._error_of(problem, response.status_code)
 
     def _error_of(self, problem: Mapping[str, Any], status: int) -> AutotuneError:
+        self._was_reached = True
         texts = (str(problem.get(part) or "").strip() for part in ("detail", "title"))
         message = next(filter(None, texts), f"the server answers with status {status}")
         hint = str(problem.get("hint") or "")

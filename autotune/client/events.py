@@ -6,7 +6,7 @@ is lost, and leaves out what it has seen, so that none is doubled.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,7 @@ _LONGEST_NUMBER = 18
 """Digits of an event's number."""
 _LARGEST_EVENT_BYTES = 2**24
 """The largest that a server sends, the list of trials at a reset, is a hundredth of it."""
-_LONGEST_WAIT_SECONDS = 10.0
-GIVE_UP_SECONDS = 300.0
-"""For how long a server that was reached once may be away."""
+_BETWEEN_STREAMS_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,27 +142,19 @@ def _data(lines: list[str]) -> Mapping[str, Any]:
 
 
 def events_of(
-    connection: Connection,
-    *,
-    parameters: Mapping[str, Any],
-    after: int | None,
-    on_wait: Callable[[str], None] = lambda message: None,
+    connection: Connection, *, parameters: Mapping[str, Any], after: int | None
 ) -> Iterator[ServerEvent | Breath]:
     """Yield events for ever, those after the number `after`; None: those from now on.
 
-    `on_wait` is told, once each time, that the server is away. Raises ServerUnreachable once it has
-    been away for GIVE_UP_SECONDS, or at once where it was never reached.
+    Raises ServerUnreachable or StorageUnreachable where the server is away for longer than the
+    connection waits.
     """
-    was_reached = False
-    away_since: float | None = None
-    wait_seconds = 0.2
     while True:
         headers = {} if after is None else {"Last-Event-ID": str(after)}
         try:
             with connection.stream(
                 "/events", parameters=parameters, headers=headers, read_seconds=_SILENCE_SECONDS
             ) as response:
-                was_reached, away_since, wait_seconds = True, None, 0.2
                 for event in lines_to_events(lines_of(response.iter_bytes())):
                     if isinstance(event, Breath):
                         yield event
@@ -175,12 +165,6 @@ def events_of(
                         after = event.id
                         yield event
         except (ServerUnreachable, StorageUnreachable) as error:
-            now = time.monotonic()
-            if away_since is None:
-                away_since = now
-                if was_reached:
-                    on_wait(error.message)
-            if not was_reached or now - away_since > GIVE_UP_SECONDS:
-                raise
-        time.sleep(wait_seconds)
-        wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+            connection.wait_after(error)
+        else:
+            time.sleep(_BETWEEN_STREAMS_SECONDS)

@@ -1,8 +1,17 @@
 """A database that is away for a while: requests say so, and the queue goes on when it is back."""
 
+import os
+import subprocess
+import sys
+import threading
+import time
+
 import pytest
 
-from tests.building.queued_searches import running_service, wait_for_end, wait_until
+import autotune
+from autotune.service import stream
+from tests.building.listening_service import listening_service
+from tests.building.queued_searches import TOKEN, running_service, wait_for_end, wait_until
 
 SEARCHES = "/api/v1/searches"
 
@@ -61,3 +70,50 @@ def test_a_submission_is_made_once_the_database_is_back(client, postgres):
     again = client.post(SEARCHES, json={"trials": 1}, headers=key)
     assert (first.status_code, again.status_code) == (202, 200)
     assert wait_for_end(client, first.json()["id"])["state"] == "finished"
+
+
+QUICK_SEARCH = "tests.building.quick_search_process"
+AWAY_SECONDS = 30
+"""More than the 12 s after which a client once gave up."""
+
+
+def test_clients_that_wait_hold_out_until_the_database_is_back(
+    postgres, postgres_url, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("STAND_IN_SECONDS", "0.2")
+    monkeypatch.setattr(stream, "SIGN_OF_LIFE_SECONDS", 1.0)
+    told, events = [], []
+    with (
+        listening_service(postgres_url, search_module=QUICK_SEARCH) as url,
+        autotune.Client(url, TOKEN) as client,
+    ):
+
+        def command(*words):
+            environment = {"AUTOTUNE_TOKEN": TOKEN}
+            return subprocess.Popen(
+                [sys.executable, "-m", "autotune", *words, "--server", url],
+                cwd=tmp_path,
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+        searching = command("search", "--space", "quick", "--trials", "20", "--name", "away")
+        wait_until(lambda: client.searches(study="away"))
+        (search,) = client.searches(study="away")
+        watching = command("watch", str(search.id))
+        reader = threading.Thread(
+            target=lambda: events.extend(client.watch(search.id, on_wait=told.append)), daemon=True
+        )
+        reader.start()
+        wait_until(lambda: any(event.kind == "trial_ended" for event in events))
+        with postgres.stopped(mode="immediate"):
+            time.sleep(AWAY_SECONDS)
+        for waiting in (searching, watching):
+            output, _ = waiting.communicate(timeout=120)
+            assert waiting.returncode == 0, output
+        reader.join(60)
+        ended = [event for event in events if event.kind == "trial_ended"]
+        assert [event.data["trial"]["number"] for event in ended] == list(range(20))
+        assert len(told) == 1
