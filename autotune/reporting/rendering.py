@@ -1,6 +1,7 @@
 """Renders the templates of reports, pages and notebooks; every value is escaped."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ FIGURES_SCRIPT = Path(__file__).parent / "figures.js"
 """The script that draws the figures of a page, whose element `themes` has their colours."""
 
 
+@cache
 def templates(*packages: str) -> jinja2.Environment:
     """Returns the templates of these packages, and the pieces that every page shares."""
     return jinja2.Environment(

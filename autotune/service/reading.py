@@ -4,9 +4,9 @@ A key of the cache has the study's version, which one small query gives: a clien
 than was stored when it asked. Of a study that grows only the changed trials are read.
 """
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import anyio.from_thread
@@ -23,7 +23,7 @@ from autotune.service.problems import Problem
 from autotune.service.study_data import StudyData, read_study
 from autotune.service.trial_query import TrialQuery
 from autotune.spec.study import check_study_name
-from autotune.storage.store import StudyEntry, StudyStore, StudyVersion
+from autotune.storage.store import StudyEntry, StudyStore, StudySummary, StudyVersion
 
 T = TypeVar("T")
 
@@ -70,6 +70,8 @@ class StudyReader:
         self._timeline_of = timeline_of
         self._cache = Cache()
         self._last: dict[str, StudyVersion] = {}
+        self._finished: Mapping[StudyVersion, int] = {}
+        """The trials with a result of each study, as it was when the studies were last listed."""
         self._reads = anyio.CapacityLimiter(_MOST_READS_AT_ONCE)
         self._computations = anyio.CapacityLimiter(_MOST_COMPUTATIONS_AT_ONCE)
         self._processes = anyio.CapacityLimiter(1)
@@ -211,21 +213,44 @@ class StudyReader:
     async def entries(self) -> tuple[list[StudyEntry], dict[int, int]]:
         """Returns every study, oldest first, and its trials with a result by the study's id."""
         entries = await self._read(self._store.entries)
-        return entries, await self._counted("trials", entries, self._store.finished_trials)
+        versions = [entry.version for entry in entries]
+        known = self._finished
+        changed = [version.study_id for version in versions if version not in known]
+        counted: Mapping[int, int] = {}
+        if changed:
+            counted = await self._read(partial(self._store.finished_trials, changed))
+        finished = {
+            version: known.get(version, counted.get(version.study_id, 0)) for version in versions
+        }
+        self._finished = finished
+        return entries, {version.study_id: number for version, number in finished.items()}
+
+    async def summaries(self) -> list[StudySummary]:
+        """Returns a line on every study, oldest first."""
+        entries, trials = await self.entries()
+        return [
+            StudySummary(
+                name=entry.name,
+                created_at=f"{entry.created_at:%Y-%m-%d %H:%M}",
+                trials=trials[entry.version.study_id],
+                trials_wanted=entry.version.trials_wanted,
+            )
+            for entry in entries
+        ]
+
+    def summaries_in_thread(self) -> list[StudySummary]:
+        """Returns the same as `summaries`, for a route that runs in a thread."""
+        return anyio.from_thread.run(self.summaries)
 
     async def outcomes(self) -> dict[str, int]:
         """Returns how many trials of all studies ended in each outcome."""
         entries = await self._read(self._store.entries)
-        return await self._counted("outcomes", entries, self._store.outcomes)
-
-    async def _counted(
-        self, what: str, entries: Sequence[StudyEntry], count: Callable[[], dict[Any, int]]
-    ) -> dict[Any, int]:
-        """Returns a count over all studies, which is made again once one of them has changed."""
         revisions = tuple((entry.version.study_id, entry.version.revision) for entry in entries)
-        self._cache.forget(lambda key: _is_older_count(key, what, revisions))
+        self._cache.forget(lambda key: _is_older_count(key, "outcomes", revisions))
         return await self._cache.get(
-            (what, revisions), partial(self._read, count), bytes_of=lambda found: 100 * len(found)
+            ("outcomes", revisions),
+            partial(self._read, self._store.outcomes),
+            bytes_of=lambda found: 100 * len(found),
         )
 
     # -- the cache -------------------------------------------------------------------------------

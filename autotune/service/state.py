@@ -45,8 +45,7 @@ class ServiceState:
 
     async def states_of_studies(self) -> Mapping[str, SearchState]:
         """Returns the state of the latest search of each study that has one."""
-        latest = await anyio.to_thread.run_sync(self.searches.latest_of_studies)
-        return {study: search.state for study, search in latest.items()}
+        return await anyio.to_thread.run_sync(self.searches.states_of_studies)
 
 
 @dataclass(frozen=True, kw_only=True)

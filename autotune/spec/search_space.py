@@ -173,8 +173,34 @@ class LegalSpace:
                 yield TrainingConfig(**chosen)
 
     def count(self) -> int:
-        """Returns the number of `configurations`."""
-        return sum(1 for _ in self._completions({})) if self.values else 0
+        """Returns the number of `configurations`, without making them.
+
+        Field by field it has the number of legal beginnings, together for all that have the same
+        values in those fields that a later rule or condition reads.
+        """
+        if not self.values:
+            return 0
+        beginnings: Mapping[tuple[Any, ...], int] = {(): 1}
+        kept: list[str] = []
+        for place, field in enumerate(FIELD_ORDER):
+            read = self._fields_read_after(place)
+            longer: Counter[tuple[Any, ...]] = Counter()
+            for beginning, number in beginnings.items():
+                for value in self.values[field]:
+                    chosen = {**dict(zip(kept, beginning, strict=True)), field: value}
+                    if self._allows_last(field, chosen):
+                        longer[tuple(chosen[name] for name in read)] += number
+            beginnings, kept = longer, read
+        return sum(beginnings.values())
+
+    def _fields_read_after(self, place: int) -> list[str]:
+        """Returns the fields up to a place of FIELD_ORDER that constraints of later ones read."""
+        read: set[str] = set()
+        for later in FIELD_ORDER[place + 1 :]:
+            rules, conditions = self._constraints_by_last_field[later]
+            read.update(*(rule.fields for rule in rules))
+            read.update(*((*each.when, *each.then) for each in conditions))
+        return [field for field in FIELD_ORDER[: place + 1] if field in read]
 
     def __contains__(self, config: TrainingConfig) -> bool:
         if not self.values:
@@ -215,13 +241,17 @@ class LegalSpace:
             yield dict(chosen)
             return
         field = FIELD_ORDER[len(chosen)]
-        rules, conditions = self._constraints_by_last_field[field]
         for value in self.values[field]:
             extended = {**chosen, field: value}
-            if any(rule.broken(extended, self.at) for rule in rules):
-                continue
-            if all(condition.allows(extended) for condition in conditions):
+            if self._allows_last(field, extended):
                 yield from self._completions_of_legal(extended)
+
+    def _allows_last(self, field: str, chosen: Mapping[str, Any]) -> bool:
+        """Whether the value of the last field of `chosen` is legal after those of the others."""
+        rules, conditions = self._constraints_by_last_field[field]
+        return not any(rule.broken(chosen, self.at) for rule in rules) and all(
+            condition.allows(chosen) for condition in conditions
+        )
 
     @cached_property
     def _constraints_by_last_field(self) -> dict[str, tuple[list[Rule], list[Condition]]]:

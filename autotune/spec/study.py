@@ -52,7 +52,7 @@ class StudyDefinition(Schema):
 
     @cached_property
     def legal_combinations(self) -> int:
-        """Number of legal combinations of the space's values; counting many takes a second."""
+        """Number of legal combinations of the space's values."""
         return self.legal_space().count()
 
     def baseline_config(self) -> TrainingConfig:

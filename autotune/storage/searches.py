@@ -21,6 +21,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    Select,
     and_,
     case,
     delete,
@@ -202,18 +203,13 @@ class Searches:
             conditions.append(SEARCHES.c.state.in_(states))
         if study is not None:
             conditions.append(SEARCHES.c.study == study)
-        rank = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
-        in_queue = [case((SEARCHES.c.state == "queued", key), else_=0) for key in _QUEUE_KEYS]
-        by_age = case((rank < 2, SEARCHES.c.id), else_=-SEARCHES.c.id)
-        query = (
-            _SEARCHES.where(*conditions)
-            .order_by(rank, *in_queue, by_age)
-            .limit(limit)
-            .offset(offset)
-        )
+        query = _IN_ORDER.where(*conditions).limit(limit).offset(offset)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-            total = connection.scalar(select(func.count()).select_from(SEARCHES).where(*conditions))
+            total: int | None = offset + len(rows)
+            if len(rows) == limit or (offset and not rows):
+                count = select(func.count()).select_from(SEARCHES).where(*conditions)
+                total = connection.scalar(count)
         return [_search(row) for row in rows], total or 0
 
     def counts(self) -> dict[SearchState, int]:
@@ -229,12 +225,17 @@ class Searches:
             numbers = connection.scalars(query).all()
         return {number: place for place, number in enumerate(numbers, start=1)}
 
-    def latest_of_studies(self) -> dict[str, QueuedSearch]:
-        """Returns the latest search of each study that the service has run or will run."""
-        latest = select(func.max(SEARCHES.c.id)).group_by(SEARCHES.c.study)
+    def states_of_studies(self) -> dict[str, SearchState]:
+        """Returns the state of the latest search of each study that has one."""
         with self._database.reading() as connection:
-            rows = connection.execute(_SEARCHES.where(SEARCHES.c.id.in_(latest))).all()
-        return {row.study: _search(row) for row in rows}
+            return {row.study: row.state for row in connection.execute(_STATES_OF_STUDIES)}
+
+    def latest_of(self, study: str) -> QueuedSearch | None:
+        """Returns the latest search of a study; None where it has none."""
+        query = _SEARCHES.where(SEARCHES.c.study == study).order_by(SEARCHES.c.id.desc()).limit(1)
+        with self._database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        return None if row is None else _search(row)
 
     def set_priority(self, number: int, priority: int) -> QueuedSearch:
         """Changes the priority of a search that has not ended. Raises SearchConflict."""
@@ -599,6 +600,20 @@ _QUEUE_KEYS = (
     _LAST_START_OF_PERSON,
 )
 _QUEUE_ORDER = (*_QUEUE_KEYS, SEARCHES.c.id)
+
+
+def _in_order() -> Select[Any]:
+    rank = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
+    in_queue = [case((SEARCHES.c.state == "queued", key), else_=0) for key in _QUEUE_KEYS]
+    by_age = case((rank < 2, SEARCHES.c.id), else_=-SEARCHES.c.id)
+    return _SEARCHES.order_by(rank, *in_queue, by_age)
+
+
+_IN_ORDER = _in_order()
+_STATES_OF_STUDIES = select(SEARCHES.c.study, SEARCHES.c.state).where(
+    SEARCHES.c.id.in_(select(func.max(SEARCHES.c.id)).group_by(SEARCHES.c.study))
+)
+"""Made once: a server asks for these with every page."""
 
 
 def _owner_of(connection: Connection, study: str) -> str | None:

@@ -306,10 +306,12 @@ class StudyStore:
             return [_entry(row) for row in connection.execute(query)]
 
     @retried
-    def finished_trials(self) -> dict[int, int]:
-        """Returns the number of trials with a result by the id of their study."""
-        query = select(TRIALS.c.study_id, sqlalchemy.func.count(TRIALS.c.finished_at)).group_by(
-            TRIALS.c.study_id
+    def finished_trials(self, studies: Sequence[int]) -> dict[int, int]:
+        """Returns the number of trials with a result by the id of their study, one of `studies`."""
+        query = (
+            select(TRIALS.c.study_id, sqlalchemy.func.count(TRIALS.c.finished_at))
+            .where(TRIALS.c.study_id.in_(studies))
+            .group_by(TRIALS.c.study_id)
         )
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
@@ -475,12 +477,16 @@ class StudyStore:
             return connection.scalar(query) is not None
 
     @retried
-    def forecasts(self, study: str) -> dict[str, Forecast]:
-        """Returns the study's predictions by the configuration's fingerprint."""
+    def forecasts(self, study: str, *, of: TrainingConfig | None = None) -> dict[str, Forecast]:
+        """Returns the study's predictions by the configuration's fingerprint, or only that of one.
+
+        It is empty where that one has none.
+        """
+        query = select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)
+        if of is not None:
+            query = query.where(PREDICTIONS.c.fingerprint == of.fingerprint)
         with self._database.reading() as connection:
-            rows = connection.execute(
-                select(PREDICTIONS).join(STUDIES).where(STUDIES.c.name == study)
-            ).all()
+            rows = connection.execute(query).all()
             return {row.fingerprint: forecast_from_row(row) for row in rows}
 
     # -- confirmations -----------------------------------------------------------------------------

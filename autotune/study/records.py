@@ -68,8 +68,8 @@ def records_of(
     records = everything[: len(trials)]
     baseline, expected = _baseline_of(definition, records), None
     if baseline is None:
-        forecast = store.forecasts(study).get(definition.baseline_config().fingerprint)
-        expected = ExpectedStep.of(definition, None if forecast is None else forecast.prediction)
+        for forecast in store.forecasts(study, of=definition.baseline_config()).values():
+            expected = ExpectedStep.of(definition, forecast.prediction)
     return StudyRecords(
         definition=definition,
         storage=store.url,

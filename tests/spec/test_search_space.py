@@ -669,6 +669,21 @@ def test_a_legal_configuration_is_listed_once(legal):
     assert len(set(configs)) == len(configs)
 
 
+def test_the_legal_configurations_are_counted_without_making_them(legal):
+    assert legal.count() == len(list(legal.configurations()))
+
+
+@pytest.mark.slow
+@EVERY_SHIPPED_SPACE
+def test_the_configurations_of_a_shipped_space_are_counted_without_making_them(name):
+    for devices, clips_gradients in itertools.product((1, 4), (False, True)):
+        at = LegalityContext(
+            global_batch=16, sequence_length=128, devices=devices, clips_gradients=clips_gradients
+        )
+        legal = bind_space(load_space(name), at, unavailable={})
+        assert legal.count() == len(list(legal.configurations()))
+
+
 def test_a_space_holds_exactly_the_configurations_it_lists(legal):
     combinations = (
         itertools.product(*(legal.values[field] for field in FIELD_ORDER)) if legal.values else ()

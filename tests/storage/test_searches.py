@@ -448,7 +448,8 @@ def test_the_searches_of_a_study_follow_its_name(queue, store_url):
     queue.cancel(search.id, by="ada")
     queue.rename_study("old", "new")
     assert queue.get(search.id).study == "new"
-    assert queue.latest_of_studies() == {"new": queue.get(search.id)}
+    assert queue.states_of_studies() == {"new": queue.get(search.id).state}
+    assert queue.latest_of("new") == queue.get(search.id)
     assert queue.events_after(0)[-1].data == {"action": "renamed", "name": "new"}
 
 

@@ -113,8 +113,7 @@ def _running(service: ServiceState) -> dict[str, Any]:
 def _queue(service: ServiceState) -> dict[str, Any]:
     queued, _ = service.searches.find(states=("queued",), limit=_QUEUE_SHOWN)
     ended, _ = service.searches.find(states=ENDED, limit=_ENDED_SHOWN)
-    positions = service.searches.positions()
-    rows = [search_object(search, position=positions.get(search.id)) for search in queued]
+    rows = [search_object(search, position=place) for place, search in enumerate(queued, start=1)]
     return {
         "queued": [contexts.search_row(row) for row in rows],
         "recent": [contexts.search_row(search_object(search)) for search in ended],
@@ -129,11 +128,10 @@ def _devices(service: ServiceState) -> dict[str, Any]:
 def _studies(request: Request, service: ServiceState) -> dict[str, Any]:
     parameters = request.query_params
     page = parameters.get("page", "1")
-    latest = service.searches.latest_of_studies()
     return {
         "studies": contexts.study_list(
-            service.store.studies(),
-            {study: search.state for study, search in latest.items()},
+            service.reader.summaries_in_thread(),
+            service.searches.states_of_studies(),
             query=parameters.get("query", "")[:100],
             sort=parameters.get("sort", contexts.DEFAULT_SORT),
             page=int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1,
@@ -299,14 +297,14 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
         others=others[::-1],
         files=None,
         **_report(service, name, preferences),
-        **_state(service, service.searches.latest_of_studies().get(name), name),
+        **_state(service, service.searches.latest_of(name), name),
         **_trials(request, service, name, preferences),
     )
 
 
 @router.get("/studies/{name}/parts/state")
 def state_part(request: Request, service: Service, name: StudyName) -> Response:
-    latest = service.searches.latest_of_studies().get(name)
+    latest = service.searches.latest_of(name)
     return render(request, "parts/state.html", **_state(service, latest, name))
 
 
