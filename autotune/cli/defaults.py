@@ -72,6 +72,8 @@ REJECTED_IN_FILES = {
     "webhook": "would choose who is told of searches",
     "host": "would choose who can connect",
     "allow_host": "would choose who can connect",
+    "trust_user_header": "would choose who can connect",
+    "trust_proxy": "would choose who can connect",
     "tls_certificate": "would choose who can connect",
     "tls_key": "would choose who can connect",
     "ray": "would choose which cluster gets your code and data",

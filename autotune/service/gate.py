@@ -1,10 +1,11 @@
 """Decides who gets in, before anything else of the app sees a request.
 
-In this order: the Host header must be this server's (421), and so must the Origin (403); the body
-must not be too large (413); there must be a token (401); one in a cookie only writes where the
-browser says that a page of this server asks for it (403); a read-only one only reads (403); and the
-body must arrive in time (408). It also adds the security headers to every response, counts requests
-and writes the access log, which has no query string and so no token.
+In this order: the Host header must be this server's (421), and so must the Origin (403); only a
+trusted proxy may name a person (403); the body must not be too large (413); there must be a token
+or such a person (401); a person, and a token in a cookie, only write where the browser says that a
+page of this server asks for it (403); a reader only reads (403); and the body must arrive in time
+(408). It also adds the security headers to every response, counts requests and writes the access
+log, which has no query string and so no token.
 """
 
 import asyncio
@@ -21,14 +22,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, InvalidInput
 from autotune.service.callers import Callers
-from autotune.service.hosts import OwnHosts
+from autotune.service.hosts import OwnHosts, Proxies
 from autotune.service.metrics import HttpMetrics
 from autotune.service.plain_page import sign_in_page
 from autotune.service.problems import Problem, answer, is_navigation, problem_of
 from autotune.service.settings import ServerSettings
 from autotune.service.state import Caller, ServiceState
+from autotune.storage.tokens import check_token_name
 
 _LOG = logging.getLogger("autotune.service")
 
@@ -76,6 +78,7 @@ class Gate:
         self._app = app
         self._settings = settings
         self._hosts = OwnHosts(settings)
+        self._proxies = Proxies(settings.trusted_proxies)
         self._callers = Callers(settings.owner_token)
         self._metrics = metrics
 
@@ -137,6 +140,7 @@ class Gate:
         try:
             self._check_host(request)
             self._check_origin(request)
+            person = self._person_of(request)
             self._check_announced_length(request)
             if _gives_token_in_url(request):
                 response = await self._sign_in_by_url(request)
@@ -145,7 +149,7 @@ class Gate:
             if _is_open(request):
                 self._check_page(request)
             else:
-                await self._check_caller(request)
+                await self._check_caller(request, person)
             body = await self._body_in_time(request)
             if body is None:
                 return  # the client has left
@@ -213,21 +217,54 @@ class Gate:
 
     # -- who it is -------------------------------------------------------------------------------
 
-    async def _check_caller(self, request: Request) -> None:
-        """Notes the caller in the request's state. Raises Problem."""
-        token, is_cookie = _token_of(request, cookie_name(self._settings))
+    def _person_of(self, request: Request) -> str:
+        """Returns whom a trusted proxy names; empty where it names nobody. Raises Problem."""
+        header = self._settings.trusted_user_header
+        given = request.headers.getlist(header) if header else []
+        if not given:
+            return ""
+        peer = request.client.host if request.client else ""
+        if not self._proxies.have(peer):
+            raise Problem(
+                403,
+                f"only a trusted proxy may send {header}, and {peer or 'the sender'} is none",
+                hint=f"send the request to the proxy, or leave {header} out and send a token",
+            )
+        if len(given) > 1:
+            raise Problem(
+                403,
+                f"{header} stands {len(given)} times in the request",
+                hint="let the proxy replace what a client sends, and not add to it",
+            )
+        if given[0]:
+            try:
+                check_token_name(given[0])
+            except InvalidInput as error:
+                raise Problem(
+                    403,
+                    f"{header} cannot name a person: {error.message}",
+                    hint="let the proxy send a login or an e-mail address",
+                ) from None
+        return given[0]
+
+    async def _check_caller(self, request: Request, person: str) -> None:
+        """Notes who has the token, or else `person`, in the request's state. Raises Problem."""
+        token, is_of_browser = _token_of(request, cookie_name(self._settings))
+        tokens = _state_of(request).tokens
         caller = None
-        if token:
-            caller = await self._callers.caller_of(token, _state_of(request).tokens)
+        if person and not _has_bearer_token(request):
+            caller, is_of_browser = await self._callers.person(person, tokens), True
+        elif token:
+            caller = await self._callers.caller_of(token, tokens)
         if caller is None:
             raise _token_needed(token)
-        if is_cookie:
+        if is_of_browser:
             self._check_page(request)
         request.state.caller = caller
         if caller.is_read_only and request.method not in _READING:
             raise Problem(
                 403,
-                f"the token of {caller.name!r} may only read",
+                f"{caller.name!r} may only read",
                 hint="use the token of a member: autotune serve tokens add NAME",
             )
 
@@ -379,11 +416,15 @@ def _token_of(request: Request, name: str) -> tuple[str, bool]:
     """Returns the token of a request, empty without one, and whether it is that of the cookie."""
     authorization = request.headers.get("authorization")
     if authorization is not None:
-        scheme, _, token = authorization.partition(" ")
-        token = token.strip() if scheme.lower() == "bearer" else ""
+        token = authorization.partition(" ")[2].strip() if _has_bearer_token(request) else ""
         return (token if len(token) <= _LONGEST_TOKEN else ""), False
     token = unquote(request.cookies.get(name, ""))
     return (token if len(token) <= 3 * _LONGEST_TOKEN else ""), True
+
+
+def _has_bearer_token(request: Request) -> bool:
+    """Whether a program sends a token; proxies send the Basic authorization of a person on."""
+    return request.headers.get("authorization", "").partition(" ")[0].lower() == "bearer"
 
 
 def _token_needed(token: str) -> Problem:

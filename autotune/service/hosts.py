@@ -1,4 +1,4 @@
-"""Which values of the Host and Origin headers are this server's.
+"""Which values of the Host and Origin headers are this server's, and which peer is its proxy.
 
 A page of another site can make a browser send requests here, and by DNS rebinding even under that
 site's name; both headers then name that site.
@@ -6,6 +6,7 @@ site's name; both headers then name that site.
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 
 from autotune.service.settings import WILDCARDS, ServerSettings
 
@@ -56,6 +57,21 @@ class OwnHosts:
         if self._port == _DEFAULT_PORTS[self._scheme]:
             hosts.add(name)
         return hosts
+
+
+class Proxies:
+    """The proxies that are believed; `networks` are addresses or networks as texts."""
+
+    def __init__(self, networks: Sequence[str]) -> None:
+        self._networks = [ipaddress.ip_network(network) for network in networks]
+
+    def have(self, peer: str) -> bool:
+        """Whether one of them has the address at the other end of a connection."""
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,7 +1,9 @@
 """What a server is started with."""
 
 import dataclasses
+import ipaddress
 import os
+import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -93,6 +95,35 @@ def _read_host(name: Any) -> Any:
     return name
 
 
+def _read_header(name: Any) -> Any:
+    if not isinstance(name, str):
+        return name
+    if not re.fullmatch(r"[A-Za-z0-9-]+", name) or name.lower() in _READ_OTHERWISE:
+        raise InvalidInput(
+            repr(name),
+            hint="give the header in which the proxy names a person, such as X-Forwarded-User",
+        )
+    return name
+
+
+def _read_proxy(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        network = ipaddress.ip_network(given)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{error}",
+            hint="give the address of the proxy, 10.0.0.5, or a network of its own, 10.0.5.0/24",
+        ) from None
+    if network.prefixlen == 0:
+        raise InvalidInput(
+            f"{given} is every address: anybody could say who they are",
+            hint="give the address of the proxy, such as 10.0.0.5",
+        )
+    return given
+
+
 def _read_webhook(url: Any) -> Any:
     if not isinstance(url, str):
         return url
@@ -107,6 +138,12 @@ def _read_webhook(url: Any) -> Any:
     return url
 
 
+_READ_OTHERWISE = (
+    *("accept", "authorization", "content-length", "content-type", "cookie", "host"),
+    *("last-event-id", "origin", "sec-fetch-site", "transfer-encoding", "user-agent"),
+)
+"""Headers that mean something else, which browsers send of everybody."""
+
 _GROUPS = Format(
     wanted="devices by the name of a group",
     metavar="NAME=DEVICES",
@@ -118,6 +155,9 @@ _FOLDER = Format(wanted="a folder", read=_read_folder)
 _HOST = Format(wanted="a name of a host", read=_read_host)
 Folders = Annotated[tuple[Annotated[str, _FOLDER], ...], texts("folders")]
 HostNames = Annotated[tuple[Annotated[str, _HOST], ...], texts("names of hosts")]
+_PROXY = Format(wanted="an address or a network", read=_read_proxy)
+Proxies = Annotated[tuple[Annotated[str, _PROXY], ...], texts("addresses")]
+_HEADER = Format(wanted="a header", read=_read_header)
 Count = Annotated[int, whole_number(1, 2**31 - 1)]
 
 
@@ -209,6 +249,22 @@ class ServerSettings(SubmissionRules):
         metavar="NAME",
     )
     """Further values of the Host header."""
+    trusted_user_header: Annotated[str, _HEADER] | None = setting(
+        None,
+        "Header in which a proxy names the person who has signed in to it, such as "
+        "X-Forwarded-User. Needs --trust-proxy.",
+        group=WHO_GETS_IN,
+        flag="--trust-user-header",
+        metavar="NAME",
+    )
+    trusted_proxies: Proxies = setting(
+        (),
+        "Address or network of a proxy that is believed who a person is: 10.0.0.5. Can be "
+        "repeated. Needs --trust-user-header.",
+        group=WHO_GETS_IN,
+        flag="--trust-proxy",
+        metavar="ADDRESS",
+    )
     tls_certificate: FilePath | None = setting(
         None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
     )
@@ -250,6 +306,11 @@ class ServerSettings(SubmissionRules):
             raise InvalidInput(
                 "--devices and --group both say which devices there are",
                 hint="leave --devices out",
+            )
+        if (self.trusted_user_header is None) != (not self.trusted_proxies):
+            raise InvalidInput(
+                "--trust-user-header and --trust-proxy belong together",
+                hint="name the header, and the address of the proxy that sends it",
             )
         if self.ray is not None:
             check_address(self.ray)

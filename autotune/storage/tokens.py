@@ -143,6 +143,17 @@ class Tokens:
             rows = connection.execute(select(TOKENS).where(_IS_VALID)).all()
         return {row.digest: _named_token(row) for row in rows}
 
+    def roles(self) -> Mapping[str, TokenRole]:
+        """Returns the role of each token by its name.
+
+        One that is not valid any more makes nobody an admin, and a reader does not become a member.
+        """
+        with self._database.reading() as connection:
+            rows = connection.execute(select(TOKENS, _IS_VALID.label("is_valid"))).all()
+        roles = {row.name: _named_token(row).role for row in rows}
+        demoted = {row.name for row in rows if not row.is_valid and row.role == "admin"}
+        return {name: "member" if name in demoted else role for name, role in roles.items()}
+
     # -- actions -----------------------------------------------------------------------------------
 
     def record_action(self, *, who: str, action: str, target: str, detail: str = "") -> None:
@@ -197,13 +208,13 @@ def _named_token(row: Any) -> NamedToken:
 
 def check_token_name(name: str) -> None:
     """Raises InvalidInput unless a token may have that name."""
-    allowed = all(character.isalnum() or character in "._@-" for character in name)
+    allowed = all(character.isalnum() or character in "._@+-" for character in name)
     if not name or not allowed or not name.isascii() or len(name) > _LONGEST_NAME:
         raise InvalidInput(
             f"{name!r} cannot be a token's name",
-            hint=f"use up to {_LONGEST_NAME} letters, digits, '.', '_', '@' and '-'",
+            hint=f"use up to {_LONGEST_NAME} letters, digits, '.', '_', '@', '+' and '-'",
         )
-    if name == OWNER:
+    if name.lower() == OWNER:
         raise InvalidInput(
             f"{name!r} is the name of the token that the server is started with",
             hint="choose another name",

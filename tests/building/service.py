@@ -38,12 +38,17 @@ def write_example(url, name="quick"):
     write_study(url, TRIALS, name=name)
 
 
+PEER = "testclient"
+"""What a connection is from, unless a test says so: no address."""
+
+
 @contextmanager
-def serving(storage, **settings):
+def serving(storage, *, peer=PEER, **settings):
     """Yields a client of a server; it sends no token by itself and follows no redirect."""
     of_server = ServerSettings(storage=storage, **{"token": TOKEN, **settings})
     app = create_app(of_server, search_module=STAND_IN)
-    with TestClient(app, base_url=ORIGIN, follow_redirects=False) as client:
+    connection = (peer, 50000)
+    with TestClient(app, base_url=ORIGIN, follow_redirects=False, client=connection) as client:
         yield client
 
 

@@ -454,6 +454,11 @@ COMMAND_LINES = {
         --allow-code missing | --allow-code file | --allow-code /
         --allow-host http://host | --allow-host 'a b' | --allow-host '*' | --allow-host me@host
         --allow-host ''
+        --trust-user-header X-Forwarded-User | --trust-proxy 10.0.0.5
+        --trust-user-header 'a b' --trust-proxy 10.0.0.5 | --trust-user-header ''
+        --trust-user-header Cookie --trust-proxy 10.0.0.5 | --trust-proxy ''
+        --trust-user-header X-User --trust-proxy proxy.lan | --trust-proxy 10.0.0.5/8
+        --trust-user-header X-User --trust-proxy 0.0.0.0/0 | --trust-proxy ::/0
         --tls-certificate file | --tls-key file | --tls-certificate file --tls-key file
         --tls-certificate missing.pem --tls-key missing.pem
         --tls-certificate pipe --tls-key pipe
