@@ -1,6 +1,7 @@
 """Puts the server together: the gate, the routes, the pages, and what they share while it runs."""
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -42,6 +43,7 @@ from autotune.service.scheduler import SEARCH_MODULE, Scheduler
 from autotune.service.settings import ServerSettings
 from autotune.service.state import ServiceState
 from autotune.service.stream import EventStream
+from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.identity import work_folder_path
 from autotune.storage.searches import Searches
@@ -134,6 +136,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             settings=settings,
             store=store,
             tokens=Tokens(store.database),
+            cookie=_cookie_of(store.database),
             searches=queue,
             stream=stream,
             scheduler=scheduler,
@@ -157,6 +160,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             streaming.cancel()
             with suppress(asyncio.CancelledError):
                 await streaming
+
+
+def _cookie_of(database: Database) -> str:
+    """Returns a name that is of the database: a host has cookies of all its ports and servers.
+
+    Raises StorageUnavailable.
+    """
+    digest = hashlib.sha256((database.identity or "").encode())
+    return f"autotune_token_{digest.hexdigest()[:12]}"
 
 
 async def _timeline_of(

@@ -34,8 +34,6 @@ from autotune.storage.tokens import check_token_name
 
 _LOG = logging.getLogger("autotune.service")
 
-COOKIE = "autotune_token"
-"""The name of the cookie, with the port behind it: cookies are of a host with all its ports."""
 HEALTH = "/api/v1/health"
 SIGN_IN = "/sign-in"
 
@@ -71,6 +69,10 @@ _HEADERS: Mapping[str, str] = {
 """Headers of every response that does not set them itself."""
 
 
+_WITH_PATHS = ("location", "hx-redirect", "hx-replace-url")
+"""Headers of answers that lead to a path of this server."""
+
+
 class Gate:
     """ASGI middleware in front of the whole app, whose state has the `ServiceState`."""
 
@@ -86,7 +88,8 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._serve(scope, receive, send)
+            path = _below(self._settings.root_path, scope["path"])
+            await self._serve({**scope, "path": path}, receive, send)
         else:  # there are no websockets
             await send({"type": "websocket.close", "code": 1008})
 
@@ -104,6 +107,9 @@ class Gate:
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
                 headers["X-Request-Id"] = request_id
+                for name in _WITH_PATHS:
+                    if headers.get(name, "").startswith("/"):
+                        headers[name] = self._settings.root_path + headers[name]
             await send(message)
 
         request = Request(scope, receive)
@@ -249,7 +255,7 @@ class Gate:
 
     async def _check_caller(self, request: Request, person: str) -> None:
         """Notes who has the token, or else `person`, in the request's state. Raises Problem."""
-        token, is_of_browser = _token_of(request, cookie_name(self._settings))
+        token, is_of_browser = _token_of(request, _state_of(request).cookie)
         tokens = _state_of(request).tokens
         caller = None
         if person and not _has_bearer_token(request):
@@ -277,33 +283,41 @@ class Gate:
             raise _token_needed(given[0])
         others = urlencode([pair for pair in pairs if pair[0] != "token"])
         path = own_path(quote(request.scope["path"], safe="/:@!$&'()*+,;=~-._"))
-        return self._signed_in(given[0], path + (f"?{others}" if others else ""))
+        return self._signed_in(request, given[0], path + (f"?{others}" if others else ""))
 
     async def _sign_in(self, request: Request, body: bytes) -> Response:
         """Answers the sign-in page, or its form: with the right token sets the cookie."""
         if request.method == "GET":
-            return HTMLResponse(sign_in_page(sentence="A token is needed", next_path="/"))
+            return HTMLResponse(self._sign_in_page("A token is needed", next_path="/"))
         fields = parse_qs(body.decode("utf-8", errors="replace"), keep_blank_values=True)
         token = fields.get("token", [""])[0].strip()
         next_path = own_path(fields.get("next", ["/"])[0])
         caller = await self._caller_of(token, request)
         if caller is None:
-            page = sign_in_page(sentence="The token is wrong", next_path=next_path)
+            page = self._sign_in_page("The token is wrong", next_path=next_path)
             return HTMLResponse(page, 401, headers={"WWW-Authenticate": "Bearer"})
-        return self._signed_in(token, next_path)
+        return self._signed_in(request, token, next_path)
 
-    def _signed_in(self, token: str, path: str) -> Response:
+    def _signed_in(self, request: Request, token: str, path: str) -> Response:
         """Returns a redirect to a path of this server that sets the cookie."""
         response = RedirectResponse(path, 303)
         response.set_cookie(
-            cookie_name(self._settings),
+            _state_of(request).cookie,
             quote(token, safe=""),
             httponly=True,
             samesite="strict",
             secure=self._settings.has_tls,
-            path="/",
+            path=self._settings.root_path or "/",
         )
         return response
+
+    def _sign_in_page(self, sentence: str, *, next_path: str, goes_on: bool = False) -> str:
+        return sign_in_page(
+            sentence=sentence,
+            next_path=next_path,
+            goes_on=goes_on,
+            root=self._settings.root_path,
+        )
 
     async def _caller_of(self, token: str, request: Request) -> Caller | None:
         if not token or len(token) > _LONGEST_TOKEN:
@@ -312,8 +326,8 @@ class Gate:
 
     def _refusal(self, request: Request, problem: Problem) -> Response:
         if problem.status_code == 401 and is_navigation(request):
-            page = sign_in_page(
-                sentence=problem.detail,
+            page = self._sign_in_page(
+                problem.detail,
                 next_path=own_path(request.url.path),
                 goes_on=request.headers.get("sec-fetch-site") == "cross-site",
             )
@@ -377,6 +391,13 @@ def _too_large(largest_bytes: int) -> Problem:
     )
 
 
+def _below(root: str, path: str) -> str:
+    """Returns a path of this server as its routes have it; a proxy may have removed `root`."""
+    if path == root:
+        return "/"
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
 def own_path(path: str) -> str:
     """Returns a path of this server that a redirect may lead to.
 
@@ -405,11 +426,6 @@ def _is_open(request: Request) -> bool:
     """Whether a request needs no token."""
     asked = (request.method, request.url.path)
     return asked in (("GET", HEALTH), ("GET", SIGN_IN), ("POST", SIGN_IN))
-
-
-def cookie_name(settings: ServerSettings) -> str:
-    """Returns the name of a server's cookie."""
-    return f"{COOKIE}_{settings.port}"
 
 
 def _token_of(request: Request, name: str) -> tuple[str, bool]:

@@ -25,6 +25,9 @@ def document_of(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
         separate_input_output_schemas=False,
     )
+    root = app.state.settings.root_path
+    if root:
+        document["servers"] = [{"url": root}]
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     schemas[problems.SCHEMA_NAME] = dict(problems.SCHEMA)

@@ -31,14 +31,14 @@ button { margin-top: 1rem; }
 <p>{{ sentence }}</p>
 {% if hint %}<p>{{ hint }}</p>{% endif %}
 {% if asks_for_token %}
-<form method="post" action="/sign-in">
+<form method="post" action="{{ root }}/sign-in">
 <input type="hidden" name="next" value="{{ next_path }}">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button type="submit">Sign in</button>
 </form>
 {% else %}
-<p><a href="/">Home</a></p>
+<p><a href="{{ root }}/">Home</a></p>
 {% endif %}
 </main>
 </body>
@@ -55,8 +55,8 @@ _ENVIRONMENT = jinja2.Environment(
 _TEMPLATE = _ENVIRONMENT.from_string(_PAGE)
 
 
-def plain_page(*, title: str, sentence: str, hint: str = "") -> str:
-    """Returns a page with a sentence on what is wrong and a link home."""
+def plain_page(*, title: str, sentence: str, hint: str = "", root: str = "") -> str:
+    """Returns a page with a sentence on what is wrong and a link home, to the path `root`."""
     return _TEMPLATE.render(
         title=title,
         sentence=_sentence(sentence),
@@ -64,10 +64,11 @@ def plain_page(*, title: str, sentence: str, hint: str = "") -> str:
         asks_for_token=False,
         next_path="",
         goes_on=False,
+        root=root,
     )
 
 
-def sign_in_page(*, sentence: str, next_path: str, goes_on: bool = False) -> str:
+def sign_in_page(*, sentence: str, next_path: str, goes_on: bool = False, root: str = "") -> str:
     """Returns the page that asks for the token.
 
     With `goes_on` it loads again by itself: a browser that follows a link of another site leaves
@@ -80,6 +81,7 @@ def sign_in_page(*, sentence: str, next_path: str, goes_on: bool = False) -> str
         asks_for_token=True,
         next_path=next_path,
         goes_on=goes_on,
+        root=root,
     )
 
 

@@ -152,6 +152,7 @@ def answer(request: Request, problem: Problem) -> Response:
             title=_title(problem.status_code),
             sentence=hidden.without(problem.detail),
             hint=hidden.without(problem.hint),
+            root=request.app.state.settings.root_path,
         )
         return HTMLResponse(text, problem.status_code, headers=problem.headers)
     return AsciiResponse(

@@ -95,6 +95,17 @@ def _read_host(name: Any) -> Any:
     return name
 
 
+def _read_path(given: Any) -> Any:
+    """Returns a path without a slash at its end. Raises InvalidInput."""
+    if not isinstance(given, str):
+        return given
+    path = given.rstrip("/")
+    is_path = re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", path)
+    if not given or not is_path:
+        raise InvalidInput(repr(given), hint="give the path as it stands in the URL, such as /tune")
+    return path
+
+
 def _read_header(name: Any) -> Any:
     if not isinstance(name, str):
         return name
@@ -157,6 +168,7 @@ Folders = Annotated[tuple[Annotated[str, _FOLDER], ...], texts("folders")]
 HostNames = Annotated[tuple[Annotated[str, _HOST], ...], texts("names of hosts")]
 _PROXY = Format(wanted="an address or a network", read=_read_proxy)
 Proxies = Annotated[tuple[Annotated[str, _PROXY], ...], texts("addresses")]
+_PATH = Format(wanted="a path", read=_read_path)
 _HEADER = Format(wanted="a header", read=_read_header)
 Count = Annotated[int, whole_number(1, 2**31 - 1)]
 
@@ -249,6 +261,13 @@ class ServerSettings(SubmissionRules):
         metavar="NAME",
     )
     """Further values of the Host header."""
+    root_path: Annotated[str, _PATH] = setting(
+        "",
+        "Path that a proxy serves it under, such as /tune. [default: none]",
+        group=WHO_GETS_IN,
+        metavar="PATH",
+    )
+    """Which every address of a page begins with. A proxy may remove it from what it sends."""
     trusted_user_header: Annotated[str, _HEADER] | None = setting(
         None,
         "Header in which a proxy names the person who has signed in to it, such as "
@@ -344,16 +363,15 @@ class ServerSettings(SubmissionRules):
     @property
     def address(self) -> str:
         """The URL that others know the server by, without a token."""
-        if self.host in WILDCARDS:
-            return dataclasses.replace(self, host=socket.gethostname()).origin
-        return self.origin
+        host = socket.gethostname() if self.host in WILDCARDS else self.host
+        return dataclasses.replace(self, host=host).origin + self.root_path
 
     @property
     def url(self) -> str:
         """The URL to open in a browser, with the token unless the user has chosen it."""
         if self.token is not None:
-            return f"{self.origin}/"
-        return f"{self.origin}/?token={self.owner_token}"
+            return f"{self.origin}{self.root_path}/"
+        return f"{self.origin}{self.root_path}/?token={self.owner_token}"
 
 
 def _devices_in(devices: str | None) -> int:

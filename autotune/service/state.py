@@ -29,6 +29,8 @@ class ServiceState:
     settings: ServerSettings
     store: StudyStore
     tokens: Tokens
+    cookie: str
+    """The name of the cookie with a browser's token, which all servers of the database share."""
     searches: Searches
     stream: EventStream
     scheduler: Scheduler

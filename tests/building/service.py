@@ -52,6 +52,11 @@ def serving(storage, *, peer=PEER, **settings):
         yield client
 
 
+def cookie_of(client):
+    """Returns the name of the cookie of a server in this process."""
+    return client.app.state.service.cookie
+
+
 def routes_of(app):
     """Returns (method, path) of every route, also of those that the OpenAPI document leaves out."""
     return sorted(set(_routes_of(app.routes)))

@@ -3,12 +3,12 @@
 import os
 import shutil
 import time
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.building.page_server import HOSTILE, RUNNING, TOKEN, page_server
 from tests.building.reports import large_view
+from tests.building.service import cookie_of
 
 CHROMIUM = shutil.which("chromium")
 playwright = pytest.importorskip(
@@ -76,7 +76,7 @@ def open_page(browser, server):
                 **options,
             )
             contexts.append(context)
-            cookie = f"autotune_token_{urlsplit(at.address).port}"
+            cookie = cookie_of(at)
             context.add_cookies([{"name": cookie, "value": TOKEN, "url": at.address}])
         shown = context.new_page()
         shown.set_default_timeout(20_000)

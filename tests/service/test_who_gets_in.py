@@ -12,7 +12,7 @@ from autotune.service.gate import own_path
 from autotune.service.hosts import OwnHosts
 from autotune.service.settings import ServerSettings
 from autotune.storage.tokens import Tokens
-from tests.building.service import BEARER, ORIGIN, TOKEN, routes_of, serving
+from tests.building.service import BEARER, ORIGIN, TOKEN, cookie_of, routes_of, serving
 from tests.building.studies import open_store
 
 HEALTH = ("GET", "/api/v1/health")
@@ -30,8 +30,6 @@ ROUTES = [
     route for route in routes_of(create_app(ServerSettings(token=TOKEN))) if route not in SIGN_IN
 ]
 WRITES = [route for route in ROUTES if route[0] not in ("GET", "HEAD", "OPTIONS")]
-
-COOKIE = "autotune_token_8321"
 
 
 def sent(client, route, **headers):
@@ -156,7 +154,7 @@ def test_wrong_tokens_at_once_share_one_reading_of_the_database(tmp_path):
 
 
 def test_a_wrong_bearer_token_is_not_made_good_by_a_cookie(anonymous):
-    headers = {"Authorization": "Bearer wrong", "Cookie": f"{COOKIE}={TOKEN}"}
+    headers = {"Authorization": "Bearer wrong", "Cookie": f"{cookie_of(anonymous)}={TOKEN}"}
     assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
 
 
@@ -165,7 +163,7 @@ def test_a_wrong_bearer_token_is_not_made_good_by_a_cookie(anonymous):
 def test_an_odd_token_is_just_wrong(anonymous, token):
     headers = {"Authorization": f"Bearer {token}".encode()}
     assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
-    headers = {"Cookie": f"{COOKIE}={token}".encode()}
+    headers = {"Cookie": f"{cookie_of(anonymous)}={token}".encode()}
     assert anonymous.get("/api/v1/studies", headers=headers).status_code == 401
 
 
@@ -287,7 +285,7 @@ OTHER_SENDERS = (
 
 
 def test_with_the_cookie_only_a_page_of_this_server_writes(browser):
-    browser.cookies.set(COOKIE, TOKEN)
+    browser.cookies.set(cookie_of(browser), TOKEN)
     for headers in OTHER_SENDERS:
         for method, path in WRITES:
             answer = browser.request(method, path, headers=headers, content=b"{}")

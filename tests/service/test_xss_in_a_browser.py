@@ -7,7 +7,7 @@ must have nothing to complain of.
 
 import shutil
 from dataclasses import replace
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import pytest
 from sqlalchemy import insert, update
@@ -19,6 +19,7 @@ from autotune.storage.identity import find_work_folder
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.tables import ACTIONS, SEARCHES, STUDIES, TOKENS
 from tests.building.page_server import RUNNING, TOKEN, page_server
+from tests.building.service import cookie_of
 from tests.building.studies import MIB, SPACE, config, definition, keep, measured, open_store
 
 CHROMIUM = shutil.which("chromium")
@@ -139,7 +140,7 @@ def has_policy():
 def page(has_policy, browser, server):
     """A page that is signed in; its `complaints` are those of scripts and of the policy."""
     context = browser.new_context(bypass_csp=not has_policy)
-    cookie = f"autotune_token_{urlsplit(server.address).port}"
+    cookie = cookie_of(server)
     context.add_cookies([{"name": cookie, "value": TOKEN, "url": server.address}])
     opened = context.new_page()
     opened.set_default_timeout(20_000)

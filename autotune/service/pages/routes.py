@@ -290,7 +290,10 @@ def study(request: Request, service: Service, name: StudyName) -> Response:
         layout="base.html",
         cards=CARDS_ON_SERVER,
         figures={},
-        sources={card.id: _figure_address(name, card.id, preferences) for card in CARDS_ON_SERVER},
+        sources={
+            card.id: service.settings.root_path + _figure_address(name, card.id, preferences)
+            for card in CARDS_ON_SERVER
+        },
         sections=[*sections(CARDS_ON_SERVER), ("compare", "Compare")],
         preferred=preferences,
         prefer_choices=PREFERENCES,
@@ -416,7 +419,7 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
         here="",
         last_event=service.stream.position,
         trial=contexts.trial_page(result, number),
-        address=f"/studies/{name}",
+        address=f"{service.settings.root_path}/studies/{name}",
         study_name=name,
         number=number,
         log=_log(service, name, number),
@@ -478,7 +481,7 @@ def _report(service: ServiceState, name: str, preferences: Preferences) -> dict[
     compute = partial(contents.compute, version=autotune.__version__, preferences=preferences)
     return {
         "report": service.reader.part_in_thread(name, preferences, "page", compute),
-        "address": f"/studies/{name}",
+        "address": f"{service.settings.root_path}/studies/{name}",
         "is_live": True,
     }
 

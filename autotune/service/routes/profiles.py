@@ -75,7 +75,7 @@ def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
     found = profiles_of(_result(service, name))
     return {
         "study": name,
-        "profiles": [_entry(name, profile) for profile in found],
+        "profiles": [_entry(service, name, profile) for profile in found],
         "bytes": sum(profile.size_bytes for profile in found),
     }
 
@@ -88,7 +88,7 @@ def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
 )
 def show_profile(service: Service, name: StudyName, number: TrialNumber) -> Mapping[str, Any]:
     """Its files, and where to download them."""
-    return _entry(name, _profile(service, name, number))
+    return _entry(service, name, _profile(service, name, number))
 
 
 @router.get(
@@ -163,10 +163,11 @@ def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
     return profile
 
 
-def _entry(study: str, profile: TrialProfile) -> dict[str, Any]:
+def _entry(service: ServiceState, study: str, profile: TrialProfile) -> dict[str, Any]:
     """Returns the JSON object of a profile."""
     taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
-    address = f"/api/v1/studies/{study}/trials/{profile.trial}/profile"
+    root = service.settings.root_path
+    address = f"{root}/api/v1/studies/{study}/trials/{profile.trial}/profile"
     return {
         "trial": profile.trial,
         "steps": profile.steps,

@@ -1,6 +1,7 @@
 /* What a reader does: cancel, continue, change a priority, rename, delete, copy; and the form of a new
    search. Everything that is written goes to the interface, whose sentences are shown as text. */
 import { say } from "./live.js";
+import { ROOT } from "./stream.js";
 
 const byId = (id) => document.getElementById(id);
 const dialog = byId("dialog");
@@ -82,7 +83,7 @@ const actions = {
       title: `Cancel ${title}?`,
       texts: ["What was measured so far is kept. It can be continued later."],
       go: "Cancel the search", danger: true,
-      done: () => finish(send("POST", `/api/v1/searches/${search}/cancel`), `${title} is being cancelled.`),
+      done: () => finish(send("POST", `${ROOT}/api/v1/searches/${search}/cancel`), `${title} is being cancelled.`),
     });
   },
   priority({ search, title, value }) {
@@ -92,7 +93,7 @@ const actions = {
       fields: [{ name: "priority", label: "Priority", value, type: "number" }],
       go: "Change",
       done: ({ priority }) => finish(
-        send("PATCH", `/api/v1/searches/${search}`, { priority: Number(priority) }), "The priority is changed."),
+        send("PATCH", `${ROOT}/api/v1/searches/${search}`, { priority: Number(priority) }), "The priority is changed."),
     });
   },
   continue({ search, title, owner }) {
@@ -113,7 +114,7 @@ const actions = {
         if (name) body.name = name;
         if (trials) body.trials = Number(trials);
         if (time) body.time_budget = time;
-        return finish(send("POST", `/api/v1/searches/${search}/continue`, body), `${name || title} is in the queue.`);
+        return finish(send("POST", `${ROOT}/api/v1/searches/${search}/continue`, body), `${name || title} is in the queue.`);
       },
     });
   },
@@ -123,16 +124,16 @@ const actions = {
       fields: [{ name: "name", label: "New name", value: study }],
       go: "Rename",
       done: async ({ name }) => {
-        const answer = await send("PATCH", `/api/v1/studies/${encodeURIComponent(study)}`, { name });
+        const answer = await send("PATCH", `${ROOT}/api/v1/studies/${encodeURIComponent(study)}`, { name });
         if (!answer.ok) return sentence(answer.found);
-        location.assign(`/studies/${encodeURIComponent(name)}`);
+        location.assign(`${ROOT}/studies/${encodeURIComponent(name)}`);
         return "";
       },
     });
   },
   /* Asked twice: the first answer says what would be gone, and the name has to be typed. */
   async delete({ study }) {
-    const path = `/api/v1/studies/${encodeURIComponent(study)}`;
+    const path = `${ROOT}/api/v1/studies/${encodeURIComponent(study)}`;
     const first = await send("DELETE", path);
     const code = first.found.confirm;
     if (!code) {
@@ -155,7 +156,7 @@ const actions = {
           title: `${study} is deleted`,
           texts: [`Its export is in ${answer.found.exported_to || "a file on the server"}.`],
           go: "Go to the list of studies",
-          done: () => { location.assign("/"); },
+          done: () => { location.assign(`${ROOT}/`); },
         });
         return "";
       },

@@ -1,7 +1,7 @@
 /* Keeps a page up to date: hears the server's events, and asks for the parts of the page that they
    concern. Numbers of a running trial are changed in place. A part that is the same is left alone,
    and so is one in which text is selected or a field is filled in. */
-import { openStream } from "./stream.js";
+import { ROOT, openStream } from "./stream.js";
 
 const SHORTEST_PAUSE = 1000; // milliseconds between two refreshes of a part
 const script = document.querySelector("script[data-worker]");
@@ -50,7 +50,7 @@ function connectByOneTab() {
     openStream(lastOfPage, hears);
     return;
   }
-  const channel = new BroadcastChannel("autotune");
+  const channel = new BroadcastChannel(`autotune${ROOT}`);
   channel.onmessage = ({ data }) => {
     if (data.state) showState(data.state);
     if (data.event) heard(data.event);
@@ -58,7 +58,7 @@ function connectByOneTab() {
   };
   channel.postMessage({ newcomer: true });
   let stream = null;
-  navigator.locks.request("autotune-stream", () => {
+  navigator.locks.request(`autotune-stream${ROOT}`, () => {
     stream = openStream(lastOfPage, {
       heard: (event) => { channel.postMessage({ event }); heard(event); },
       changed: (state) => { channel.postMessage({ state }); showState(state); },

@@ -3,6 +3,8 @@
 const KINDS = [
   "search", "opened", "trial_began", "step", "trial_ended", "front", "confirming", "notice", "study", "reset",
 ];
+/* What every address of the server begins with: this file is in its static/VERSION/. */
+export const ROOT = new URL("../..", import.meta.url).pathname.replace(/\/$/, "");
 const SHORTEST_WAIT = 1000, LONGEST_WAIT = 30000; // milliseconds
 
 /* Calls heard({kind, id, data}) for each event and changed("live" or "lost"). */
@@ -11,7 +13,7 @@ export function openStream(last, { heard, changed }) {
 
   function open() {
     const query = lastId ? `?last_event_id=${encodeURIComponent(lastId)}` : "";
-    source = new EventSource(`/api/v1/events${query}`);
+    source = new EventSource(`${ROOT}/api/v1/events${query}`);
     source.onopen = () => { wait = SHORTEST_WAIT; changed("live"); };
     source.onerror = () => {
       // The browser would repeat the first address: it is opened again with the last event instead.
