@@ -106,6 +106,10 @@ class StorageUnavailable(AutotuneError):
     exit_code = 2
 
 
+class StorageUpgraded(StorageUnavailable):
+    """A later autotune has changed the tables."""
+
+
 class StorageUnreachable(StorageUnavailable):
     exit_code = 75
 

@@ -72,6 +72,7 @@ REJECTED_IN_FILES = {
     "webhook": "would choose who is told of searches",
     "host": "would choose who can connect",
     "allow_host": "would choose who can connect",
+    "internal_address": "would choose where other servers send their secret",
     "trust_user_header": "would choose who can connect",
     "trust_proxy": "would choose who can connect",
     "tls_certificate": "would choose who can connect",

@@ -50,10 +50,6 @@ class ProfileFile:
     is_code: bool = False
     """Whether inductor has generated it, mostly one of many."""
 
-    @property
-    def viewer_address(self) -> str:
-        return f"https://{self.opened_by}"
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProfile:

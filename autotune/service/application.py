@@ -21,6 +21,7 @@ from autotune.service.answers import AsciiResponse
 from autotune.service.gate import Gate
 from autotune.service.metrics import HttpMetrics
 from autotune.service.openapi import document_of
+from autotune.service.other_servers import OtherServers
 from autotune.service.pages import routes as pages
 from autotune.service.problems import add_handlers
 from autotune.service.quick import QUICK_MODULE, QuickAnswers
@@ -47,6 +48,7 @@ from autotune.storage.database import Database
 from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.identity import work_folder_path
 from autotune.storage.searches import Searches
+from autotune.storage.servers import Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import Tokens
 
@@ -130,12 +132,19 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             retention=retention,
             module=app.state.search_module,
         )
-        stream = EventStream(store.database, queue)
+        stream = EventStream(
+            store.database,
+            queue,
+            when_study_changes=partial(study_changes.follow_change, work, store, queue),
+        )
+        servers = Servers(store.database)
+        others = OtherServers(servers, settings)
         quick_answers = QuickAnswers(module=app.state.quick_module)
         app.state.service = ServiceState(
             settings=settings,
             store=store,
             tokens=Tokens(store.database),
+            servers=servers,
             cookie=_cookie_of(store.database),
             searches=queue,
             stream=stream,
@@ -146,20 +155,24 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
                 address=settings.address,
                 timeline_of=partial(_timeline_of, quick_answers, settings),
             ),
+            others=others,
             work_folder=work,
             # What is below `work` can be made again, and may go at any time.
             deleted_folder=work.parent.parent / "deleted" / work.name,
         )
         await stream.begin()
-        streaming = asyncio.create_task(stream.run())
+        await anyio.to_thread.run_sync(others.begin)
+        running = [asyncio.create_task(stream.run()), asyncio.create_task(others.run())]
         try:
             await anyio.to_thread.run_sync(scheduler.__enter__)
             yield
         finally:
             await anyio.to_thread.run_sync(scheduler.__exit__)
-            streaming.cancel()
-            with suppress(asyncio.CancelledError):
-                await streaming
+            for task in running:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await anyio.to_thread.run_sync(others.end)
 
 
 def _cookie_of(database: Database) -> str:

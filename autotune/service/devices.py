@@ -11,7 +11,7 @@ import psutil
 
 from autotune.errors import TrialLost
 from autotune.memory.nvml import NvmlDevice, all_devices, name_of, total_bytes
-from autotune.service.processes import find_process
+from autotune.service.processes import find_process, machine_of, this_host
 from autotune.shipped.device_name import cpu_name
 from autotune.spec.queued_search import QueuedSearch
 from autotune.spec.schema import Schema
@@ -29,9 +29,10 @@ class OtherProcess(Schema):
 
 @dataclass(frozen=True, kw_only=True)
 class Device(Schema):
-    """A device of the machine that the server runs on; null where a figure is not known."""
+    """A device of a machine that a server runs on; null where a figure is not known."""
 
     name: str
+    machine: str
     type: Literal["cpu", "cuda"]
     uuid: str | None
     memory_bytes: int | None
@@ -53,6 +54,7 @@ def devices_in_use(running: Sequence[QueuedSearch]) -> list[Device]:
     return [
         Device(
             name=cpu_name(),
+            machine=machine_of(this_host()),
             type="cpu",
             uuid=None,
             memory_bytes=memory.total,
@@ -93,6 +95,7 @@ def _gpu(device: NvmlDevice, searches: Mapping[int, int]) -> Device:
             others.append(OtherProcess(pid=pid, user=_user_of(pid), bytes=held_bytes))
     return Device(
         name=name_of(device),
+        machine=machine_of(this_host()),
         type="cuda",
         uuid=device.uuid,
         memory_bytes=total_bytes(device),

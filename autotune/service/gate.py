@@ -256,12 +256,12 @@ class Gate:
     async def _check_caller(self, request: Request, person: str) -> None:
         """Notes who has the token, or else `person`, in the request's state. Raises Problem."""
         token, is_of_browser = _token_of(request, _state_of(request).cookie)
-        tokens = _state_of(request).tokens
-        caller = None
+        state, caller = _state_of(request), None
         if person and not _has_bearer_token(request):
-            caller, is_of_browser = await self._callers.person(person, tokens), True
+            caller = await self._callers.person(person, state.tokens, state.servers)
+            is_of_browser = True
         elif token:
-            caller = await self._callers.caller_of(token, tokens)
+            caller = await self._callers.caller_of(token, state.tokens, state.servers)
         if caller is None:
             raise _token_needed(token)
         if is_of_browser:
@@ -322,7 +322,8 @@ class Gate:
     async def _caller_of(self, token: str, request: Request) -> Caller | None:
         if not token or len(token) > _LONGEST_TOKEN:
             return None
-        return await self._callers.caller_of(token, _state_of(request).tokens)
+        state = _state_of(request)
+        return await self._callers.caller_of(token, state.tokens, state.servers)
 
     def _refusal(self, request: Request, problem: Problem) -> Response:
         if problem.status_code == 401 and is_navigation(request):

@@ -7,6 +7,7 @@ site's name; both headers then name that site.
 import ipaddress
 import socket
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from autotune.service.settings import WILDCARDS, ServerSettings
 
@@ -27,6 +28,8 @@ class OwnHosts:
         self._port = settings.port
         self._hosts = {host for name in names for host in self._with_port(name)}
         self._allowed = {host.lower() for host in settings.allowed_hosts}
+        if settings.internal_address:
+            self._allowed.add(urlsplit(settings.internal_address).netloc.lower())
 
     def is_own_host(self, host: str, *, address: str | None = None) -> bool:
         """Whether a Host header names this server.

@@ -41,6 +41,11 @@ def this_host() -> str:
     return f"{socket.gethostname()[:80]} {boot[:13]}".strip()
 
 
+def machine_of(host: str) -> str:
+    """Returns the name of a machine as people know it."""
+    return host.partition(" ")[0]
+
+
 def this_process() -> SearchProcess:
     """Returns the identity of this process."""
     return _process_of(os.getpid())

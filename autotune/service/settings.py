@@ -135,7 +135,7 @@ def _read_proxy(given: Any) -> Any:
     return given
 
 
-def _read_webhook(url: Any) -> Any:
+def _read_url(url: Any) -> Any:
     if not isinstance(url, str):
         return url
     try:
@@ -161,7 +161,7 @@ _GROUPS = Format(
     read=_read_groups,
     is_repeatable=True,
 )
-_WEBHOOK = Format(wanted="a URL", read=_read_webhook)
+_URL = Format(wanted="a URL", read=_read_url)
 _FOLDER = Format(wanted="a folder", read=_read_folder)
 _HOST = Format(wanted="a name of a host", read=_read_host)
 Folders = Annotated[tuple[Annotated[str, _FOLDER], ...], texts("folders")]
@@ -268,6 +268,13 @@ class ServerSettings(SubmissionRules):
         metavar="PATH",
     )
     """Which every address of a page begins with. A proxy may remove it from what it sends."""
+    internal_address: Annotated[str, _URL] | None = setting(
+        None,
+        "URL at which other servers of the database reach this one, to read logs and profiles: "
+        "http://10.0.0.7:8321. [default: its own]",
+        group=WHO_GETS_IN,
+        metavar="URL",
+    )
     trusted_user_header: Annotated[str, _HEADER] | None = setting(
         None,
         "Header in which a proxy names the person who has signed in to it, such as "
@@ -288,7 +295,7 @@ class ServerSettings(SubmissionRules):
         None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
     )
     tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
-    webhook: Annotated[str, _WEBHOOK] | None = setting(
+    webhook: Annotated[str, _URL] | None = setting(
         None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
     )
     keep_days: Count | None = setting(

@@ -9,6 +9,7 @@ import anyio.to_thread
 from fastapi import Depends, Request
 
 from autotune.errors import NotYours
+from autotune.service.other_servers import OtherServers
 from autotune.service.quick import QuickAnswers
 from autotune.service.reading import StudyReader
 from autotune.service.scheduler import Scheduler
@@ -16,6 +17,7 @@ from autotune.service.settings import ServerSettings
 from autotune.service.stream import EventStream
 from autotune.spec.queued_search import SearchState
 from autotune.storage.searches import Searches
+from autotune.storage.servers import Servers
 from autotune.storage.store import StudyStore
 from autotune.storage.tokens import TokenRole, Tokens
 
@@ -29,6 +31,7 @@ class ServiceState:
     settings: ServerSettings
     store: StudyStore
     tokens: Tokens
+    servers: Servers
     cookie: str
     """The name of the cookie with a browser's token, which all servers of the database share."""
     searches: Searches
@@ -36,6 +39,7 @@ class ServiceState:
     scheduler: Scheduler
     quick: QuickAnswers
     reader: StudyReader
+    others: OtherServers
     work_folder: Path
     """Where the files of studies are, each in a folder of its name: logs, and what is prepared."""
     deleted_folder: Path
@@ -56,6 +60,8 @@ class Caller:
 
     name: str
     role: TokenRole
+    is_server: bool = False
+    """Whether it is another server of the database, for which this one asks no further ones."""
 
     @property
     def is_read_only(self) -> bool:

@@ -106,8 +106,15 @@ class _Listener:
 class EventStream:
     """The events of one database, for any number of listeners of this process."""
 
-    def __init__(self, database: Database, searches: Searches) -> None:
+    def __init__(
+        self,
+        database: Database,
+        searches: Searches,
+        *,
+        when_study_changes: Callable[[ServiceEvent], None] = lambda _: None,
+    ) -> None:
         self._database = database
+        self._when_study_changes = when_study_changes
         self._searches = searches
         self._listeners: set[_Listener] = set()
         self._recent: deque[StreamedEvent] = deque(maxlen=_REMEMBERED)
@@ -194,6 +201,8 @@ class EventStream:
         while True:
             events = await self._in_thread(partial(self._events_after, self._position))
             for event in events:
+                if event.kind == "study":
+                    await self._in_thread(partial(self._when_study_changes, event))
                 sent = streamed(event)
                 self._recent.append(sent)
                 self._position = sent.number

@@ -38,7 +38,7 @@ class _Server(uvicorn.Server):
         self._when_ready = when_ready
         self.signals: list[int] = []
         self.error: AutotuneError | None = None
-        """Why nobody was told that it is ready."""
+        """Why nobody was told that it is ready, or why it cannot go on."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -49,6 +49,11 @@ class _Server(uvicorn.Server):
             except AutotuneError as error:
                 self.error = error
                 self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        service: ServiceState = self._app.state.service
+        self.error = service.others.error
+        return self.error is not None or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Streams of events would not end by themselves, and what is slower than _GRACE_SECONDS is

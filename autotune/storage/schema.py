@@ -9,7 +9,7 @@ from collections import Counter
 import sqlalchemy
 from sqlalchemy import Connection, delete, insert, select
 
-from autotune.errors import StorageUnavailable, UnknownStudy
+from autotune.errors import StorageUnavailable, StorageUpgraded, UnknownStudy
 from autotune.storage.conversion import convert
 from autotune.storage.database import Database
 from autotune.storage.error_translation import damage_hint, redacted_url
@@ -67,13 +67,13 @@ def revision_of(connection: Connection, url: str) -> str:
 def check_revision(connection: Connection, url: str) -> str:
     """Returns the schema revision of a database that has one.
 
-    Raises StorageUnavailable for a later one, whose rows this autotune cannot interpret. A later
+    Raises StorageUpgraded for a later one, whose rows this autotune cannot interpret. A later
     autotune may have upgraded the database since it was opened. So who writes calls this in each
     transaction, after a change whose lock an upgrade waits for.
     """
     revision = connection.scalar(select(VERSION.c.version_num)) or ""
     if revision > REVISION:
-        raise StorageUnavailable(
+        raise StorageUpgraded(
             f"the studies database {redacted_url(url)} has schema {revision}, "
             f"this autotune knows them up to {REVISION}",
             hint="use the autotune that wrote it, or a later one",

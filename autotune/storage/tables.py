@@ -32,7 +32,7 @@ MOMENT = DateTime(timezone=True).with_variant(StoredDate, "sqlite")
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0007"
+REVISION = "0008"
 """The revision of these tables, which is stored with them; it grows with each change."""
 
 VERSION = Table(
@@ -205,6 +205,17 @@ SERVER = Table(
     Column("version", String(40), nullable=False),
     Column("renewed_at", Float, nullable=False),
     Column("last_event", BigInteger, nullable=False),
+)
+
+SERVERS = Table(
+    "autotune_servers",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("digest", String(64), nullable=False, unique=True),
+    Column("owner_digest", String(64), nullable=False),
+    Column("address", String(300), nullable=False),
+    Column("host", String(300), nullable=False),
+    Column("renewed_at", Float, nullable=False),
 )
 
 TOKENS = Table(

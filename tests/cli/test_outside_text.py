@@ -279,7 +279,7 @@ def the_end_of_a_trials_log():
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trial-0.log"
         file.write_text(HOSTILE, encoding="utf-8", errors="replace")
-        return end_of_file(file, most_bytes=1000) or ""
+        return end_of_file(file, most_bytes=1000).text
 
 
 def an_answer_of_the_service():

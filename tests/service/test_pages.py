@@ -323,6 +323,7 @@ def test_a_device_that_others_use_says_so():
         {
             "name": "GPU",
             "type": "cuda",
+            "machine": "gpu-1",
             "memory_bytes": 80 * MIB,
             "used_bytes": 20 * MIB,
             "utilization_percent": 12.0,

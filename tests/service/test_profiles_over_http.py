@@ -105,4 +105,5 @@ def test_the_page_of_a_trial_leads_to_the_files_and_one_without_says_how_to_have
         is_code = file["name"].startswith("code/")
         assert (f'href="{file["path"]}"' in page) is not is_code
     assert f'href="{PROFILE}">all files' in page
-    assert "There is no profile on this machine." in client.get("/studies/quick/trials/2").text
+    without = client.get("/studies/quick/trials/2").text
+    assert "There is no profile of trial 2 of study &#39;quick&#39; on this machine." in without

@@ -11,6 +11,7 @@ from autotune.service.callers import Callers
 from autotune.service.gate import own_path
 from autotune.service.hosts import OwnHosts
 from autotune.service.settings import ServerSettings
+from autotune.storage.servers import Servers
 from autotune.storage.tokens import Tokens
 from tests.building.service import BEARER, ORIGIN, TOKEN, cookie_of, routes_of, serving
 from tests.building.studies import open_store
@@ -144,7 +145,8 @@ def test_wrong_tokens_at_once_share_one_reading_of_the_database(tmp_path):
 
     async def callers_of_wrong_tokens(tokens):
         callers = Callers("the owner's")
-        wrong = (callers.caller_of(f"wrong {number}", tokens) for number in range(20))
+        servers = Servers(tokens._database)
+        wrong = (callers.caller_of(f"wrong {number}", tokens, servers) for number in range(20))
         return await asyncio.gather(*wrong)
 
     with open_store(f"sqlite:///{tmp_path}/a.db") as store:

@@ -99,7 +99,7 @@ def write_payload(url, payload):
             connection.execute(
                 update(STUDIES).where(STUDIES.c.name == name).values(workload=stored)
             )
-            connection.execute(insert(TOKENS).values(name=payload, digest=name, read_only=False))
+            connection.execute(insert(TOKENS).values(name=payload, digest=name))
             connection.execute(
                 insert(ACTIONS).values(
                     who=payload, action=payload[:40], target=payload, detail=payload

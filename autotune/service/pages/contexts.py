@@ -213,6 +213,9 @@ class DeviceRow:
     """Processes of others that use it, a text each."""
 
 
+_KINDS = {"cuda": "GPU", "cpu": "processor"}
+
+
 def device_row(device: Mapping[str, Any]) -> DeviceRow:
     """Returns the texts of a device, which is an object of the HTTP interface."""
     memory, used = device.get("memory_bytes"), device.get("used_bytes")
@@ -220,7 +223,7 @@ def device_row(device: Mapping[str, Any]) -> DeviceRow:
     share = None if not memory or used is None else min(1.0, used / memory)
     return DeviceRow(
         name=str(device["name"]),
-        description={"cuda": "GPU", "cpu": "processor"}.get(device["type"], device["type"]),
+        description=f"{_KINDS.get(device['type'], device['type'])} of {device['machine']}",
         memory="" if memory is None else format_size(memory),
         used="" if used is None else format_size(used),
         used_percent=None if share is None else round(100 * share),

@@ -7,7 +7,7 @@ with the address to show.
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
@@ -23,7 +23,7 @@ from autotune.analysis.pick import PREFERENCES, Preferences
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.exporters import TARGETS
 from autotune.exporters.written import composed_export
-from autotune.reporting.profile_files import profile_of
+from autotune.reporting.profile_files import CODE_USE
 from autotune.reporting.report import contents
 from autotune.reporting.report.cards import CARDS_ON_SERVER, sections
 from autotune.reporting.study_view import StudyView
@@ -34,11 +34,11 @@ from autotune.service.pages.plan import plan_text
 from autotune.service.pages.rendering import render
 from autotune.service.problems import Problem
 from autotune.service.routes.devices import devices as devices_of
-from autotune.service.routes.searches import log_of_search
+from autotune.service.routes.profiles import profile_entry
 from autotune.service.routes.searches import submit as submit_search
 from autotune.service.search_json import search_object
-from autotune.service.state import Service, ServiceState
-from autotune.service.trial_logs import end_of_log
+from autotune.service.state import Caller, Service, ServiceState
+from autotune.service.trial_logs import Log, log_of_search, log_of_trial
 from autotune.spec.queued_search import ENDED, QueuedSearch
 from autotune.spec.result import StudyResult
 from autotune.units import format_size
@@ -69,7 +69,7 @@ def home(request: Request, service: Service) -> Response:
         last_event=service.stream.position,
         **_running(service),
         **_queue(service),
-        **_devices(service),
+        **_devices(request, service),
         **_studies(request, service),
     )
 
@@ -86,7 +86,7 @@ def queue_part(request: Request, service: Service) -> Response:
 
 @router.get("/parts/devices")
 def devices_part(request: Request, service: Service) -> Response:
-    return render(request, "parts/devices.html", **_devices(service))
+    return render(request, "parts/devices.html", **_devices(request, service))
 
 
 @router.get("/parts/studies")
@@ -120,8 +120,8 @@ def _queue(service: ServiceState) -> dict[str, Any]:
     }
 
 
-def _devices(service: ServiceState) -> dict[str, Any]:
-    found = devices_of(service)
+def _devices(request: Request, service: ServiceState) -> dict[str, Any]:
+    found = devices_of(service, request.state.caller)
     return {"devices": [contexts.device_row(device) for device in found["devices"]]}
 
 
@@ -243,7 +243,7 @@ def search_page(request: Request, service: Service, number: SearchNumber) -> Res
         here="",
         last_event=service.stream.position,
         has_study=has_study,
-        log=log_of_search(service, number, most_bytes=_LOG_BYTES),
+        **_log_shown(partial(log_of_search, service, request.state.caller, number)),
         request_facts=[
             (name.replace("_", " "), _value_text(value)) for name, value in search.request.items()
         ],
@@ -422,19 +422,30 @@ def trial(request: Request, service: Service, name: StudyName, number: TrialNumb
         address=f"{service.settings.root_path}/studies/{name}",
         study_name=name,
         number=number,
-        log=_log(service, name, number),
-        profile=profile_of(result, number),
+        **_log_shown(partial(log_of_trial, service, request.state.caller, name, number)),
+        **_profile(service, request.state.caller, name, number),
         format_size=format_size,
+        code_use=CODE_USE,
+        viewers="https://",
         files=_files(service, name, number, target) if target else None,
     )
 
 
-def _log(service: ServiceState, name: str, number: int) -> str | None:
-    """Returns the end of the log of a trial; None where there is none on this machine."""
+def _log_shown(read: Callable[..., Log | None]) -> dict[str, Any]:
+    """Returns the end of a log, or why there is none."""
     try:
-        return end_of_log(service.work_folder, name, number, most_bytes=_LOG_BYTES)
-    except Problem:
-        return None
+        log = read(most_bytes=_LOG_BYTES)
+    except Problem as problem:
+        return {"log": None, "no_log": contexts.sentence(problem.detail)}
+    return {"log": None if log is None else log.text, "no_log": "It has not begun."}
+
+
+def _profile(service: ServiceState, caller: Caller, name: str, number: int) -> dict[str, Any]:
+    """Returns the profile of a trial, or why there is none."""
+    try:
+        return {"profile": profile_entry(service, caller, name, number), "no_profile": ""}
+    except Problem as problem:
+        return {"profile": None, "no_profile": contexts.sentence(problem.detail)}
 
 
 # -- comparison, reference -------------------------------------------------------------------------

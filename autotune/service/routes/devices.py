@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from autotune.service.devices import Device, devices_in_use
 from autotune.service.problems import documented
-from autotune.service.state import Service
+from autotune.service.state import CallerOfRequest, Service
 
 router = APIRouter(tags=["server"])
 
@@ -22,7 +22,7 @@ class Group(BaseModel):
 
 
 class Devices(BaseModel):
-    """The devices of this server's machine and the groups that searches run on."""
+    """The devices of every machine with a server, and the groups that searches run on."""
 
     devices: list[Device]
     groups: list[Group]
@@ -33,13 +33,17 @@ class Devices(BaseModel):
 @router.get(
     "/devices", response_model=Devices, summary="Devices and their use", responses=documented(503)
 )
-def devices(service: Service) -> dict[str, Any]:
+def devices(service: Service, caller: CallerOfRequest) -> dict[str, Any]:
     """Devices that others use are shown as such: their use disturbs what is measured."""
     running, _ = service.searches.find(states=("running",), limit=1000)
     of_group = {search.group: search.id for search in running}
     lead = service.searches.lead()
+    found = [asdict(device) for device in devices_in_use(running)]
+    if not caller.is_server:
+        for answer in service.others.answers_of_machines("/api/v1/devices"):
+            found += answer.json()["devices"]
     return {
-        "devices": [asdict(device) for device in devices_in_use(running)],
+        "devices": found,
         "groups": [
             {"name": name, "devices": devices, "search": of_group.get(name)}
             for name, devices in service.settings.device_groups.items()

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, Field
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, Response
 
 from autotune.analysis.pick import Preferences
 from autotune.reporting.profile_files import (
@@ -20,7 +20,8 @@ from autotune.reporting.profile_files import (
 from autotune.service.parameters import WITHOUT_NUL, StudyName, TrialNumber
 from autotune.service.problems import Problem, documented
 from autotune.service.reading import HTML, REPORT_POLICY
-from autotune.service.state import Service, ServiceState
+from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
+from autotune.service.trial_logs import machines_of
 from autotune.spec.result import StudyResult
 
 router = APIRouter(prefix="/studies/{name}", tags=["profiles"])
@@ -57,7 +58,7 @@ class ProfileEntry(BaseModel):
 
 
 class Profiles(BaseModel):
-    """The profiles of a study that are on the server's machine."""
+    """The profiles of a study, of every server that can be reached."""
 
     study: str
     profiles: list[ProfileEntry]
@@ -70,13 +71,17 @@ class Profiles(BaseModel):
     summary="The profiles of a study",
     responses=documented(404, 422),
 )
-def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
+def list_profiles(service: Service, caller: CallerOfRequest, name: StudyName) -> Mapping[str, Any]:
     """Every trial that was profiled, with its files."""
     found = profiles_of(_result(service, name))
+    entries = {profile.trial: _entry(service, name, profile) for profile in found}
+    if not caller.is_server:
+        for answer in service.others.answers(f"/api/v1/studies/{name}/profiles"):
+            entries = {entry["trial"]: entry for entry in answer.json()["profiles"]} | entries
     return {
         "study": name,
-        "profiles": [_entry(service, name, profile) for profile in found],
-        "bytes": sum(profile.size_bytes for profile in found),
+        "profiles": [entries[trial] for trial in sorted(entries)],
+        "bytes": sum(entry["bytes"] for entry in entries.values()),
     }
 
 
@@ -86,9 +91,11 @@ def list_profiles(service: Service, name: StudyName) -> Mapping[str, Any]:
     summary="The profile of a trial",
     responses=documented(404, 422),
 )
-def show_profile(service: Service, name: StudyName, number: TrialNumber) -> Mapping[str, Any]:
+def show_profile(
+    service: Service, caller: CallerOfRequest, name: StudyName, number: TrialNumber
+) -> Mapping[str, Any]:
     """Its files, and where to download them."""
-    return _entry(service, name, _profile(service, name, number))
+    return profile_entry(service, caller, name, number)
 
 
 @router.get(
@@ -105,6 +112,7 @@ def show_profile(service: Service, name: StudyName, number: TrialNumber) -> Mapp
 )
 def download(
     service: Service,
+    caller: CallerOfRequest,
     name: StudyName,
     number: TrialNumber,
     file: Annotated[
@@ -116,8 +124,15 @@ def download(
             examples=[TRACE_FILE, "code/graph-0.py"],
         ),
     ],
-) -> FileResponse:
-    profile = _profile(service, name, number)
+) -> Response:
+    try:
+        profile = _profile(service, name, number)
+    except _NotHere as missing:
+        address = f"/api/v1/studies/{name}/trials/{number}/profile/{quote(file)}"
+        response = None if caller.is_server else service.others.file(address)
+        if response is None:
+            raise _missing(service, caller, name, missing) from None
+        return response
     path = profile.file(file)
     if path is None:
         raise Problem(
@@ -149,13 +164,44 @@ def _check_trial(result: StudyResult, number: int) -> None:
         raise Problem(404, f"study {result.study!r} has no trial {number}")
 
 
+class _NotHere(Problem):
+    """This server has no profile of a trial."""
+
+
+def profile_entry(service: ServiceState, caller: Caller, name: str, number: int) -> dict[str, Any]:
+    """Returns the JSON object of a trial's profile, whichever server has it.
+
+    Raises UnknownStudy, and Problem where it cannot be had.
+    """
+    try:
+        return _entry(service, name, _profile(service, name, number))
+    except _NotHere as missing:
+        answers = []
+        if not caller.is_server:
+            answers = service.others.answers(f"/api/v1/studies/{name}/trials/{number}/profile")
+        if not answers:
+            raise _missing(service, caller, name, missing) from None
+        found: dict[str, Any] = answers[0].json()
+        return found
+
+
+def _missing(service: ServiceState, caller: Caller, name: str, missing: Problem) -> Problem:
+    if caller.is_server:
+        return missing
+    what = f"a profile of this trial of study {name!r}"
+    return service.others.problem(missing, what, machines_of(service, name))
+
+
 def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
-    """Returns the profile of a trial. Raises UnknownStudy, and Problem where there is none."""
+    """Returns the profile of a trial.
+
+    Raises UnknownStudy, Problem for an unknown trial, and _NotHere where there is none here.
+    """
     result = _result(service, name)
     _check_trial(result, number)
     profile = profile_of(result, number)
     if profile is None:
-        raise Problem(
+        raise _NotHere(
             404,
             f"there is no profile of trial {number} of study {name!r} on this machine",
             hint="submit a search of this study with profile, for its pick or its front",

@@ -23,9 +23,8 @@ from autotune.service.submissions import (
     CheckedSubmission,
     check_submission,
 )
-from autotune.service.trial_logs import end_of_file
+from autotune.service.trial_logs import log_of_search
 from autotune.spec.queued_search import MOST_PRIORITY, QueuedSearch, Search, SearchState
-from autotune.storage.hidden_url import HiddenUrl
 from autotune.storage.searches import NewSearch
 from autotune.study.opening.resume import check_same_study
 from autotune.study.submission import Submission
@@ -379,20 +378,15 @@ def remove(service: Service, caller: CallerOfRequest, number: SearchNumber) -> N
 )
 def log(
     service: Service,
+    caller: CallerOfRequest,
     number: SearchNumber,
     largest_bytes: Annotated[
         int, Query(alias="bytes", ge=1, le=LARGEST_LOG_BYTES, description="How much of its end.")
     ] = 64 * 1024,
 ) -> PlainTextResponse:
-    """The end of the log; empty where the search ran on another machine, or has not begun."""
-    service.searches.get(number)
-    return PlainTextResponse(log_of_search(service, number, most_bytes=largest_bytes))
-
-
-def log_of_search(service: ServiceState, number: int, *, most_bytes: int) -> str:
-    """Returns the end of the log of a search's process; empty where there is none."""
-    text = end_of_file(service.scheduler.log_file(number), most_bytes=most_bytes) or ""
-    return HiddenUrl(service.settings.storage).without(text)
+    """The end of the log, whichever server has it; empty where the search has not begun."""
+    found = log_of_search(service, caller, number, most_bytes=largest_bytes)
+    return PlainTextResponse("") if found is None else found.response()
 
 
 def _answer(service: ServiceState, search: QueuedSearch) -> Mapping[str, Any]:

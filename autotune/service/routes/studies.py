@@ -27,9 +27,9 @@ from autotune.service.parameters import (
     TrialNumber,
 )
 from autotune.service.problems import Problem, documented
-from autotune.service.state import Service
+from autotune.service.state import CallerOfRequest, Service
 from autotune.service.study_data import StudyData
-from autotune.service.trial_logs import end_of_log
+from autotune.service.trial_logs import log_of_trial
 from autotune.service.trial_query import TrialQuery
 from autotune.spec.result import Outcome
 from autotune.spec.study import check_study_name
@@ -238,16 +238,18 @@ async def show_trial(
 )
 async def show_log(
     service: Service,
+    caller: CallerOfRequest,
     name: StudyName,
     number: TrialNumber,
     most_bytes: Annotated[
         int, Query(alias="bytes", ge=1, le=_LARGEST_LOG_BYTES, description="At most so many.")
     ] = _LARGEST_LOG_BYTES,
 ) -> PlainTextResponse:
+    """The end of the log, whichever server has it."""
     data = await service.reader.data(name)
     _check_trial(data, number)
-    read = partial(end_of_log, service.work_folder, name, number, most_bytes=most_bytes)
-    return PlainTextResponse(await anyio.to_thread.run_sync(read))
+    read = partial(log_of_trial, service, caller, name, number, most_bytes=most_bytes)
+    return (await anyio.to_thread.run_sync(read)).response()
 
 
 def _check_trial(data: StudyData, number: int) -> None:

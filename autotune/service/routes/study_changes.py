@@ -5,16 +5,22 @@ import logging
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi import Path as PathParameter
 from pydantic import BaseModel, ConfigDict, Field
 
-from autotune.errors import SearchConflict
+from autotune.errors import InvalidInput, SearchConflict
 from autotune.service.problems import Problem, documented
+from autotune.service.processes import machine_of, this_host
 from autotune.service.state import Caller, CallerOfRequest, Service, ServiceState
 from autotune.service.submissions import NOT_OF_STUDIES, check_new_name
+from autotune.spec.queued_search import ServiceEvent
+from autotune.spec.study import check_study_name
+from autotune.storage.searches import Searches
+from autotune.storage.store import StudyStore
 from autotune.storage.transfer import read_studies, write_file
 from autotune.system.files import durable_file
 
@@ -48,6 +54,7 @@ class Deleted(BaseModel):
     exported_to: str = Field(
         description="The file on the server; `autotune studies import` reads it."
     )
+    machine: str = Field(description="The machine with that file.")
     trials: int
 
 
@@ -65,14 +72,7 @@ def rename(
     _check_may_change(service, caller, name)
     _check_idle(service, name)
     service.searches.rename_study(name, wanted.name)
-    folder = service.work_folder
-    if name not in NOT_OF_STUDIES:
-        try:
-            (folder / name).rename(folder / wanted.name)
-        except FileNotFoundError:
-            pass  # an imported study has no files
-        except OSError as error:
-            _LOG.warning("the files of study %s stay under that name: %s", name, error)
+    _rename_files(service.work_folder, name, wanted.name)
     service.tokens.record_action(
         who=caller.name, action="rename study", target=name, detail=wanted.name
     )
@@ -129,12 +129,54 @@ def delete(
     with durable_file(file) as unfinished, unfinished.open("wb") as written:
         write_file(read_studies(service.store.database, [name]), written)
     service.searches.delete_study(name)
-    if name not in NOT_OF_STUDIES:
-        shutil.rmtree(service.work_folder / name, ignore_errors=True)
+    _remove_files(service.work_folder, name)
     service.tokens.record_action(
         who=caller.name, action="delete study", target=name, detail=str(file)
     )
-    return {"name": name, "exported_to": str(file), "trials": len(trials)}
+    return {
+        "name": name,
+        "exported_to": str(file),
+        "machine": machine_of(this_host()),
+        "trials": len(trials),
+    }
+
+
+def follow_change(
+    work_folder: Path, store: StudyStore, searches: Searches, event: ServiceEvent
+) -> None:
+    """Renames or removes the files here of a study that another server has renamed or deleted.
+
+    A new study of that name keeps its own.
+    """
+    try:
+        check_study_name(event.study)
+        searches.check_no_active_search(event.study)
+        if store.has_study(event.study):
+            return
+        if event.data.get("action") == "deleted":
+            _remove_files(work_folder, event.study)
+        elif event.data.get("action") == "renamed":
+            new_name = str(event.data.get("name"))
+            check_study_name(new_name)
+            _rename_files(work_folder, event.study, new_name)
+    except InvalidInput:
+        return  # a search has the name now, or the event was forged
+
+
+def _rename_files(folder: Path, name: str, new_name: str) -> None:
+    if name in NOT_OF_STUDIES:
+        return
+    try:
+        (folder / name).rename(folder / new_name)
+    except FileNotFoundError:
+        pass  # it was not searched here
+    except OSError as error:
+        _LOG.warning("the files of study %s stay under that name: %s", name, error)
+
+
+def _remove_files(folder: Path, name: str) -> None:
+    if name not in NOT_OF_STUDIES:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def _check_may_change(service: ServiceState, caller: Caller, name: str) -> None:

@@ -154,7 +154,7 @@ const actions = {
         if (!answer.ok) return sentence(answer.found);
         ask({
           title: `${study} is deleted`,
-          texts: [`Its export is in ${answer.found.exported_to || "a file on the server"}.`],
+          texts: [`Its export is in ${answer.found.exported_to} on ${answer.found.machine}.`],
           go: "Go to the list of studies",
           done: () => { location.assign(`${ROOT}/`); },
         });
