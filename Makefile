@@ -28,6 +28,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! test -x $(BIN)/hadolint || $(BIN)/hadolint docs/deploy/Dockerfile
 
 # The built wheel on every Python of this machine that it is for.
 wheel: setup

@@ -3,7 +3,8 @@
 A key at the top is an option of `autotune search` without its dashes, such as `max-mem`; it holds
 for every command that has the option in the same meaning. A table of the name of a command, such as
 `[predict]`, has options of that command. What stands on the command line comes first, then
-`AUTOTUNE_DEFAULT_MAX_MEM` of the environment, then the file, then what is built in.
+`AUTOTUNE_DEFAULT_MAX_MEM` of the environment (and `AUTOTUNE_STORAGE`), then the file, then what is
+built in.
 
 They are Click's `default_map` of the command, which checks a value as if it stood on the command
 line.
@@ -28,6 +29,8 @@ FILE = "autotune.toml"
 PROJECT_FILE = "pyproject.toml"
 VARIABLE = "AUTOTUNE_DEFAULT_"
 """Begins the names of environment variables; `AUTOTUNE_DEFAULT_TRIALS` is for `--trials`."""
+OF_STORAGE = "AUTOTUNE_STORAGE"
+"""The variable of `--storage`, whose password would stand in the list of processes."""
 ENVIRONMENT = "the environment"
 WITHOUT = "leave all defaults out with autotune --no-defaults"
 
@@ -136,13 +139,17 @@ def _check_values(kind: type, values: Mapping[str, Any], sources: Mapping[str, s
 
 
 def print_defaults(context: Any) -> None:
-    """Print what applies to a command on stderr, a server without the token in its URL."""
+    """Print what applies to a command on stderr, URLs without a token or a password."""
     sources = context.meta.get(SOURCES_OF_DEFAULTS, {})
     values = dict(context.default_map or {})
     if "server" in values:
         from autotune.client.address import server_address  # noqa: PLC0415  # only with a server
 
         values["server"] = server_address(values["server"]).url
+    if "storage" in values:
+        from autotune.storage.error_translation import redacted_url  # noqa: PLC0415  # as above
+
+        values["storage"] = redacted_url(values["storage"])
     for source in dict.fromkeys(sources.values()):
         listed = [f"{_key(name)} = {values[name]}" for name in values if sources[name] == source]
         print_line(on_one_line(f"defaults from {source}: {', '.join(listed)}"), to_stderr=True)
@@ -181,6 +188,8 @@ def _tables(commands: Mapping[str, Any], of_command: str) -> list[tuple[str, dic
         for name, text in os.environ.items()
         if name.startswith(VARIABLE) and text
     }
+    if storage := os.environ.get(OF_STORAGE):
+        environment["storage"] = storage
     return [
         (str(file), _meant(_of_file(file, top, [*of_search, *commands]), of_command)),
         (str(file), _of_file(file, own, [*_options(commands[of_command].load())])),

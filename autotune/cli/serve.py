@@ -1,10 +1,12 @@
 """`autotune serve`: the service with its page, and its named tokens."""
 
+import json
 import logging
 import os
 import ssl
 import sys
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ app = typer.Typer(
 class ServeCommand(ServerSettings):
     """A server, and what it prints."""
 
-    verbose: bool = setting(False, "Print a line for each request.", group=RESULTS, synonym="-v")
+    verbose: bool = setting(False, "The same as --log-format text.", group=RESULTS, synonym="-v")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,9 +76,12 @@ def serve(context: typer.Context, given: Given[ServeCommand]) -> None:
     from autotune.service.web_server import run_server  # noqa: PLC0415
 
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
+    if settings.log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-    if settings.verbose:
+    if settings.verbose or settings.log_format is not None:
         logging.getLogger("autotune.service").setLevel(logging.INFO)
     number = run_server(settings, sockets, when_ready=lambda: _say_ready(settings))
     if number:
@@ -92,6 +97,21 @@ class PrintableFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # of logging
         return printable(super().formatException(ei), keep_lines=True)
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes one object a line, which has the request that it is of, and a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname,
+            "message": record.getMessage(),
+            **getattr(record, "request", {}),
+        }
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said)
 
 
 def check_extra() -> None:

@@ -132,13 +132,23 @@ class Gate:
             route = _route_of(scope)
             self._metrics.count(route=route, method=scope["method"], status=status, seconds=seconds)
             caller = scope.get("state", {}).get("caller")
+            fields = {
+                "method": scope["method"],
+                "path": _printable_path(scope),
+                "route": route,
+                "status": status,
+                "milliseconds": round(1000 * seconds, 1),
+                "person": None if caller is None else caller.name,
+                "request_id": request_id,
+            }
             _LOG.info(
                 "%s %s %d %.0f ms %s",
-                scope["method"],
-                _printable_path(scope),
+                fields["method"],
+                fields["path"],
                 status,
                 1000 * seconds,
-                "-" if caller is None else caller.name,
+                fields["person"] or "-",
+                extra={"request": fields},
             )
 
     async def _admit_and_answer(self, request: Request, send: Send) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from autotune.errors import InvalidInput
@@ -297,6 +297,12 @@ class ServerSettings(SubmissionRules):
     tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
     webhook: Annotated[str, _URL] | None = setting(
         None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
+    )
+    log_format: Literal["text", "json"] | None = setting(
+        None,
+        "Print a line for each request: as text, or as JSON with route and person. "
+        "[default: only what goes wrong, as text]",
+        group=RESULTS,
     )
     keep_days: Count | None = setting(
         None,

@@ -471,7 +471,7 @@ COMMAND_LINES = {
         --group left | --group left=gpu | --group left= | --group a=2 --group a=3
         --group a=2 --devices 2 | --group 'a b=2' | --group =2
         --webhook nonsense | --webhook ftp://host | --webhook http:// | --webhook ''
-        --verbose --port x | -v --port x
+        --verbose --port x | -v --port x | --log-format xml | --log-format ''
         tokens bogus | tokens --bogus | tokens --storage nonsense | tokens add
         tokens --storage sqlite:///missing.db | tokens list --storage sqlite:///missing.db
         tokens add 'a b' IN_REAL | tokens add '' IN_REAL | tokens add owner --read-only IN_REAL

@@ -145,6 +145,13 @@ def test_the_storage_of_the_environment_is_that_of_every_command(project, monkey
     assert "elsewhere.db" in run_here("studies", "check", folder=project).stderr
 
 
+def test_the_storage_has_a_variable_of_its_own_and_its_password_is_not_printed(tmp_path):
+    url = "postgresql+psycopg://ada:very-secret@127.0.0.1:1/studies"
+    ended = run_here("studies", folder=tmp_path, AUTOTUNE_STORAGE=url)
+    assert "ada:***@127.0.0.1:1" in ended.stderr
+    assert "very-secret" not in ended.stderr
+
+
 def test_without_defaults_none_applies(project, monkeypatch):
     (project / "autotune.toml").write_text("layers = [")
     monkeypatch.setenv("AUTOTUNE_DEFAULT_NONSENSE", "1")
@@ -254,7 +261,7 @@ HARMLESS_TEXTS = """
     activation_offload adapter adapter_targets allocator attention base_weights checkpointing
     compile compile_time_limit compute_capability context database_wait dataset dataset_config
     dataset_split device devices engine expires gradient_reduction group held_out_split kernels
-    loss max_mem max_time model modules_to_save_dtype name offload optimizer optimizer_fusion
+    log_format loss max_mem max_time model modules_to_save_dtype name offload optimizer optimizer_fusion
     packing pick precision prefer profile prompt_format role root_path sampler scale schedule
     sharding space state step_time_limit study target_version text_column time_budget to
     tokenizer torch trial_time_limit trials vary x y

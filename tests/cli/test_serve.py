@@ -1,5 +1,6 @@
 """`autotune serve`: its URL, its token, its port, its end, and the named tokens."""
 
+import json
 import os
 import re
 import signal
@@ -159,3 +160,13 @@ def test_a_named_token_lets_in_and_a_read_only_one_only_looks(tmp_path):
     with served(tmp_path, token="abc") as (_, url):
         assert httpx.get(f"{url}api/v1/searches", headers=bearer).status_code == 200
         assert httpx.post(f"{url}api/v1/searches", json={}, headers=bearer).status_code == 403
+
+
+def test_a_request_is_a_line_of_json_with_its_route_and_person(tmp_path):
+    with served(tmp_path, "--log-format", "json", token="x" * 40) as (process, url):
+        headers = {"Authorization": f"Bearer {'x' * 40}"}
+        httpx.get(f"{url.rstrip('/')}/api/v1/searches/7", headers=headers)
+        _, _, stderr = end(process, signal.SIGTERM)
+    [line] = [json.loads(line) for line in stderr.splitlines() if "milliseconds" in line]
+    assert line["route"] == "/api/v1/searches/{number}"
+    assert (line["method"], line["status"], line["person"]) == ("GET", 404, "owner")
