@@ -30,6 +30,7 @@ UNTRAINED: Mapping[str, Any] = {
     "adapter": "none",
     "adapter_rank": 8,
     "adapter_targets": "all-linear",
+    "adapter_kernels": "none",
     "base_weights": "trained",
 }
 """The settings of a training without an adapter."""

@@ -47,6 +47,9 @@ def write(recipe: Recipe, version: str) -> Export:
     if closest.config.kernels == "liger":
         lacking.pop("loss", None)  # of the same plugin
     closest.lacks(lacking)
+    if closest.config.base_weights == "int8":
+        why = "axolotl's kernels of adapters do not take weights of LLM.int8()"
+        closest.change("adapter_kernels", "none", why)
     closest.lacks(_saved_dtype(closest))
     closest.lacks(warmup_reasons(closest.recipe, least=_LEAST_WARMUP))
     recipe, effective = closest.recipe, closest.effective()
@@ -241,7 +244,12 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
     "paged-adamw-8bit": {"none": "paged_adamw_8bit"},
 }
 """{optimizer: {fusion: value of the key}}. The default of torch on CUDA is foreach."""
-_HAS = {**KNOWN, "optimizer": (*_NAMES, "sgd", "adafactor"), "kernels": ("liger",)}
+_HAS = {
+    **KNOWN,
+    "optimizer": (*_NAMES, "sgd", "adafactor"),
+    "kernels": ("liger",),
+    "adapter_kernels": ("fused",),
+}
 
 
 def _text(recipe: Recipe, effective: Mapping[str, Any]) -> str:
@@ -465,8 +473,9 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
         "peft_autocast_adapter_dtype": not effective["precision"].startswith("bf16-true"),
         "load_in_4bit": is_4_bit,
         "load_in_8bit": effective["base_weights"] == "int8 by bitsandbytes",
-        # Its own kernels, which are on by default, keep other tensors for the backward pass.
-        **dict.fromkeys(_LORA_KERNELS, False),
+        # Its kernels are on by default. Embeddings have no adapters.
+        **dict.fromkeys(_LORA_KERNELS, effective["adapter_kernels"] == "fused"),
+        "lora_embedding_kernel": False,
     }
     if "modules_to_save" in arguments:
         keys["lora_modules_to_save"] = arguments["modules_to_save"]
@@ -482,7 +491,7 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 
 _SAVED_OPERATORS = [
     "attention",

@@ -35,8 +35,12 @@ KNOWN: Values = {
 """What every exporter writes or has a reason for. One that has more lists it beside this."""
 MADE_BY_CLASS: Values = {**KNOWN, "optimizer": OPTIMIZERS}
 """The same of an exporter that has, or quotes, any optimizer by the name of its class."""
-WITH_KERNELS: Values = {**MADE_BY_CLASS, "kernels": ("liger",)}
-"""The same of one that also puts Liger's kernels into the model."""
+WITH_KERNELS: Values = {
+    **MADE_BY_CLASS,
+    "kernels": ("liger",),
+    "adapter_kernels": ("fused",),
+}
+"""The same of one that also puts kernels into the model: Liger's, and those of adapters."""
 
 
 def reasons_in(table: Table, config: TrainingConfig, **words: str) -> dict[str, Reason]:

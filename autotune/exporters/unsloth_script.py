@@ -37,7 +37,7 @@ FILE = "unsloth_train.py"
 
 def write(recipe: Recipe, version: str) -> Export:
     filled = fill_rows(recipe, "Unsloth", is_expressed=_reads(recipe.workload))
-    on_devices = Closest(filled.recipe, "Unsloth", HAS)
+    on_devices = Closest(filled.recipe, "Unsloth", {**HAS, "adapter_kernels": ("fused",)})
     on_devices.change("kernels", "none", "Unsloth has kernels of its own for them")
     why = "this script is for one device"
     on_devices.use_torch(why)
@@ -45,6 +45,7 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices.leave_out_offload(why)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe, has_every_n_layers=False)
+    lacking_keys.pop("adapter_kernels", None)  # they are Unsloth's own
     on_devices.lacks(_lacking(recipe, closest))
     on_devices.lacks(lacking_keys)
     return Export(
@@ -75,6 +76,12 @@ _LACKING: Table = {
         )
     },
 }
+_FUSED: Table = {
+    "adapter_kernels": {
+        "none": ("fused", "it computes layers with their LoRA as one, which takes less memory")
+    }
+}
+"""Of LoRA without dropout: unsloth/models/llama.py, patch_peft_model."""
 _IN_16_BITS = "Unsloth computes in 16 bits in any case, and has what is trained in float32"
 
 
@@ -93,6 +100,8 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
         reasons["precision"] = ("bf16-mixed", _IN_16_BITS)
     if config.adapter == "none":
         return reasons
+    if config.adapter == "lora" and workload.adapter_dropout == 0:
+        reasons |= reasons_in(_FUSED, config)
     whole = tuple(name for name in workload.modules_to_save if name in _WHOLE)
     if whole != workload.modules_to_save:
         why = f"its modules_to_save takes {' and '.join(_WHOLE)} alone"

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.errors import InvalidInput, suggestion
 from autotune.importers import transformers_keys
 from autotune.importers.data_files import named_by
-from autotune.importers.finished import devices_of, finished
+from autotune.importers.finished import KERNEL_OF_ADAPTERS, devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
@@ -190,7 +190,6 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
             "autotune has adapters of the kinds lora and dora",
             hint="save a copy of the file with adapter: lora",
         )
-    _name_kernels(keys)
     base_weights = "bf16"
     if keys["bf16"] not in (True, "auto") and not (keys.flag("bfloat16") or keys.flag("fp16")):
         base_weights = "trained"
@@ -205,24 +204,30 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
         "adapter": "dora" if keys.flag("peft_use_dora") else "lora",
         "adapter_rank": keys.whole_number("lora_r", least=1) or 8,
         "adapter_targets": layers,
+        "adapter_kernels": _adapter_kernels(keys),
         "base_weights": base_weights,
     }
 
 
-_LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_LORA_KERNELS = (KERNEL_OF_ADAPTERS, "lora_qkv_kernel", "lora_o_kernel")
 
 
-def _name_kernels(keys: KeysOfFile) -> None:
-    """Name the kernels of adapters, which axolotl turns on where the file says nothing of them.
+def _adapter_kernels(keys: KeysOfFile) -> str:
+    """Returns the choice for kernels of adapters, which are on where a file says nothing of them.
 
     Source: axolotl 0.19.0, src/axolotl/utils/schemas/config.py: check_auto_enable_lora_kernels.
     """
+    on = [key for key in _LORA_KERNELS if keys.flag(key)]
+    said = [keys.content(key) for key in (*_LORA_KERNELS, "lora_embedding_kernel")]
+    if on or any(one is not None for one in said):
+        if 0 < len(on) < len(_LORA_KERNELS):
+            keys.refuse(on[0], "trials have kernels for all layers with adapters, or for none")
+        return "fused" if on else "none"
     is_8_bit_lora = keys["adapter"] == "lora" and keys.flag("load_in_8bit")
-    if is_8_bit_lora or keys.content("trust_remote_code") or keys.content("rl"):
-        return
-    if all(keys.content(key) is None for key in _LORA_KERNELS):
-        first = _LORA_KERNELS[0]
-        keys.refuse(first, f"axolotl turns it on: {keys.table.not_taken[first]}")
+    is_fsdp1 = keys.content("fsdp_config") and str(keys.content("fsdp_version")) != "2"
+    others = ("trust_remote_code", "rl", "nvfp4_merge_aware")
+    is_off = is_8_bit_lora or is_fsdp1 or any(keys.content(key) for key in others)
+    return "none" if is_off else "fused"
 
 
 _CHAT_TYPES = ("chat_template", "sharegpt")

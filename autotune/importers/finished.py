@@ -22,6 +22,8 @@ _OPTIONS = {
     "global_batch": "--global-batch",
 }
 """{what every training has: the option that says it}."""
+KERNEL_OF_ADAPTERS = "lora_mlp_kernel"
+"""The key of axolotl by which its kernels of adapters are named."""
 _MAKE_A_MODEL = ("model", "script", "layers", "width")
 """Settings of a request by which it has a model of its own."""
 
@@ -51,6 +53,7 @@ def finished(
     at = LegalityContext(
         global_batch=told["global_batch"],
         clips_gradients=workload.get("gradient_clipping") is not None,
+        drops_inputs_of_adapters=bool(workload.get("adapter_dropout")),
         sequence_length=told["sequence_length"],
         devices=workload.get("devices_per_trial") or 1,
     )
@@ -64,6 +67,7 @@ def finished(
         config["base_weights"] = "trained"  # in the number format of what is trained
     if plan is not None and plan.tensor_parallel > 1 and config.pop("kernels", "none") != "none":
         keys.refuse(plan.key, "trials that split matrices have the model's own norms")
+    kernels = config.pop("adapter_kernels", "none")  # what goes with all the rest
     complete = {**TrainingConfig().to_dict(), **config}
     chosen = TrainingConfig(**{**config, **device_choices(keys, plan, complete, at)})
     if broken := rule_violations(chosen.to_dict(), replace(at, own=chosen)):
@@ -71,6 +75,11 @@ def finished(
             f"{keys.file} describes a training that autotune cannot do: {broken[0]}",
             hint="describe it by options instead: see autotune search --help",
         )
+    fused = replace(chosen, adapter_kernels=kernels)
+    if broken := rule_violations(fused.to_dict(), replace(at, own=fused)):
+        keys.refuse(KERNEL_OF_ADAPTERS, f"trials have peft's layers, which keep more: {broken[0]}")
+    else:
+        chosen = fused
     return ImportedTraining(
         trainer=keys.table.title,
         file=keys.file.name,

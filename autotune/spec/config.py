@@ -43,6 +43,7 @@ Kernels = Literal["none", "liger"]
 ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention"]
+AdapterKernels = Literal["none", "fused"]
 BaseWeights = Literal["trained", "bf16", "int8", "fp8", "nf4"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
@@ -219,6 +220,17 @@ class TrainingConfig(Built):
     ] = "all-linear"
     """The linear layers of the blocks that have adapters: all, or those of the attention."""
 
+    adapter_kernels: Annotated[
+        AdapterKernels,
+        Technique(
+            help="Compute layers together with their LoRA, keeping less.",
+            is_added_later=True,
+            refines="adapter",
+        ),
+    ] = "none"
+    """What computes layers with adapters: peft's layers, or one function for a layer and its LoRA,
+    or for a feed-forward part with those of its layers, which keep less for the backward pass."""
+
     base_weights: Annotated[
         BaseWeights,
         Technique(
@@ -348,6 +360,8 @@ class TrainingConfig(Built):
             rounding.append(self.loss)
         if self.kernels != "none":
             rounding.append(self.kernels)
+        if self.adapter_kernels != "none":
+            rounding.append(f"{self.adapter_kernels} adapters")
         return (self.precision, trained, *rounding)
 
     @property
@@ -488,6 +502,7 @@ class LegalityContext:
     global_batch: int
     """Sequences per optimizer step."""
     clips_gradients: bool = False
+    drops_inputs_of_adapters: bool = False
     sequence_length: int | None = None
     """Tokens in a sequence; None if unknown, as for a user's script."""
     devices: int = 1
@@ -745,6 +760,37 @@ RULES = (
         lambda c, _: c["adapter"] == "none" and c["adapter_targets"] != "all-linear",
         "adapter_targets {adapter_targets} are the layers with an adapter, and adapter is none",
         "set adapter to lora or dora, or leave adapter_targets out",
+    ),
+    Rule(
+        ("adapter", "adapter_kernels"),
+        lambda c, _: c["adapter"] != "lora" and c["adapter_kernels"] != "none",
+        "adapter_kernels {adapter_kernels} compute a layer with its LoRA, and adapter is {adapter}",
+        "set adapter to lora, or leave adapter_kernels out",
+    ),
+    Rule(
+        ("adapter_kernels",),
+        lambda c, at: c["adapter_kernels"] != "none" and at.drops_inputs_of_adapters,
+        "adapter_kernels {adapter_kernels} keep one input of a layer for its LoRA as well, which "
+        "has another one where adapter_dropout drops a part of it",
+        "set adapter_dropout to 0, or adapter_kernels to none",
+    ),
+    Rule(
+        ("checkpointing", "adapter_kernels"),
+        lambda c, _: c["checkpointing"] == "selective" and c["adapter_kernels"] != "none",
+        "checkpointing selective keeps the results of products, to which adapter_kernels "
+        "{adapter_kernels} add others in place",
+        "use checkpointing block, or adapter_kernels none",
+    ),
+    Rule(
+        ("adapter_kernels", "sharding", "engine"),
+        lambda c, _: (
+            c["adapter_kernels"] != "none"
+            and c["engine"] == "deepspeed"
+            and c["sharding"] == "zero3"
+        ),
+        "engine deepspeed gathers a weight that sharding {sharding} divides when its layer is "
+        "called, and adapter_kernels {adapter_kernels} compute a layer without calling it",
+        "use sharding zero2, engine torch, or adapter_kernels none",
     ),
     Rule(
         ("adapter", "base_weights"),

@@ -675,6 +675,7 @@ class Workload(Settings):
         return LegalityContext(
             global_batch=self.global_batch,
             clips_gradients=self.gradient_clipping is not None,
+            drops_inputs_of_adapters=self.adapter_dropout > 0,
             sequence_length=self.sequence_length if self.script is None else None,
             devices=self.devices_per_trial,
             own_precision=self.own_precision,

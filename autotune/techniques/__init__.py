@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from autotune.models.parts import Buffers, ModelParts
 from autotune.models.weights import Placement, load_model
+from autotune.shipped.fused_adapters import fuse_adapters
 from autotune.spec.config import HELD_BY_THE_HOST, TrainingConfig
 from autotune.spec.workload import Workload
 from autotune.techniques import (
@@ -122,6 +123,8 @@ def apply_techniques(
     loaded = dict(parts.model.named_parameters())
     buffers = parts.buffers()
     kernels.set_kernels(parts, config.kernels, device=device)
+    if config.adapter_kernels == "fused":
+        fuse_adapters(parts.model)  # in place of Liger's gated activations, too
     # Before anything wraps a block, so that checkpointing and compilation see the layers that will
     # run.
     fp8.convert_blocks(parts, config.precision)

@@ -10,6 +10,10 @@ The product of the two matrices is scaled by ALPHA / rank, so that one learning 
 all ranks. Adapters are in the number format of training: float32 under autocast. Biases, norms,
 embeddings and the head stay frozen.
 
+With adapter_kernels `fused` a layer with its LoRA is one function, which keeps its input as it was
+given and no copies of it, and a gated feed-forward part keeps its input and the two inputs of its
+activation, which is computed again (`shipped/fused_adapters.py`).
+
 Two facts of the workload change what an adapter needs. `adapter_dropout` drops a part of what each
 adapter reads: its layer keeps a mask and one more input for the backward pass, on a CPU the mask in
 the numbers' own format, on CUDA in a byte each (aten::native_dropout). `modules_to_save` names

@@ -27,6 +27,7 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},
+    "adapter_kernels": {"adapter": "lora"},
     "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
 }
 """{technique: other settings that it needs in a legal configuration}."""

@@ -82,6 +82,7 @@ SPACES: dict[str, str | bytes] = {
         'adapter = ["lora"]\nadapter_rank = { from = 1, to = 2, step = 0.5 }'
     ),
     "techniques.adapter_targets": _technique('adapter_targets = ["mlp"]'),
+    "techniques.adapter_kernels": _technique('adapter_kernels = ["triton"]'),
     "techniques.base_weights": _technique('base_weights = ["int4"]'),
     "techniques.sharding": _technique('sharding = ["zero4"]'),
     "techniques.sharding/pipeline": _technique('sharding = ["pipeline"]'),

@@ -22,6 +22,7 @@ NEEDED = {
     "attention": {"precision": "bf16-mixed"},
     "adapter_rank": {"adapter": "lora"},
     "adapter_targets": {"adapter": "lora"},
+    "adapter_kernels": {"adapter": "lora"},
     "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
 }
 """{technique: other settings that it needs in a legal configuration}."""
@@ -39,6 +40,12 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     },
     "int8 in fp16": {"precision": "fp16-mixed", "adapter": "lora", "base_weights": "int8"},
     "rounded": {"precision": "bf16-stochastic", "adapter": "lora", "optimizer": "sgd"},
+    "fused over int8": {
+        "precision": "bf16-mixed",
+        "adapter": "lora",
+        "adapter_kernels": "fused",
+        "base_weights": "int8",
+    },
 }
 """Combinations in which trainers have other number formats."""
 

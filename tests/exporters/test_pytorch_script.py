@@ -58,6 +58,7 @@ ADAPTERS = {
     "LoRA": {"adapter": "lora", "adapter_targets": "attention", "optimizer_fusion": "kernel"},
     "LoRA, bf16 base, several": {
         **MIXED_LORA,
+        "adapter_kernels": "fused",
         "base_weights": "bf16",
         "checkpointing": "block",
         "loss": "chunked",

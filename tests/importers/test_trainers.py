@@ -18,19 +18,28 @@ def _import(trainer, folder, options=None, /, **keys):
     return import_file(file, {**OPTIONS.get(trainer, {}), **(options or {})})
 
 
+ALL_KERNELS = dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), True)
+
+
 @pytest.mark.parametrize(
-    ("keys", "is_named"),
+    ("keys", "kernels", "is_named"),
     [
-        ({}, True),
-        ({"lora_mlp_kernel": True}, True),
-        ({"lora_mlp_kernel": False}, False),
-        ({"adapter": None}, False),
-        ({"load_in_8bit": True}, False),
-        ({"trust_remote_code": True}, False),
+        ({}, "fused", False),
+        (ALL_KERNELS, "fused", False),
+        ({"lora_mlp_kernel": True}, "fused", True),
+        ({"lora_mlp_kernel": False}, "none", False),
+        ({"adapter": None}, "none", False),
+        ({"load_in_8bit": True}, "none", False),
+        ({"trust_remote_code": True}, "none", False),
+        ({"peft_use_dora": True}, "none", True),
+        ({"lora_dropout": 0.05}, "none", True),
     ],
 )
-def test_kernels_of_adapters_that_axolotl_turns_on_are_named(keys, is_named, tmp_path):
+def test_axolotl_turns_kernels_of_adapters_on_where_a_file_says_nothing_of_them(
+    keys, kernels, is_named, tmp_path
+):
     found = _import("axolotl", tmp_path, **{"adapter": "lora", "lora_r": 8, **keys})
+    assert found.config["adapter_kernels"] == kernels
     assert ("lora_mlp_kernel" in {one.key for one in found.not_taken}) == is_named
     assert not any("{}" in line for line in found.lines())
 

@@ -23,6 +23,7 @@ from autotune.spec.config import (
 
 GLOBAL_BATCH = 8
 PLAIN = LegalityContext(global_batch=GLOBAL_BATCH)
+FUSED = {"adapter": "lora", "adapter_kernels": "fused"}
 IN_EIGHT_BITS = {"adapter": "lora", "precision": "bf16-mixed", "base_weights": "int8"}
 
 # For each rule, in their order, a configuration that breaks this one and no other.
@@ -45,6 +46,10 @@ BREAKING = (
     {"precision": "fp8", "adapter": "lora"},
     {"adapter_rank": 16},
     {"adapter_targets": "attention"},
+    {"adapter": "dora", "adapter_kernels": "fused"},
+    {**FUSED, "drops_inputs_of_adapters": True},
+    {**FUSED, "checkpointing": "selective"},
+    {**FUSED, "engine": "deepspeed", "devices": 2, "sharding": "zero3", "micro_batch_size": 4},
     {"precision": "bf16-mixed", "base_weights": "bf16"},
     {"precision": "bf16-true", "adapter": "lora", "base_weights": "bf16"},
     {"precision": "tf32", "adapter": "dora", "base_weights": "nf4"},

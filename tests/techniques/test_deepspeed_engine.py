@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     # The last, as autocast stays on in a process once DeepSpeed has used it.
     "zero2, adapters beside nf4": {"sharding": "zero2", **QLORA},
     "zero3, adapters beside nf4": {"sharding": "zero3", **QLORA},
+    "zero2, fused adapters": {"sharding": "zero2", **QLORA, "adapter_kernels": "fused"},
     "zero1, bf16": {"sharding": "zero1", "precision": "bf16-mixed"},
     "zero3, bf16": {"sharding": "zero3", "precision": "bf16-mixed"},
 }

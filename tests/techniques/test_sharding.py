@@ -45,6 +45,14 @@ CASES: dict[str, dict[str, Any]] = {
         "base_weights": "nf4",
         "checkpointing": "block",
     },
+    "zero2, fused adapters": {"sharding": "zero2", "adapter": "lora", "adapter_kernels": "fused"},
+    "zero3, fused adapters beside nf4, checkpointed": {
+        **ADAPTED,
+        "sharding": "zero3",
+        "adapter_kernels": "fused",
+        "base_weights": "nf4",
+        "checkpointing": "block",
+    },
     "zero2, adapters beside nf4, accumulated": {
         **ADAPTED,
         "sharding": "zero2",

@@ -87,7 +87,7 @@ def _add_adapters(recipe: Recipe) -> Part:
         ]
     lines += [
         "layers = linear_layers(model, parts)",
-        add_adapters_line(workload),
+        *adding_lines(config, workload),
         "draw_adapters(model, seed=SEED)",
     ]
     body = "\n".join(f"    {line}" for line in lines)
@@ -108,7 +108,7 @@ def prepare(model: Any) -> None:
 
 
 def adapter_constants(config: TrainingConfig, workload: Workload) -> str:
-    """Returns the constants of `add_adapters_line`, a definition each."""
+    """Returns the constants of `adding_lines`, a definition each."""
     lines = [f"ADAPTER_DTYPE = torch.{trained_dtype(config)}"]
     if workload.modules_to_save:
         lines.append(f"MODULES_DTYPE = torch.{saved_dtype(config, workload)}")
@@ -118,10 +118,11 @@ def adapter_constants(config: TrainingConfig, workload: Workload) -> str:
     return "\n".join([*lines, "}"])
 
 
-def add_adapters_line(workload: Workload) -> str:
-    """Returns the statement that adds adapters to `layers` of a model, by `shipped/adapters.py`."""
+def adding_lines(config: TrainingConfig, workload: Workload) -> list[str]:
+    """Returns the statements that add adapters to `layers` of a model, by `shipped/adapters.py`."""
     others = ", modules_dtype=MODULES_DTYPE" if workload.modules_to_save else ""
-    return f"add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE{others})"
+    added = f"add_adapters(model, layers, ADAPTER_SETTINGS, dtype=ADAPTER_DTYPE{others})"
+    return [added, "fuse_adapters(model)"] if config.adapter_kernels == "fused" else [added]
 
 
 def technique_modules(config: TrainingConfig) -> list[str]:
@@ -132,6 +133,7 @@ def technique_modules(config: TrainingConfig) -> list[str]:
     needed = {
         "chunked_loss": config.loss == "chunked",
         "fp8": config.precision == "fp8",
+        "fused_adapters": config.adapter_kernels == "fused",
         "activation_offload": config.activation_offload == "cpu",
         "adafactor_fixed_rate": config.optimizer == "adafactor-fixed-rate",
         "stochastic_rounding": config.precision == "bf16-stochastic",

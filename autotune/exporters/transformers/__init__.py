@@ -106,6 +106,9 @@ def _closest(recipe: Recipe) -> Closest:
     if closest.recipe.devices > 1 and config.optimizer_fusion == "backward":
         why = "accelerate, which it trains with, replaces the weights after the optimizer is made"
         closest.change("optimizer_fusion", "none", why)
+    if config.kernels == "liger":
+        why = "Trainer puts Liger's activations in the place of whole feed-forward parts"
+        closest.change("adapter_kernels", "none", why)
     if closest.recipe.is_fp16_on_cpu:
         closest.lacks({"precision": ("fp32", FP16_ON_CPU)})
     return closest

@@ -18,7 +18,7 @@ from autotune.exporters.bundle import Part, code, joined, shipped
 from autotune.exporters.promise import is_promised, literal_lines
 from autotune.exporters.pytorch.techniques import (
     adapter_constants,
-    add_adapters_line,
+    adding_lines,
     technique_modules,
 )
 from autotune.exporters.recipe import Recipe, in_docstring
@@ -325,7 +325,7 @@ def _adapter_lines(config: TrainingConfig, workload: Workload) -> list[str]:
     return [
         *lines,
         "layers = linear_layers(model, parts)",
-        add_adapters_line(workload),
+        *adding_lines(config, workload),
     ]
 
 

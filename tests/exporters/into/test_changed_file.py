@@ -177,6 +177,12 @@ def test_other_plugins_stay_where_kernels_are_taken_out_or_put_in():
     assert made.unsupported == ()
 
 
+def test_kernels_that_a_file_has_by_saying_nothing_are_turned_off():
+    keys, made = keys_of("axolotl", adapter_kernels="none")
+    assert keys == dict.fromkeys(("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"), False)
+    assert made.unsupported == ()
+
+
 def test_a_plugin_that_is_there_makes_the_loss_in_chunks():
     keys, made = keys_of("axolotl", loss="full")
     assert keys == {"liger_fused_linear_cross_entropy": False}

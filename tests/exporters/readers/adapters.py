@@ -11,6 +11,7 @@ UNTRAINED = {
     "adapter": "none",
     "adapter_rank": 8,
     "adapter_targets": "all-linear",
+    "adapter_kernels": "none",
     "base_weights": "trained",
     **NOTHING_BESIDE,
 }
@@ -31,8 +32,10 @@ def adapter_settings(model, blocks, attention):
     assert all(".lora_" in name or ".modules_to_save." in name for name in trained)
     magnitudes = [name for name in trained if "magnitude" in name]
     assert len(magnitudes) in (0, len(layers))
+    [is_fused] = {"_before" in vars(type(part)) for part in layers.values()}
     return {
         "adapter": "dora" if magnitudes else "lora",
+        "adapter_kernels": "fused" if is_fused else "none",
         "adapter_rank": rank,
         "adapter_targets": _targets(set(layers.values()), blocks, attention),
         "base_weights": _base_weights(model, blocks),

@@ -13,7 +13,7 @@ MATRIX_PRODUCTS = {
     *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
     *("aten::_grouped_mm", "aten::_scaled_mm"),
 }
-LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 QUANTIZATION = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 
@@ -37,7 +37,8 @@ def read(export, version):
         assert bool(values["lora_target_linear"]) != bool(values["lora_target_modules"])
         assert written["lora_r"] > 0
         assert values["lora_alpha"] == 16
-        assert not any(values[name] for name in LORA_KERNELS), "they are on unless turned off"
+        assert len({written[name] for name in LORA_KERNELS}) == 1, "they are on unless turned off"
+        assert written["lora_embedding_kernel"] is False
         assert (values["adapter"] == "qlora") == values["load_in_4bit"]
         assert not values["load_in_4bit"] or values["bnb_config_kwargs"] == QUANTIZATION
         assert not values["fp16"] or values["peft_autocast_adapter_dtype"], "gradients are scaled"

@@ -199,13 +199,13 @@ def checkpointing_of(model, modules, begin):
     """Name the checkpointing by the parts of layers that run again in backward, and the calls."""
     runs = {}
     handles = [
-        part.register_forward_hook(
-            lambda _m, _i, _o, key=(index, name): runs.update({key: runs.get(key, 0) + 1})
+        part.register_forward_pre_hook(
+            lambda _m, _i, key=(index, name): runs.update({key: runs.get(key, 0) + 1})
         )
         for index, layer in enumerate(model.model.layers)
         for name, part in (
             ("attention", layer.self_attn.q_proj),
-            ("feed-forward", layer.mlp.gate_proj),
+            ("feed-forward", layer.mlp),  # a fused one does not call its layers
         )
     ]
     model.train()

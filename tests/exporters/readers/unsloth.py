@@ -107,6 +107,8 @@ def adapter_of(model, adapter):
     return {
         "adapter": "dora" if said["use_dora"] else "lora",
         "adapter_rank": said["r"],
+        # Its own kernels: unsloth/models/llama.py, patch_peft_model.
+        "adapter_kernels": "none" if said["use_dora"] or said["lora_dropout"] else "fused",
         "adapter_targets": TARGETS[tuple(sorted(said["target_modules"]))],
         "base_weights": base,
         "adapter_dropout": said["lora_dropout"],

@@ -147,6 +147,7 @@ SELDOM_USED = {
     "kernels": "liger",
     "adapter_rank": 16,
     "adapter_targets": "attention",
+    "adapter_kernels": "fused",
     "base_weights": "nf4",
 }
 
