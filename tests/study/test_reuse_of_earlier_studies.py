@@ -245,6 +245,20 @@ def test_a_speed_that_was_another_when_measured_again_is_not_reused(again, count
     assert len(taken(earlier)) == count
 
 
+@pytest.mark.parametrize(("again", "count"), [(1050.0, 2), (250.0, 0)])
+def test_where_the_baseline_was_far_slower_again_no_speed_is_reused(again, count):
+    speeds = {BASELINE: 1000.0, HALF: 1200.0}
+    records = [
+        record(number, config=config, speed=speed, **WHOLE)
+        for number, (config, speed) in enumerate(speeds.items())
+    ]
+    repeats = tuple(
+        RepeatedSpeed(config=BASELINE, tokens_per_second=speed, failure="", seconds=1.0)
+        for speed in (again, 1000.0, again)
+    )
+    assert len(taken(replace(study(*records), confirmations=repeats))) == count
+
+
 def test_what_the_new_space_cannot_try_is_not_reused():
     illegal = replace(HALF, optimizer="sgd")
     new = definition(

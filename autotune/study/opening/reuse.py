@@ -9,7 +9,12 @@ that reused it.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.analysis.confirmed_speed import ConfirmedSpeed, confirmed_speeds
+from autotune.analysis.confirmed_speed import (
+    ConfirmedSpeed,
+    SpeedNoise,
+    confirmed_speeds,
+    speed_noise,
+)
 from autotune.analysis.pick import NOISY_SPREAD
 from autotune.errors import AutotuneError, Stopped, StorageUnreachable
 from autotune.spec.cap import is_over_cap, need_and_cap
@@ -157,8 +162,9 @@ def _valid_records(
     study_name = study.definition.name
     by_number = {record.number: record for record in study.records}
     confirmed = confirmed_speeds(study.records, study.confirmations)
+    noise = speed_noise(study.records, study.confirmations)
     for record in study.records:
-        if record.reused_from or _is_disturbed(record, confirmed.get(record.config)):
+        if record.reused_from or _is_disturbed(record, confirmed.get(record.config), noise):
             continue
         rated = rate_under_cap(record, earlier=study.definition, new=new)
         if rated is None:
@@ -172,10 +178,11 @@ def _valid_records(
             )
 
 
-def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None) -> bool:
+def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None, noise: SpeedNoise) -> bool:
     """Returns whether something else seems to have used the device while the speed was measured.
 
-    The steps of such a trial vary, or it has another speed when it is measured again.
+    The steps of such a trial vary, or it has another speed when it is measured again. One that was
+    not is as noisy as what the study has measured several times.
     """
     if not record.tokens_per_second:
         return False
@@ -183,6 +190,8 @@ def _is_disturbed(record: TrialRecord, confirmed: ConfirmedSpeed | None) -> bool
     if confirmed is not None:
         ratio = record.tokens_per_second / confirmed.tokens_per_second
         difference = max(difference, abs(ratio - 1.0))
+    elif noise.was_measured:
+        difference = max(difference, noise.alone)
     return difference > NOISY_SPREAD
 
 
