@@ -45,6 +45,9 @@ from autotune.training.turns import (
 
 SHORT_TRAININGS = 4
 """How often each training is started `in blocks`."""
+LEAST_ROUNDS = 12
+"""So many are made where the time of a run is over, and half of the short trainings: without them
+a run has cost its start and says little."""
 
 _TURN_SECONDS = 0.2
 """About how long the turn of the fastest training lasts. At its beginning a GPU has been idle, and
@@ -86,6 +89,9 @@ class RunInTurn:
     devices: tuple[DeviceInfo, ...]
     """That of each process of a training; those of a CPU are one."""
     rounds: int
+    """Blocks of each training, where the time suffices."""
+    seconds: float
+    """After them no further round begins, but for LEAST_ROUNDS."""
     seed: int
     log_name: str
     """Beginning of the names of their logs."""
@@ -145,7 +151,8 @@ def time_in_turn(
 ) -> TimedInTurn:
     """Times the trainings of a run, each with a process of its own.
 
-    Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has. What
+    Each gets `rounds` blocks, or fewer: no training takes more steps than the workload has, and no
+    round begins after the run's `seconds` but for the least that say something. What
     fails has its outcome, and the others are measured; where the partner fails, nothing is.
 
     Trainings that ran out of memory next to each other are all timed again in blocks.
@@ -156,8 +163,12 @@ def time_in_turn(
 
     assert len(run.trainings) > 1, "a speed is compared with that of another training"
 
+    ends = time.monotonic() + run.seconds
+
     def timed(schedule: Schedule) -> TimedInTurn:
-        with _Processes(run, call=call, cancel=cancel, should_stop=should_stop) as processes:
+        with _Processes(
+            run, call=call, cancel=cancel, should_stop=should_stop, ends=ends
+        ) as processes:
             if schedule == "in turn":
                 processes.in_turn(run.rounds)
             else:
@@ -201,8 +212,10 @@ class _Processes:
         call: Call,
         cancel: Callable[[Future[FinishedTrial]], None],
         should_stop: Callable[[], bool],
+        ends: float,
     ) -> None:
         self._run = run
+        self._ends = ends
         self._trainings = [
             _Training(number=number, config=training.config)
             for number, training in enumerate(run.trainings)
@@ -233,7 +246,9 @@ class _Processes:
             if not self._may_compare:
                 return
         steps = self._steps_of_turn(min(step_seconds), turns=rounds)
-        for _ in range(rounds):
+        for done in range(rounds):
+            if done >= LEAST_ROUNDS and time.monotonic() > self._ends:
+                break
             for training in self._drawn_order():
                 has_ended = not self._take_turn(training, steps=steps)
                 if not self._may_compare or (has_ended and training.failure is None):
@@ -244,7 +259,9 @@ class _Processes:
     def in_blocks(self, rounds: int) -> None:
         turns = min(math.ceil(rounds / SHORT_TRAININGS), self._steps_to_time)
         steps = None
-        for _ in range(SHORT_TRAININGS):
+        for done in range(SHORT_TRAININGS):
+            if done >= SHORT_TRAININGS // 2 and time.monotonic() > self._ends:
+                return
             for training in self._drawn_order():
                 seconds = self._begin(training)
                 if seconds is not None:

@@ -3,6 +3,7 @@
 The processes are forked from a trial server, which ends with the search.
 """
 
+import math
 import os
 import threading
 import time
@@ -567,11 +568,13 @@ class LocalExecutor:
         trial_options: TrialOptions,
         rounds: int,
         seed: int,
+        seconds: float = math.inf,
     ) -> TimedInTurn:
         """Times trainings in turn, as `execution/in_turn.py` says; the first is the partner.
 
-        A model goes on with its text for as many rounds; a script has the steps that it has. This
-        search must have a slot on the device. Raises TrialLost, Stopped, and StudyMismatch.
+        After `seconds` it ends with fewer rounds. A model goes on with its text for as many rounds;
+        a script has the steps that it has. This search must have a slot on the device. Raises
+        TrialLost, Stopped, and StudyMismatch.
         """
         workload = definition.workload
         if workload.script is None:
@@ -593,6 +596,7 @@ class LocalExecutor:
             device_bytes=tuple(each.device_bytes for each in trainings),
             devices=(definition.device, *others),
             rounds=rounds,
+            seconds=seconds,
             seed=seed,
             log_name=log_name,
             limits=trial_options.time_limits(),

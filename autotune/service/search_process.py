@@ -210,7 +210,7 @@ class _SearchListener:
 
     def _state(self) -> dict[str, Any]:
         progress = self._progress
-        left = progress.eta_seconds()
+        left = progress.seconds_left()
         places = [
             {
                 "name": place.name,

@@ -78,6 +78,8 @@ class StudyOpened(Event):
     default_time_budget_seconds: float | None = None
     """The time budget that applies because the request does not say when to end."""
     seconds_for_trials: float | None = None
+    seconds_left: float | None = None
+    """Of the time budget from now, confirmation included; None without one."""
     """The part of a time budget in which trials begin; the rest is for the confirmation."""
     confirm_share: float | None = None
     """The largest share of the search's time for measuring the finalists again after the trials;

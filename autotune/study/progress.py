@@ -286,7 +286,23 @@ class Progress:
         since_then = sum(record.seconds or 0.0 for record in self.records[stored:])
         at_once = max(1, len(self._places))
         of_trials = left + self.opened.seconds_of_trials + since_then / at_once
-        return seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
+        allowed = seconds_of_search(of_trials, share=self.opened.confirm_share) - of_trials
+        if self.opened.seconds_left is None:
+            return allowed
+        of_budget = self.opened.seconds_left - (time.monotonic() - self._ended_at[0])
+        return max(0.0, min(allowed, of_budget - left))
+
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds until the search ends, its confirmation included.
+
+        Returns None where that is not known: before the first trial has ended, and while what goes
+        on takes longer than was expected.
+        """
+        if self._confirmation_ends_at is not None:
+            left = self._confirmation_ends_at - time.monotonic()
+        else:
+            left = (self.eta_seconds() or 0.0) + (self.seconds_of_confirmation() or 0.0)
+        return left if 0.0 < left < math.inf else None
 
     @property
     def is_confirming(self) -> bool:
@@ -299,9 +315,8 @@ class Progress:
         `about 40 s left, then up to 25 s of confirmation`, and later `at most 20 s left`.
         """
         if self._confirmation_ends_at is not None:
-            of_confirmation = self._confirmation_ends_at - time.monotonic()
-            is_limited = 0 < of_confirmation < math.inf
-            return f"at most {format_duration(of_confirmation)} left" if is_limited else ""
+            of_confirmation = self.seconds_left()
+            return f"at most {format_duration(of_confirmation)} left" if of_confirmation else ""
         parts = []
         left = self.eta_seconds()
         if left is not None and round(left) > 0:

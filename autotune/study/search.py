@@ -218,6 +218,7 @@ def _run(
                 baseline=definition.baseline_config(),
                 default_time_budget_seconds=default_time_budget_seconds,
                 seconds_for_trials=budget.seconds_for_trials,
+                seconds_left=budget.seconds_left,
                 confirm_share=request.confirm_share if request.confirm else None,
                 seconds_of_trials=seconds_of_trials(shared.trial_times()),
                 places=devices.uuids,

@@ -16,7 +16,12 @@ import pytest
 
 from autotune.errors import Stopped, TrialLost
 from autotune.execution import in_turn
-from autotune.execution.in_turn import SHORT_TRAININGS, TrainingInTurn, fit_at_once
+from autotune.execution.in_turn import (
+    LEAST_ROUNDS,
+    SHORT_TRAININGS,
+    TrainingInTurn,
+    fit_at_once,
+)
 from autotune.execution.local import LocalExecutor
 from autotune.execution.tasks import Train
 from autotune.execution.trial_options import TrialOptions
@@ -178,6 +183,20 @@ def test_a_model_goes_on_with_its_text_for_more_rounds_than_its_workload_has_ste
         seed=0,
     )
     assert blocks(timed) == [2 * workload.steps] * 2
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_over_ends_with_the_least_rounds(time_script):
+    timed = time_script(4, 2, of=60, rounds=40, seconds=0.0)
+    assert outcomes(timed) == ["ok"] * 2
+    assert blocks(timed) == [LEAST_ROUNDS] * 2
+
+
+@pytest.mark.slow
+def test_short_trainings_whose_time_is_over_are_half_as_many(time_script):
+    timed = time_script(4, 2, device_bytes=None, rounds=SHORT_TRAININGS, seconds=0.0)
+    assert timed.schedule == "in blocks"
+    assert blocks(timed) == [SHORT_TRAININGS // 2] * 2
 
 
 # -- one at a time ---------------------------------------------------------------------------------

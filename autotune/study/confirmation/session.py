@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar, assert_never
 
 from autotune.analysis.confirmed import confirmed_records, variant_records
@@ -87,8 +88,8 @@ class ConfirmationSession:
     def run(self, request: ConfirmationRequest, *, ends: float = math.inf) -> None:
         """Confirm the finalists, then measure the pick without each of its techniques.
 
-        Nothing but the first measurement of a study begins that would not end before `ends`.
-        Raises Stopped, TrialLost and StorageUnreachable; what was measured until then is stored.
+        Nothing begins that would probably not end before `ends`. Raises Stopped, TrialLost and
+        StorageUnreachable; what was measured until then is stored.
         """
         began = self._study.clock()
         for_finalists, for_variants = allowed_seconds(
@@ -105,7 +106,10 @@ class ConfirmationSession:
             allowed = for_finalists = request.seconds
         self._study.listener(ConfirmationTime(seconds=allowed))
         self.confirm(
-            seconds=for_finalists, trial=request.trial, at_least_once=request.at_least_once
+            seconds=for_finalists,
+            trial=request.trial,
+            at_least_once=request.at_least_once,
+            ends=ends,
         )
         if request.seconds is not None:
             for_variants = max(0.0, request.seconds - (self._study.clock() - began))
@@ -116,12 +120,15 @@ class ConfirmationSession:
 
     # -- the finalists -----------------------------------------------------------------------------
 
-    def confirm(self, *, seconds: float, trial: int | None, at_least_once: bool) -> None:
+    def confirm(
+        self, *, seconds: float, trial: int | None, at_least_once: bool, ends: float = math.inf
+    ) -> None:
         """Measure the finalists again, or only that `trial`, for about so many seconds.
 
-        The first measurement of a study, or with `at_least_once` that of this call, is made however
-        short the time is; no other begins that would probably not end within it. Raises Stopped,
-        TrialLost and StorageUnreachable; what was measured until then is stored.
+        The first measurement of a study, or with `at_least_once` that of this call, has all the
+        time until `ends`. None begins that would probably not end in its time, but one of fewer
+        trials than planned may. Raises Stopped, TrialLost and StorageUnreachable; what was measured
+        until then is stored.
         """
         deadline = self._study.clock() + seconds
         is_first = at_least_once or not self._was_measured_again()
@@ -132,12 +139,13 @@ class ConfirmationSession:
             wanted = max(wanted, record.confirmations + 1)
         while step := self._next_step(trial, wanted=wanted):
             self._check_stop()
-            if not is_first and self._study.clock() + self._expected_seconds(step) > deadline:
+            until = ends if is_first else deadline
+            if not (fitting := self._fitting(step, until)):
                 self._note_time_is_up(f"not certain yet: {_described(step)}")
                 return
             is_first = False
             with self._slot():
-                self._do(step)
+                self._do(fitting, until=until)
 
     def _was_measured_again(self) -> bool:
         return any(isinstance(one, PairedSpeed) for one in self._study.shared.confirmations())
@@ -174,12 +182,21 @@ class ConfirmationSession:
             return []
         return [(workload.seed + extra) % 2**32 for extra in range(1, FURTHER_SEEDS + 1)]
 
-    def _do(self, step: Step) -> None:
+    def _fitting(self, step: Step, until: float) -> Step | None:
+        """Returns as much of a step as probably ends by then; None where nothing does."""
+        left = until - self._study.clock()
+        if self._expected_seconds(step) <= left:
+            return step
+        if isinstance(step, TimeInTurn) and len(step.subjects) > 1:
+            return self._fitting(replace(step, subjects=step.subjects[:-1]), until)
+        return None
+
+    def _do(self, step: Step, *, until: float) -> None:
         self._study.listener(Confirming(doing=_described(step)))
         measured: Sequence[Confirmation]
         match step:
             case TimeInTurn():
-                measured = self._time_in_turn(step)
+                measured = self._time_in_turn(step, until=until)
             case TrainSeed():
                 measured = [self._train_seed(step)]
             case RepeatAlone():
@@ -191,14 +208,14 @@ class ConfirmationSession:
             self._study.shared.store_confirmation(one)
             failpoint("confirmation stored")
 
-    def _time_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
+    def _time_in_turn(self, step: TimeInTurn, *, until: float) -> list[PairedSpeed]:
         """Returns the speeds; where the machine ended the run, that it did.
 
         Raises TrialLost where the device no longer works.
         """
         began = self._study.clock()
         try:
-            return self._timed_in_turn(step)
+            return self._timed_in_turn(step, until=until)
         except TrialLost as error:
             self._executor.check_device(self._study.definition.device.device)
             return [
@@ -215,7 +232,7 @@ class ConfirmationSession:
                 for subject in step.subjects
             ]
 
-    def _timed_in_turn(self, step: TimeInTurn) -> list[PairedSpeed]:
+    def _timed_in_turn(self, step: TimeInTurn, *, until: float) -> list[PairedSpeed]:
         began = self._study.clock()
         taken = len(self._study.shared.confirmations())
         trainings = [
@@ -233,6 +250,7 @@ class ConfirmationSession:
             log_name=f"confirmation-{taken}",
             trial_options=self._study.trial_options,
             rounds=ROUNDS,
+            seconds=max(0.0, until - began),
             seed=(self._study.definition.seed + taken) % 2**32,
         )
         return paired_speeds(
@@ -271,21 +289,24 @@ class ConfirmationSession:
     def _expected_seconds(self, step: Step) -> float:
         """Returns about how long a step takes: as long as the last one of its kind, or its trials.
 
-        Compiled code comes from the study's cache.
+        Compiled code comes from the study's cache. A trial that another study measured counts as
+        one of this study.
         """
+        of_a_trial = self._usual_seconds()
         confirmations = self._study.shared.confirmations()
         if isinstance(step, TrainSeed):
             trained = [one for one in confirmations if isinstance(one, SeedPerplexity)]
-            return trained[-1].seconds if trained else step.record.seconds or 0.0
+            return trained[-1].seconds if trained else step.record.seconds or of_a_trial
         if isinstance(step, RepeatAlone):
             repeated = [one for one in confirmations if isinstance(one, RepeatedSpeed)]
-            return repeated[-1].seconds if repeated else step.record.seconds or 0.0
+            return repeated[-1].seconds if repeated else step.record.seconds or of_a_trial
         paired = [one for one in confirmations if isinstance(one, PairedSpeed)]
         if paired:
             return paired[-1].seconds * len(step.subjects)
         total = 0.0
         for record in (step.partner, *step.subjects):
-            total += (record.seconds or 0.0) - (record.compile_seconds or 0.0)
+            own = (record.seconds or 0.0) - (record.compile_seconds or 0.0)
+            total += own if record.seconds else of_a_trial
         return total
 
     # -- the pick without each of its techniques ---------------------------------------------------
@@ -300,7 +321,7 @@ class ConfirmationSession:
         are_compared = True
         for technique, config in self._variants_to_train():
             self._check_stop()
-            if self._study.clock() + self._expected_variant_seconds() > deadline:
+            if self._study.clock() + self._usual_seconds() > deadline:
                 left_out.append(technique)
                 continue
             self._study.listener(Confirming(doing=f"the pick without {technique}"))
@@ -314,11 +335,11 @@ class ConfirmationSession:
                 )
         while step := self._next_variants_in_turn():
             self._check_stop()
-            if self._study.clock() + self._expected_seconds(step) > deadline:
+            if not (fitting := self._fitting(step, deadline)):
                 are_compared = False
                 break
             with self._slot():
-                self._do(step)
+                self._do(fitting, until=deadline)
         if left_out or not are_compared:
             self._note_time_is_up(what_was_left_out(left_out, are_compared=are_compared))
 
@@ -388,7 +409,7 @@ class ConfirmationSession:
             preferences=self._preferences,
         )
 
-    def _expected_variant_seconds(self) -> float:
+    def _usual_seconds(self) -> float:
         """Returns about how long a trial takes here, by the median of those that were trained."""
         seconds = [
             record.seconds for record in self._records() if record.was_trained and record.seconds

@@ -18,7 +18,7 @@ class TimeBudget:
     trials_until: float = math.inf
     """After it no trial begins, except the first of a study."""
     ends: float = math.inf
-    """After it nothing is measured, except the first confirmation of a study."""
+    """After it nothing is measured, but a trial or a measurement that has begun ends."""
     setup_note: str = ""
     """What set-up took of it, in a sentence; empty where that is little."""
 
@@ -43,6 +43,11 @@ class TimeBudget:
             ends=began + seconds_waited + whole,
             setup_note=note,
         )
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until its end from now; None without a budget."""
+        return None if math.isinf(self.ends) else max(0.0, self.ends - time.monotonic())
 
     @property
     def seconds_for_trials(self) -> float | None:
