@@ -103,12 +103,14 @@ def with_utilization(records: Sequence[TrialRecord], device: DeviceInfo) -> list
     else used the device while it was measured. Then no trial in that format has a utilization.
     """
     too_low = disturbed_formats(records, device)
-    return [
-        replace(record, model_flops_utilization=model_flops_utilization(record, device))
-        if matrix_format(record.config.precision) not in too_low
-        else record
-        for record in records
-    ]
+    with_it = []
+    for record in records:
+        utilization = model_flops_utilization(record, device)
+        if utilization is None or matrix_format(record.config.precision) in too_low:
+            with_it.append(record)
+        else:
+            with_it.append(replace(record, model_flops_utilization=utilization))
+    return with_it
 
 
 def disturbed_formats(

@@ -49,8 +49,8 @@ _MOST_READS_AT_ONCE = 10
 """Fewer than the connections of the database's pool."""
 _MOST_COMPUTATIONS_AT_ONCE = 2
 """Python runs one at a time, and each takes turns with the event loop, which serves all others."""
-_MOST_DRAWINGS_AT_ONCE = 1
-"""Figures and reports take longest; pages and lists do not wait behind them."""
+_MOST_REPORTS_AT_ONCE = 1
+"""They take longest; pages, figures and lists do not wait behind them."""
 _IN_A_PROCESS = ("importance",)
 """Kinds of figures that take minutes for thousands of trials."""
 _LONGEST_FIGURE_SECONDS = 60.0
@@ -76,7 +76,7 @@ class StudyReader:
         """The trials with a result of each study, as it was when the studies were last listed."""
         self._reads = anyio.CapacityLimiter(_MOST_READS_AT_ONCE)
         self._computations = anyio.CapacityLimiter(_MOST_COMPUTATIONS_AT_ONCE)
-        self._drawings = anyio.CapacityLimiter(_MOST_DRAWINGS_AT_ONCE)
+        self._reports = anyio.CapacityLimiter(_MOST_REPORTS_AT_ONCE)
         self._processes = anyio.CapacityLimiter(1)
 
     # -- what other methods need -----------------------------------------------------------------
@@ -169,7 +169,7 @@ class StudyReader:
             elif kind in _IN_A_PROCESS:
                 text = await self._drawn_in_a_process(view, kind, options)
             else:
-                text = await self._draw(partial(figure_json, view, kind, options))
+                text = await self._compute(partial(figure_json, view, kind, options))
             return Answer(text.encode())
 
         async def compute_or_fail() -> Answer | Problem:
@@ -198,8 +198,9 @@ class StudyReader:
             headers = {"Content-Security-Policy": REPORT_POLICY}
             return Answer(page(report).encode(), media_type=HTML, headers=headers)
 
+        written = partial(anyio.to_thread.run_sync, compute, limiter=self._reports)
         key = ("report", study, data.version, preferences)
-        return await self._cache.get(key, partial(self._draw, compute), bytes_of=_bytes_of)
+        return await self._cache.get(key, written, bytes_of=_bytes_of)
 
     async def compared(self, studies: Sequence[str], preferences: Preferences) -> Answer:
         """Returns the figure of `autotune compare` as plotly's JSON. Raises InvalidInput."""
@@ -212,8 +213,7 @@ class StudyReader:
             return Answer(comparison.draw(comparison.compute(views)).to_json().encode())
 
         versions = tuple(one.version for one in data)
-        key = ("compared", tuple(studies), versions, preferences)
-        return await self._cache.get(key, partial(self._draw, compute), bytes_of=_bytes_of)
+        return await self._answer(("compared", tuple(studies), versions, preferences), compute)
 
     async def entries(self) -> tuple[list[StudyEntry], dict[int, int]]:
         """Returns every study, oldest first, and its trials with a result by the study's id."""
@@ -290,9 +290,6 @@ class StudyReader:
 
     async def _compute(self, compute: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(compute, limiter=self._computations)
-
-    async def _draw(self, draw: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(draw, limiter=self._drawings)
 
     async def _drawn_in_a_process(self, view: StudyView, kind: str, options: FigureOptions) -> str:
         try:

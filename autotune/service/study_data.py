@@ -104,6 +104,9 @@ def read_study(
     trials = [_with_prediction(stored[number], forecasts) for number in sorted(stored)]
     begun_at, last_result_at = store.dates(study)
     records = dataclasses.replace(records_of(store, study, trials), storage=address)
+    if earlier is not None and earlier.records.definition == records.definition:
+        # What was computed of it stays, such as the number of its legal combinations.
+        records = dataclasses.replace(records, definition=earlier.records.definition)
     return StudyData(
         version=version,
         records=records,
