@@ -1,6 +1,8 @@
 """A trusted proxy says who a person is, and nobody else does."""
 
-import base64
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from tests.building import nginx
 from tests.building.listening_service import listening_service
 from tests.building.queued_searches import TOKEN as OF_OWNER
-from tests.building.service import BEARER, ORIGIN, serving
+from tests.building.service import BEARER, ORIGIN, STAND_IN, serving
 from tests.service.test_who_gets_in import HEALTH, ROUTES, WRITES, sent
 
 PROXY, STRANGER = "10.0.0.5", "10.0.1.5"
@@ -147,63 +149,60 @@ def test_without_the_options_the_header_means_nothing(anonymous):
 # -- a real proxy ----------------------------------------------------------------------------------
 
 needs_nginx = pytest.mark.skipif(nginx.NGINX is None, reason=nginx.MISSING)
-PASSWORDS = f"{ADA}:{{PLAIN}}secret\n"
-SIGN_IN_BY_NGINX = """
-    map $http_authorization $is_program {{ default 0; "~*^Bearer " 1; }}
-    server {{
-        listen 127.0.0.1:{port};
-        proxy_set_header Host $http_host;
-        location / {{
-            error_page 418 = @program;
-            if ($is_program) {{ return 418; }}
-            auth_basic "tuning";
-            auth_basic_user_file {passwords};
-            proxy_set_header X-Forwarded-User $remote_user;
-            proxy_set_header Host $http_host;
-            proxy_pass http://127.0.0.1:{backend};
-        }}
-        location @program {{
-            proxy_set_header X-Forwarded-User "";
-            proxy_set_header Host $http_host;
-            proxy_pass http://127.0.0.1:{backend};
-        }}
-    }}
-"""
+SESSION = {"Cookie": "session=of-ada"}
+
+
+class OAuth2Proxy(BaseHTTPRequestHandler):
+    """Answers what nginx asks oauth2-proxy: whose session a request has."""
+
+    def do_GET(self):
+        is_ada = SESSION["Cookie"] in self.headers.get("Cookie", "")
+        is_question = self.path == "/oauth2/auth"
+        self.send_response((202 if is_ada else 401) if is_question else 200)
+        if is_question and is_ada:
+            self.send_header("X-Auth-Request-Email", ADA)
+        self.end_headers()
+        if not is_question:
+            self.wfile.write(b"sign in here")
+
+    def log_message(self, *_):
+        pass
 
 
 @pytest.fixture(scope="module")
 def of_nginx(tmp_path_factory):
-    """The URLs of a proxy that asks for a password, and of the server behind it."""
+    """The URL of nginx with the lines of the documentation, in front of a server."""
     folder = tmp_path_factory.mktemp("nginx")
     port = nginx.free_port()
-    (folder / "passwords").write_text(PASSWORDS)
-    with listening_service(
-        f"sqlite:///{folder}/autotune.db",
-        allowed_hosts=(f"127.0.0.1:{port}",),
-        trusted_user_header="X-Forwarded-User",
-        trusted_proxies=("127.0.0.1",),
-    ) as url:
-        content = SIGN_IN_BY_NGINX.format(
-            port=port, backend=url.rpartition(":")[2], passwords=folder / "passwords"
-        )
-        with nginx.nginx(folder, content, port=port):
-            yield f"http://127.0.0.1:{port}", url
-
-
-def as_ada():
-    return {"Authorization": f"Basic {base64.b64encode(f'{ADA}:secret'.encode()).decode()}"}
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), OAuth2Proxy) as sign_in,
+        listening_service(
+            f"sqlite:///{folder}/autotune.db",
+            search_module=STAND_IN,
+            allowed_hosts=(f"127.0.0.1:{port}",),
+            trusted_user_header="X-Forwarded-User",
+            trusted_proxies=("127.0.0.1",),
+        ) as url,
+    ):
+        threading.Thread(target=sign_in.serve_forever, daemon=True).start()
+        lines = nginx.documented("By a proxy", port=port, servers=[urlsplit(url).port] * 2)
+        lines = lines.replace("127.0.0.1:4180", f"127.0.0.1:{sign_in.server_port}")
+        with nginx.nginx(folder, lines, port=port):
+            yield f"http://127.0.0.1:{port}"
+        sign_in.shutdown()
 
 
 @needs_nginx
 @pytest.mark.slow
 def test_nginx_signs_people_in_and_lets_programs_pass(of_nginx):
-    proxy, _ = of_nginx
-    assert httpx.get(f"{proxy}/").status_code == 401
-    assert ADA in httpx.get(f"{proxy}/", headers=as_ada()).text
-    forged = {**as_ada(), **named("root@example.org"), "Origin": proxy}
+    assert httpx.get(f"{of_nginx}/").text == "sign in here"
+    assert ADA in httpx.get(f"{of_nginx}/", headers=SESSION).text
+    forged = {**named("root@example.org"), "Origin": of_nginx}
     body = {"max_mem": "8GiB"}
-    submitted = httpx.post(f"{proxy}/api/v1/searches", headers=forged, json=body)
+    submitted = httpx.post(f"{of_nginx}/api/v1/searches", headers=forged | SESSION, json=body)
     assert (submitted.status_code, submitted.json()["submitted_by"]) == (202, ADA)
     program = {"Authorization": f"Bearer {OF_OWNER}", **named("root@example.org")}
-    submitted = httpx.post(f"{proxy}/api/v1/searches", headers=program, json=body)
+    submitted = httpx.post(f"{of_nginx}/api/v1/searches", headers=program, json=body)
     assert submitted.json()["submitted_by"] == "owner"
+    wrong = {"Authorization": "Bearer wrong", **named("root@example.org")}
+    assert httpx.get(f"{of_nginx}/api/v1/searches", headers=wrong).status_code == 401
