@@ -83,6 +83,7 @@ class Scheduler:
         self._epoch: int | None = None
         self._renew_at = 0.0
         self._prune_at = 0.0
+        self._retain_at = 0.0
         self._announce_at = 0.0
         self._children: dict[tuple[int, int], StartedProcess] = {}
         """The processes that this server has started, by the number of the search and the run."""
@@ -135,6 +136,11 @@ class Scheduler:
     def _round(self) -> None:
         running, _ = self._searches.find(states=("running",), limit=_MOST_RUNNING)
         self._reap(running)
+        if self._clock() >= self._retain_at:
+            self._retain_at = self._clock() + _PRUNE_SECONDS
+            # A large folder takes longer than the lead lasts.
+            active = {search.study for search in running}
+            threading.Thread(target=self._retention.apply, args=(active,), daemon=True).start()
         if self._epoch is None:
             self._epoch = self._take_lead()
             if self._epoch is None:
@@ -152,9 +158,6 @@ class Scheduler:
             self._prune_at = self._clock() + _PRUNE_SECONDS
             self._searches.prune_events(self._epoch, most=_MOST_EVENTS)
             self._searches.explain_waiting(self._epoch, tuple(self._settings.device_groups))
-            # A large folder takes longer than the lead lasts.
-            active = {search.study for search in running}
-            threading.Thread(target=self._retention.apply, args=(active,), daemon=True).start()
 
     def _take_lead(self) -> int | None:
         lead = self._searches.lead()

@@ -2,8 +2,11 @@
 
 import re
 import socket
+import subprocess
+import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -158,6 +161,14 @@ def test_a_file_of_a_profile_has_the_same_headers_and_bytes(servers):
             assert first.headers[header] == second.headers[header]
 
 
+@pytest.mark.parametrize("name", ["nothing", "../profile", "../../../../../actions", "%2e%2e/log"])
+def test_only_a_name_that_is_a_file_of_the_profile_is_asked_for(servers, name):
+    path = f"/api/v1/studies/quick/trials/1/profile/{quote(name, safe='%')}"
+    for server in servers:
+        answer = asked(server, path)
+        assert (answer.status_code, "has no file" in answer.text) == (404, True)
+
+
 def test_a_server_asks_no_third_one_for_another(servers, storages):
     """Otherwise two servers that both lack a file would ask each other for ever."""
     missing = "/api/v1/studies/quick/trials/2/log"
@@ -208,6 +219,15 @@ def test_neither_a_chosen_token_nor_a_secret_is_stored(tmp_path):
         assert running.owner_digest == ""
         secret = client.app.state.service.others._http.headers["authorization"].split()[1]
         assert secret not in (tmp_path / "a.db").read_bytes().decode("latin-1")
+
+
+def test_a_server_is_known_by_the_address_that_it_gives_others(tmp_path):
+    given = {"internal_address": "http://node-1.lan:8321/"}
+    with serving(f"sqlite:///{tmp_path}/a.db", **given) as client:
+        (running,) = client.app.state.service.servers.running()
+        assert running.address == "http://node-1.lan:8321"
+        answer = client.get("/api/v1/health", headers={"Host": "node-1.lan:8321"})
+        assert answer.status_code == 200
 
 
 def test_a_server_that_has_ended_is_off_the_list(tmp_path):
@@ -293,3 +313,19 @@ def test_a_server_whose_database_a_later_autotune_has_upgraded_says_so(tmp_path,
         assert f"has schema 9999, this autotune knows them up to {REVISION}" in str(
             service.others.error
         )
+
+
+@pytest.mark.slow
+def test_the_command_ends_then_with_one_sentence(tmp_path):
+    storage = f"sqlite:///{tmp_path}/a.db"
+    command = [sys.executable, "-m", "autotune", "serve", "--port", "0", "--storage", storage]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout.readline().startswith("http://")
+        with open_store(storage) as store, store.database.writing() as connection:
+            connection.execute(VERSION.update().values(version_num="9999"))
+        _, said = running.communicate(timeout=60)
+    sentences = [line for line in said.splitlines() if "has schema 9999" in line]
+    assert (running.returncode, sentences[-1].partition(":")[0]) == (2, "error")
+    assert "Traceback" not in said

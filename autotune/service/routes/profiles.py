@@ -128,18 +128,17 @@ def download(
     try:
         profile = _profile(service, name, number)
     except _NotHere as missing:
-        address = f"/api/v1/studies/{name}/trials/{number}/profile/{quote(file)}"
-        response = None if caller.is_server else service.others.file(address)
+        entry = profile_entry(service, caller, name, number)
+        # No other name is passed on: it could lead to another address of that server.
+        if all(one["name"] != file for one in entry["files"]):
+            raise _no_file(entry, name, file) from None
+        response = service.others.file(f"{_address(name, number)}/{quote(file)}")
         if response is None:
             raise _missing(service, caller, name, missing) from None
         return response
     path = profile.file(file)
     if path is None:
-        raise Problem(
-            404,
-            f"the profile of trial {number} of study {name!r} has no file {file!r:.80}",
-            hint=f"its files are {', '.join(one.name for one in profile.main_files)}",
-        )
+        raise _no_file(_entry(service, name, profile), name, file)
     media_type = _MEDIA_TYPES.get(path.suffix, _ANY)
     headers = {"Cache-Control": "private, no-cache"}
     if media_type == HTML:
@@ -164,6 +163,18 @@ def _check_trial(result: StudyResult, number: int) -> None:
         raise Problem(404, f"study {result.study!r} has no trial {number}")
 
 
+def _no_file(entry: Mapping[str, Any], name: str, file: str) -> Problem:
+    return Problem(
+        404,
+        f"the profile of trial {entry['trial']} of study {name!r} has no file {file!r:.80}",
+        hint=f"see {_address(name, entry['trial'])} for its files",
+    )
+
+
+def _address(study: str, trial: int) -> str:
+    return f"/api/v1/studies/{study}/trials/{trial}/profile"
+
+
 class _NotHere(Problem):
     """This server has no profile of a trial."""
 
@@ -178,7 +189,7 @@ def profile_entry(service: ServiceState, caller: Caller, name: str, number: int)
     except _NotHere as missing:
         answers = []
         if not caller.is_server:
-            answers = service.others.answers(f"/api/v1/studies/{name}/trials/{number}/profile")
+            answers = service.others.answers(_address(name, number))
         if not answers:
             raise _missing(service, caller, name, missing) from None
         found: dict[str, Any] = answers[0].json()
@@ -212,8 +223,7 @@ def _profile(service: ServiceState, name: str, number: int) -> TrialProfile:
 def _entry(service: ServiceState, study: str, profile: TrialProfile) -> dict[str, Any]:
     """Returns the JSON object of a profile."""
     taken = datetime.fromtimestamp(profile.taken_at, tz=UTC)
-    root = service.settings.root_path
-    address = f"{root}/api/v1/studies/{study}/trials/{profile.trial}/profile"
+    address = service.settings.root_path + _address(study, profile.trial)
     return {
         "trial": profile.trial,
         "steps": profile.steps,
