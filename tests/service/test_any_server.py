@@ -32,7 +32,7 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 OF_ONE_SERVER = {
     "/api/v1/health": "which of them leads",
     **dict.fromkeys(("/api/v1/devices", "/parts/devices", "/"), "how much memory is in use"),
-    "/new": "a key that is drawn for each form",
+    **dict.fromkeys(("/new", "/fit"), "a key that is drawn for each form"),
     "/api/v1/events": "a stream without an end",
     "/metrics": "what it counts of itself",
 }
@@ -44,6 +44,7 @@ VALUES = {
     "target": "pytorch",
     "version": "0",
     "file": "trace.json.gz",
+    "part": "least",
 }
 READS = [
     path
