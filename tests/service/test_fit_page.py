@@ -217,3 +217,10 @@ def test_every_part_of_an_answer_can_be_shown():
         answer = answer_part(part, pasted, pasted.read.settings, storage="sqlite://")
         shown = fit_text(part, json.loads(json.dumps(answer)))
         assert shown.lead
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_text_is_a_sentence(get, text):
+    answer = get("/api/v1/will-it-fit/least", text=text)
+    assert (answer.status_code, answer.json()["detail"]) == (422, "text is empty")
+    assert "text is empty" in get("/fit/parts/least", text=text).text

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import anyio.to_thread
 from fastapi import APIRouter, Query
 
+from autotune.errors import InvalidInput
 from autotune.service.parameters import WITHOUT_NUL
 from autotune.service.problems import documented
 from autotune.service.quick import Asked
@@ -22,6 +23,8 @@ _Text = Annotated[str, Query(max_length=LARGEST_TEXT, pattern=WITHOUT_NUL)]
 
 def question_of(given: Mapping[str, str]) -> PastedTraining:
     """Returns the question of the parameters of an address. Raises InvalidInput."""
+    if not given.get("text", "").strip():
+        raise InvalidInput("text is empty", hint="give a trainer's file, or a config.json")
     return PastedTraining.of(
         {
             name: option.parse(given[name].replace("\r\n", "\n"))
