@@ -113,7 +113,7 @@ COMPILED_FP8_BYTES = 0.47
 
 NARROW_ACTIVATIONS, COMPILED_ACTIVATIONS, ACTIVATIONS_LEFT = 0.5, 0.85, 0.2
 """Of 16-bit or fp8 training, of compiled training, and on the device when they are offloaded."""
-BASE_WEIGHTS: Mapping[str, float] = {"nf4": 0.14, "int8": 0.25, "bf16": 0.5}
+BASE_WEIGHTS: Mapping[str, float] = {"nf4": 0.14, "int8": 0.25, "bf16": 0.5, "fp16": 0.5}
 """Frozen weights under an adapter, relative to fp32."""
 GRADIENTS_IN_BACKWARD, SHARE_OF_ADAPTER = 0.1, 0.02
 

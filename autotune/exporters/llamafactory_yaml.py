@@ -144,6 +144,8 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     elif config.base_weights == "trained" and is_mixed:
         why = f"{_OF_THE_FILES}, here bfloat16: half the memory for frozen ones"
         reasons["base_weights"] = ("bf16", why)
+    elif config.base_weights == "fp16":
+        reasons["base_weights"] = ("bf16", f"{_OF_THE_FILES}, here bfloat16")
     return reasons
 
 

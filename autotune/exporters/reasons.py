@@ -26,7 +26,7 @@ KNOWN: Values = {
     "activation_offload": ("cpu",),
     "adapter": ("lora", "dora"),
     "adapter_targets": ("attention",),
-    "base_weights": ("bf16", "int8", "fp8", "nf4"),
+    "base_weights": ("bf16", "fp16", "int8", "fp8", "nf4"),
     "sharding": ("ddp", "zero1", "zero2", "zero3", "hsdp"),
     "offload": ("optimizer", "all"),
     "gradient_reduction": ("bf16",),

@@ -191,7 +191,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
             hint="save a copy of the file with adapter: lora",
         )
     base_weights = "bf16"
-    if keys["bf16"] not in (True, "auto") and not (keys.flag("bfloat16") or keys.flag("fp16")):
+    if keys["bf16"] not in (True, "auto") and not any(map(keys.flag, _IN_16_BITS)):
         base_weights = "trained"
     if keys.flag("load_in_8bit"):
         base_weights = "int8"
@@ -209,6 +209,7 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     }
 
 
+_IN_16_BITS = ("bfloat16", "fp16", "float16")
 _LORA_KERNELS = (KERNEL_OF_ADAPTERS, "lora_qkv_kernel", "lora_o_kernel")
 
 

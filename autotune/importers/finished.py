@@ -26,6 +26,8 @@ KERNEL_OF_ADAPTERS = "lora_mlp_kernel"
 """The key of axolotl by which its kernels of adapters are named."""
 _MAKE_A_MODEL = ("model", "script", "layers", "width")
 """Settings of a request by which it has a model of its own."""
+_OF_AUTOCAST = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+"""{precision: the number format of frozen weights in 16 bits beside its adapters}."""
 
 
 def finished(
@@ -63,8 +65,9 @@ def finished(
     if config.get("base_weights") in QUANTIZED_WEIGHTS and config["precision"] in FULL_PRECISIONS:
         config["precision"] = "bf16-mixed"
         keys.refuse("bf16", "trials multiply weights in 4 and 8 bits in bfloat16")
-    if config.get("base_weights") == "bf16" and config["precision"] != "bf16-mixed":
-        config["base_weights"] = "trained"  # in the number format of what is trained
+    if config.get("base_weights") in _OF_AUTOCAST.values():
+        # In 16 bits; where nothing is under autocast, in the number format of what is trained.
+        config["base_weights"] = _OF_AUTOCAST.get(config["precision"], "trained")
     if plan is not None and plan.tensor_parallel > 1 and config.pop("kernels", "none") != "none":
         keys.refuse(plan.key, "trials that split matrices have the model's own norms")
     kernels = config.pop("adapter_kernels", "none")  # what goes with all the rest

@@ -38,7 +38,7 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     if stage not in ("pt", "sft"):
         keys.refuse("stage", "trials learn the next token, without a second model")
     shared = transformers_keys.sharing(keys)
-    adapter = _adapter(keys, shared_precision=shared.precision)
+    adapter = _adapter(keys)
     _check_methods(keys, has_adapters=bool(adapter))
     optimizer = transformers_keys.optimizer(keys, "optim", has_adapters=bool(adapter))
     config: dict[str, Any] = {
@@ -120,7 +120,7 @@ def _attention(keys: KeysOfFile) -> str:
     return transformers_keys.attention(keys, "flash_attn", _ATTENTIONS[name])
 
 
-def _adapter(keys: KeysOfFile, *, shared_precision: str | None) -> dict[str, Any]:
+def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     method = keys.one_of("finetuning_type", _METHODS)
     if method in ("freeze", "oft"):
         raise keys.cannot_train(
@@ -135,11 +135,11 @@ def _adapter(keys: KeysOfFile, *, shared_precision: str | None) -> dict[str, Any
         "adapter": "dora" if keys.flag("use_dora") else "lora",
         "adapter_rank": keys.whole_number("lora_rank", least=1),
         "adapter_targets": transformers_keys.adapter_layers(keys, "lora_target", targets),
-        "base_weights": _base_weights(keys, shared_precision),
+        "base_weights": _base_weights(keys),
     }
 
 
-def _base_weights(keys: KeysOfFile, shared_precision: str | None) -> str:
+def _base_weights(keys: KeysOfFile) -> str:
     bits = keys.whole_number("quantization_bit", least=1)
     if bits is not None and keys["quantization_method"] not in ("bnb", "bitsandbytes"):
         keys.refuse("quantization_method", "4 and 8 bits of trials are nf4 and int8")
@@ -153,7 +153,7 @@ def _base_weights(keys: KeysOfFile, shared_precision: str | None) -> str:
         if not keys.flag("double_quantization"):
             keys.refuse("double_quantization", "trials have the scales of 4-bit weights quantized")
         return "nf4"
-    return "trained" if keys.flag("fp16") or shared_precision == "fp16" else "bf16"
+    return "bf16"
 
 
 def _dataset(keys: KeysOfFile) -> dict[str, Any]:

@@ -18,12 +18,8 @@ _WEAKER: Mapping[str, tuple[str, ...]] = {
 }
 """{what a file asks for: what is nearest, where rules exclude it}."""
 COPY = "DeepSpeed has 16-bit weights and a float32 copy: trials have float32 ones under autocast"
-_DEEPSPEED_PRECISIONS = {
-    "bf16-true": "bf16-mixed",
-    "fp16-mixed": "bf16-mixed",
-    "fp8": "bf16-mixed",
-}
-"""{precision: the nearest that trials have with DeepSpeed}: it keeps a float32 copy of weights."""
+_NOT_BY_DEEPSPEED = ("bf16-true", "fp16-mixed", "fp8")
+"""Precisions to which bf16-mixed is nearest with DeepSpeed: it keeps a float32 copy of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +76,24 @@ def device_choices(
         plan = replace(plan, engine="torch")
         keys.refuse(plan.key, "shared out by torch instead of DeepSpeed, whose buffers differ")
     first_violation = ""
-    for choices in _candidates(plan, str(config["precision"]), devices=at.devices):
+    for choices in _candidates(plan, config, devices=at.devices):
         broken = rule_violations({**config, **choices}, at)
         if not broken:
             if first_violation:
                 reason = first_violation.partition(": ")[0]
                 keys.refuse(plan.key, f"trials have {_described(choices)}: {reason}")
-            if choices["engine"] == "deepspeed" and choices["precision"] != config["precision"]:
+            if choices["engine"] == "deepspeed" and "precision" in choices:
                 keys.refuse(plan.key, COPY)
             return choices
         first_violation = first_violation or broken[0]
-    return dict(next(_candidates(plan, str(config["precision"]), devices=at.devices)))
+    return dict(next(_candidates(plan, config, devices=at.devices)))
 
 
-def _candidates(plan: Plan, precision: str, *, devices: int) -> Iterator[dict[str, Any]]:
+def _candidates(plan: Plan, config: Mapping[str, Any], *, devices: int) -> Iterator[dict[str, Any]]:
     """Yield the choices of a plan, and then weaker ones: the sharing out is given up last."""
+    in_bf16 = {"precision": "bf16-mixed"}
+    if config["base_weights"] == "fp16":
+        in_bf16["base_weights"] = "bf16"
     shardings: tuple[str, ...] = ("none",)
     if devices > plan.tensor_parallel:
         shardings = (plan.sharding, *_WEAKER.get(plan.sharding, ()))
@@ -111,11 +110,11 @@ def _candidates(plan: Plan, precision: str, *, devices: int) -> Iterator[dict[st
                 }
                 if sharding == plan.sharding:
                     base["gradient_reduction"] = plan.gradient_reduction
-                if engine == "deepspeed":
-                    base["precision"] = _DEEPSPEED_PRECISIONS.get(precision, precision)
+                if engine == "deepspeed" and config["precision"] in _NOT_BY_DEEPSPEED:
+                    base |= in_bf16
                 yield base
-                if engine == "torch" and precision in ("fp8", "fp16-mixed"):
-                    yield {**base, "precision": "bf16-mixed"}
+                if engine == "torch" and config["precision"] in ("fp8", "fp16-mixed"):
+                    yield {**base, **in_bf16}
 
 
 def _described(choices: Mapping[str, Any]) -> str:

@@ -87,11 +87,11 @@ def _adapter(keys: KeysOfFile) -> dict[str, Any]:
         return {}
     if mode not in ("lora", "qlora"):
         raise keys.invalid("train_mode", "full, lora or qlora")
-    is_bf16 = keys.flag("bf16")
+    is_16_bit = keys.flag("bf16") or keys.flag("fp16")
     return {
         "adapter": "lora",
         "adapter_rank": keys.whole_number("lora_rank", least=1),
-        "base_weights": "nf4" if mode == "qlora" else "bf16" if is_bf16 else "trained",
+        "base_weights": "nf4" if mode == "qlora" else "bf16" if is_16_bit else "trained",
     }
 
 

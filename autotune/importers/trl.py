@@ -179,7 +179,7 @@ def _attention(keys: KeysOfFile) -> str:
 def _adapter(keys: KeysOfFile) -> dict[str, Any]:
     if not keys.flag("use_peft"):
         return {}
-    base_weights = "bf16" if _dtype(keys) == "bfloat16" else "trained"
+    base_weights = "bf16" if _dtype(keys) in ("bfloat16", "float16") else "trained"
     quantized = keys.table_of("model_init_kwargs").get("quantization_config")
     if isinstance(quantized, Mapping):
         base_weights = transformers_keys.quantized_weights(quantized) or base_weights

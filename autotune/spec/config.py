@@ -44,7 +44,7 @@ ActivationOffload = Literal["none", "cpu"]
 Adapter = Literal["none", "lora", "dora"]
 AdapterTargets = Literal["all-linear", "attention"]
 AdapterKernels = Literal["none", "fused"]
-BaseWeights = Literal["trained", "bf16", "int8", "fp8", "nf4"]
+BaseWeights = Literal["trained", "bf16", "fp16", "int8", "fp8", "nf4"]
 Sharding = Literal["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]
 Offload = Literal["none", "optimizer", "all"]
 GradientReduction = Literal["fp32", "bf16"]
@@ -240,8 +240,9 @@ class TrainingConfig(Built):
             packages={"int8": "torchao", "fp8": "torchao", "nf4": "bitsandbytes"},
         ),
     ] = "trained"
-    """Number format in which frozen weights are stored. `trained`: that of training; `bf16`; or
-    the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the rest in 16 bits."""
+    """Number format in which frozen weights are stored. `trained`: that of training; `bf16` or
+    `fp16`, that of autocast; or the linear layers of the blocks in `int8`, `fp8` or `nf4`, and the
+    rest in 16 bits."""
 
     sharding: Annotated[
         Sharding,
@@ -800,10 +801,17 @@ RULES = (
     ),
     Rule(
         ("precision", "base_weights"),
-        lambda c, _: c["base_weights"] == "bf16" and c["precision"] not in ("bf16-mixed",),
+        lambda c, _: c["base_weights"] == "bf16" and c["precision"] != "bf16-mixed",
         "base_weights bf16 are multiplied in bf16, which precision {precision} does not do, or "
         "does with all its weights",
         "use precision bf16-mixed, or base_weights trained",
+    ),
+    Rule(
+        ("precision", "base_weights"),
+        lambda c, _: c["base_weights"] == "fp16" and c["precision"] != "fp16-mixed",
+        "base_weights fp16 are multiplied in fp16, which precision {precision} does not do, or "
+        "does with all its weights",
+        "use precision fp16-mixed, or base_weights trained",
     ),
     Rule(
         ("precision", "base_weights"),

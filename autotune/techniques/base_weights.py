@@ -4,6 +4,7 @@
 |---|---|---|---|
 | trained | 4 or 2 | in the format of training | the same |
 | bf16 | 2 | bf16, under autocast to bf16 | bf16 |
+| fp16 | 2 | fp16, under autocast to fp16, with scaled losses | fp16 |
 | int8 | 1 | whole numbers, a scale per row, by torchao | 16 bits |
 | fp8 | 1 | e4m3, a scale for each row, by torchao | 16 bits |
 | nf4 | 0.52 | 16 levels, a scale for 64, in 8 bits, by bitsandbytes (arXiv:2305.14314) | 16 bits |

@@ -29,8 +29,9 @@ NEEDED: Mapping[str, Mapping[str, Any]] = {
     "adapter_targets": {"adapter": "lora"},
     "adapter_kernels": {"adapter": "lora"},
     "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
+    "base_weights fp16": {"adapter": "lora", "precision": "fp16-mixed"},
 }
-"""{technique: other settings that it needs in a legal configuration}."""
+"""{technique, or with its value: other settings that it needs in a legal configuration}."""
 DEVICES = 4
 ON_DEVICES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"sharding": "ddp"},
@@ -120,7 +121,9 @@ def _settings() -> Iterator[str]:
 
 def _config(technique: str, value: Any) -> TrainingConfig:
     plain = {"micro_batch_size": WORKLOAD.global_batch}
-    needed = {} if technique == "memory_budget" and value == 1.0 else NEEDED.get(technique, {})
+    needed = NEEDED.get(f"{technique} {value}", NEEDED.get(technique, {}))
+    if technique == "memory_budget" and value == 1.0:
+        needed = {}
     return TrainingConfig(**{**plain, **needed, technique: value})
 
 

@@ -24,8 +24,9 @@ NEEDED = {
     "adapter_targets": {"adapter": "lora"},
     "adapter_kernels": {"adapter": "lora"},
     "base_weights": {"adapter": "lora", "precision": "bf16-mixed"},
+    "base_weights fp16": {"adapter": "lora", "precision": "fp16-mixed"},
 }
-"""{technique: other settings that it needs in a legal configuration}."""
+"""{technique or `technique value`: other settings that it needs in a legal configuration}."""
 
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -125,7 +126,7 @@ def configurations(global_batch=8):
         for value in options:
             settings = {
                 "micro_batch_size": global_batch,
-                **NEEDED.get(technique, {}),
+                **NEEDED.get(f"{technique} {value}", NEEDED.get(technique, {})),
                 technique: value,
             }
             if technique == "memory_budget" and value == 1.0:

@@ -76,6 +76,21 @@ def test_llamafactory_quantizes_the_base_to_so_many_bits(bits, base_weights, tmp
     assert found.config["precision"] == "bf16-mixed"
 
 
+@pytest.mark.parametrize(
+    ("trainer", "keys"),
+    [
+        ("llamafactory", {"finetuning_type": "lora", "fp16": True}),
+        ("trl", {"use_peft": True, "dtype": "float16", "fp16": True}),
+        ("axolotl", {"adapter": "lora", "lora_r": 8, "fp16": True, "bf16": False}),
+        ("axolotl", {"adapter": "lora", "lora_r": 8, "float16": True, "bf16": False}),
+        ("transformers", {"train_mode": "lora", "template_name": "llama3", "fp16": True}),
+    ],
+)
+def test_frozen_weights_beside_adapters_in_fp16_are_in_fp16(trainer, keys, tmp_path):
+    config = _import(trainer, tmp_path, **keys).config
+    assert (config["precision"], config["base_weights"]) == ("fp16-mixed", "fp16")
+
+
 @pytest.mark.parametrize("key", ["use_galore", "use_badam", "use_muon", "use_adam_mini"])
 def test_a_method_of_llamafactory_whose_state_decides_the_memory_is_one_sentence(key, tmp_path):
     with pytest.raises(InvalidInput, match="its state decides the memory"):

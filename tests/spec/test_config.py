@@ -52,6 +52,7 @@ BREAKING = (
     {**FUSED, "engine": "deepspeed", "devices": 2, "sharding": "zero3", "micro_batch_size": 4},
     {"precision": "bf16-mixed", "base_weights": "bf16"},
     {"precision": "bf16-true", "adapter": "lora", "base_weights": "bf16"},
+    {"precision": "bf16-mixed", "adapter": "lora", "base_weights": "fp16"},
     {"precision": "tf32", "adapter": "dora", "base_weights": "nf4"},
     {"devices": 4, "sharding": "ddp", "micro_batch_size": 4},
     {"sharding": "ddp"},

@@ -208,6 +208,7 @@ def test_an_evaluation_leaves_nf4_weights_as_they_are(training_of):
         {"precision": "bf16-mixed"},
         {"precision": "bf16-mixed", "base_weights": "int8"},
         {"precision": "bf16-mixed", "base_weights": "nf4"},
+        {"precision": "fp16-mixed", "base_weights": "fp16"},
         # At the peak it multiplies a 16-bit weight by scales in fp32, and a 16-bit product runs.
         {"precision": "bf16-true", "base_weights": "int8", "checkpointing": "block"},
         {"precision": "bf16-true", "base_weights": "nf4", "checkpointing": "block"},

@@ -241,8 +241,9 @@ def check_weights(row, model):
     assert (torch.uint8 in stored) == (row["base_weights"] == "nf4")
     if row["base_weights"] == "trained":
         assert stored == {trained_dtype}
-    if row["base_weights"] == "bf16":
-        assert stored == {torch.bfloat16, torch.float32}
+    if row["base_weights"] in ("bf16", "fp16"):
+        in_16_bits = {"bf16": torch.bfloat16, "fp16": torch.float16}[row["base_weights"]]
+        assert stored == {in_16_bits, torch.float32}
 
 
 def config_of(row):

@@ -22,6 +22,7 @@ _CHANGES: tuple[tuple[str, Any], ...] = (
     ("checkpointing", "block"),
     ("micro_batch_size", 1),
     ("base_weights", "bf16"),
+    ("base_weights", "fp16"),
     ("base_weights", "nf4"),
     ("optimizer", "paged-adamw-8bit"),
     ("precision", "bf16-true"),

@@ -106,8 +106,8 @@ def _base_weights(model, blocks):
     if kind in ("int8", "fp8", "nf4"):
         assert torch.float32 not in others, "what is not quantized is in 16 bits"
         return kind
-    if kind == torch.bfloat16 and trained_dtype(model) != kind:
-        return "bf16"
+    if trained_dtype(model) != kind:
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}[kind]
     return "trained"
 
 

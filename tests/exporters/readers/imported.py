@@ -114,8 +114,9 @@ def as_read(trainer, expected):
         # Of trials bf16-mixed over weights in bfloat16 is nearest, here without autocast.
         done["precision"] = "bf16-mixed"
         done["base_weights"] = done["base_weights"].replace("trained", "bf16")
-    if done.get("base_weights") == "bf16" and done.get("precision") != "bf16-mixed":
-        done["base_weights"] = "trained"  # of trials they go with bf16-mixed alone
+    if done.get("base_weights") in ("bf16", "fp16"):
+        of_autocast = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+        done["base_weights"] = of_autocast.get(done.get("precision"), "trained")
     return done
 
 
@@ -128,7 +129,7 @@ def _nearest(setting, instead):
         return instead
     if instead.endswith("with a float32 copy"):
         return "bf16-mixed"
-    if setting in ("base_weights", "gradient_reduction"):
+    if setting == "gradient_reduction":
         instead = instead.replace("fp16", "bf16")  # the 16 bits that trials have
     values = sorted((str(value) for value in CHOICES.get(setting, ())), key=len)
     return next((value for value in reversed(values) if instead.startswith(value)), instead)
