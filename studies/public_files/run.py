@@ -1,15 +1,17 @@
 """Predicts public files that configure a training, and compares what is said of their memory.
 
     python -m studies.public_files.run                   # fetch and predict each
-    python -m studies.public_files.run --only olmo --card h100
+    python -m studies.public_files.run --only olmo
     python -m studies.public_files.run --folder FILES    # files that are here already, as NAME.yaml
 
 A file is fetched from its repository at its commit into `files/`, which git ignores, with those
-that belong to it beside it. Nothing in it is run.
+that belong to it beside it. Nothing in it is run. Commands run in that folder, so that results name
+no other.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -18,15 +20,22 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results.json"
 CAP = "24GiB"
+TOLD = (
+    "peak_memory_bytes",
+    "lower_bound_bytes",
+    "upper_bound_bytes",
+    "phase",
+    "config",
+    "smallest_change",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="a part of the names")
-    parser.add_argument("--card", default="h100")
     parser.add_argument("--folder", type=Path, default=HERE / "files")
     arguments = parser.parse_args()
     entries = tomllib.loads((HERE / "files.toml").read_text())["file"]
@@ -34,9 +43,9 @@ def main() -> None:
     for entry in entries:
         if arguments.only in entry["name"]:
             file = local_file(entry, arguments.folder)
-            results[entry["name"]] = predicted(entry, file, card=arguments.card)
+            results[entry["name"]] = predicted(entry, file)
             print(entry["name"], json.dumps(results[entry["name"]])[:400], flush=True)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
 
 
 def local_file(entry: dict[str, Any], folder: Path) -> Path:
@@ -44,43 +53,46 @@ def local_file(entry: dict[str, Any], folder: Path) -> Path:
     wanted = folder / f"{entry['name']}{Path(entry['path']).suffix}"
     if not wanted.exists():
         folder.mkdir(exist_ok=True)
-        wanted.write_bytes(fetched(entry, entry["path"]))
+        wanted.write_bytes(fetched(entry["repository"], entry["commit"], entry["path"]))
         for path in entry.get("beside", ()):
             beside = folder / Path(path)
             beside.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(fetched(entry, path))
+            commit = entry.get("beside_commit", entry["commit"])
+            beside.write_bytes(fetched(entry["repository"], commit, path))
     return wanted
 
 
-def fetched(entry: dict[str, Any], path: str) -> bytes:
-    repository = entry["repository"].removeprefix("https://github.com/")
-    url = f"https://raw.githubusercontent.com/{repository}/{entry['commit']}/{path}"
+def fetched(repository: str, commit: str, path: str) -> bytes:
+    name = repository.removeprefix("https://github.com/")
+    url = f"https://raw.githubusercontent.com/{name}/{commit}/{path}"
     with urllib.request.urlopen(url, timeout=60) as answer:
         content: bytes = answer.read()
     return content
 
 
-def predicted(entry: dict[str, Any], file: Path, *, card: str) -> dict[str, Any]:
+def predicted(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     """Returns what `autotune predict --from` says of a file, or why it says nothing."""
-    command = ["predict", "--from", str(file), "--device", card, "--max-mem", CAP, "--json"]
-    if entry["gpus"] > 1:
-        command += ["--devices-per-trial", str(entry["gpus"])]
+    command = ["predict", "--from", file.name, *entry.get("launcher", ())]
+    command += [*entry.get("overrides", ()), "--device", entry["predicted_on"]]
+    command += ["--max-mem", CAP, "--json"]
     began = time.monotonic()
     ended = subprocess.run(
-        [sys.executable, "-m", "autotune", *command], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "autotune", *command],
+        cwd=file.parent,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    said = [line for line in ended.stderr.splitlines() if not line.startswith("Predicting it")]
     result = {
-        "command": f"autotune {' '.join(command)}".replace(str(file), file.name),
+        "command": f"autotune {' '.join(command)}",
         "seconds": round(time.monotonic() - began, 1),
-        "said": said,
+        "said": [line for line in ended.stderr.splitlines() if not line.startswith("Predicting ")],
     }
     if not ended.stdout.strip():
         return result
     answer = json.loads(ended.stdout)
-    names = ("peak_memory_bytes", "lower_bound_bytes", "upper_bound_bytes", "phase", "config")
-    found = {name: answer[name] for name in (*names, "smallest_change") if name in answer}
-    return {**result, **found}
+    return {**result, **{name: answer[name] for name in TOLD if name in answer}}
 
 
 if __name__ == "__main__":
