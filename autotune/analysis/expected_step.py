@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.analysis.roofline import matrix_format
-from autotune.spec.config import FULL_PRECISIONS, TrainingConfig
+from autotune.spec.config import FULL_PRECISIONS, SELECTIVE, TrainingConfig
 from autotune.spec.optimizers import OPTIMIZERS
 from autotune.spec.prediction import Prediction, Resource
 from autotune.spec.result import DeviceInfo
@@ -56,6 +56,7 @@ COMPILED_OPERATORS, COMPILED_OPERATORS_16_BIT = 0.5, 0.63
 RECOMPUTED_OPERATORS: Mapping[str, float] = {
     "attention": 1.24,
     "selective": 1.35,
+    "selective-2": 1.36,
     "every-4": 1.11,
     "every-2": 1.22,
     "block": 1.44,
@@ -75,6 +76,7 @@ speed a measured one is. All of 16 speeds alone on an H100 and an H200 were, and
 
 RECOMPUTED_FLOPS: Mapping[str, float] = {
     "attention": 1.13,
+    "selective-2": 1.09,
     "every-4": 1.07,
     "every-2": 1.14,
     "block": 1.27,
@@ -83,6 +85,7 @@ RECOMPUTED_FLOPS: Mapping[str, float] = {
 RECOMPUTED_BYTES: Mapping[str, float] = {
     "attention": 1.17,
     "selective": 1.25,
+    "selective-2": 1.28,
     "every-4": 1.09,
     "every-2": 1.17,
     "block": 1.35,
@@ -91,6 +94,7 @@ RECOMPUTED_BYTES: Mapping[str, float] = {
 KEPT_ACTIVATIONS: Mapping[str, float] = {
     "attention": 0.7,
     "selective": 0.63,
+    "selective-2": 0.49,
     "every-4": 0.76,
     "every-2": 0.52,
     "block": 0.1,
@@ -257,7 +261,7 @@ class ExpectedStep:
         operators = self._operators_of_a_pass * _operators_factor(config)
         operators /= _operators_factor(self.plain_config)
         operators *= self.global_batch / config.micro_batch_size
-        if config.checkpointing == "selective" and config.compile == "none":
+        if config.checkpointing in SELECTIVE and config.compile == "none":
             operators *= HOST_OF_SELECTIVE
         operators += self._operators_of_an_update(config)
         return operators * seconds / self.tokens_of_a_step

@@ -183,6 +183,7 @@ def _saved_dtype(closest: Closest) -> dict[str, Reason]:
 
 _LACKING: Table = {
     "checkpointing": {
+        "selective-2": ("selective", "it saves what an operator computes each time, or never"),
         "attention": ("block", "axolotl checkpoints whole blocks, not their attention parts alone"),
         "sqrt": ("block", "axolotl checkpoints blocks one by one, not in segments"),
     },

@@ -17,7 +17,15 @@ Values = Mapping[str, Collection[Any]]
 
 KNOWN: Values = {
     "precision": ("tf32", "bf16-mixed", "bf16-true", "fp16-mixed", "bf16-stochastic", "fp8"),
-    "checkpointing": ("attention", "selective", "every-4", "every-2", "block", "sqrt"),
+    "checkpointing": (
+        "attention",
+        "selective",
+        "selective-2",
+        "every-4",
+        "every-2",
+        "block",
+        "sqrt",
+    ),
     "compile": ("block", "model"),
     "optimizer_fusion": ("foreach", "kernel", "backward"),
     "allocator": ("expandable",),

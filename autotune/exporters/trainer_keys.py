@@ -12,7 +12,13 @@ from typing import Any
 from autotune.exporters.adapters import base_dtype, is_quantized, quantization_settings
 from autotune.exporters.reasons import KNOWN, Reason, Table, Values, reasons_in, unknown_values
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
-from autotune.spec.config import Checkpointing, Loss, OptimizerFusion, TrainingConfig
+from autotune.spec.config import (
+    SELECTIVE,
+    Checkpointing,
+    Loss,
+    OptimizerFusion,
+    TrainingConfig,
+)
 from autotune.spec.optimizers import OPTIMIZERS
 
 _EVERY: Mapping[Checkpointing, int] = {"block": 1, "every-2": 2, "every-4": 4}
@@ -38,7 +44,9 @@ _LACKING: Table = {
     },
     "checkpointing": {
         "attention": ("block", "it checkpoints whole blocks only"),
-        "selective": ("block", "a policy of what to save is a function, which no file can hold"),
+        **dict.fromkeys(
+            SELECTIVE, ("block", "a policy of what to save is a function, which no file can hold")
+        ),
         "sqrt": ("block", "it checkpoints single blocks only"),
     },
     "compile": {"block": ("model", "torch_compile compiles the whole model")},

@@ -33,7 +33,7 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_size
 
@@ -47,7 +47,7 @@ def write(recipe: Recipe, version: str) -> Export:
     on_devices = closest_by_accelerate(recipe, "trl", HAS)
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe)
-    if recipe.config.checkpointing == "selective":
+    if recipe.config.checkpointing in SELECTIVE:
         lacking_keys["checkpointing"] = ("block", _SELECTIVE)
     lacking = _lacking(recipe, closest)
     if "precision" in lacking:  # which says more than what FSDP2 does to it
@@ -88,7 +88,7 @@ def write(recipe: Recipe, version: str) -> Export:
     )
 
 
-_SELECTIVE = "its `selective: true` saves attention only; the trial saved every matrix product"
+_SELECTIVE = "its `selective: true` saves attention only; the trial saved matrix products"
 
 
 def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:

@@ -154,6 +154,12 @@ def _precision(keys: KeysOfFile, plan: Plan, devices: int) -> str:
 def _checkpointing(keys: KeysOfFile) -> dict[str, Any]:
     compiles = keys.flag("compile.enable") and "model" in keys.list_of("compile.components")
     techniques: dict[str, Any] = {"compile": "block" if compiles else "none"}
+    if keys.flag("compile.enable") and "loss" in keys.list_of("compile.components"):
+        keys.refuse(
+            "compile.components",
+            "the loss of trials is not compiled, and has all logits in float32 three times: the "
+            "file needs less than predicted",
+        )
     mode = keys.one_of("activation_checkpoint.mode", ("selective", "full", "memory_budget", "none"))
     option = str(keys[_OPTION])
     if mode == "memory_budget":
@@ -165,8 +171,7 @@ def _checkpointing(keys: KeysOfFile) -> dict[str, Any]:
     elif mode == "full" or (mode == "selective" and option == "1"):
         techniques["checkpointing"] = "block"
     elif mode == "selective" and option == "op":
-        keys.refuse(_OPTION, "trials recompute no matrix product, torchtitan every second one")
-        techniques["checkpointing"] = "selective"
+        techniques["checkpointing"] = "selective-2"
     elif mode == "selective":
         if option not in ("2", "4"):
             if not option.isdigit() or int(option) < 1:

@@ -18,7 +18,7 @@ from autotune.shipped.blocks import BlockList, find_blocks
 from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.fp8 import convert
 from autotune.shipped.fsdp import fully_shard_blocks
-from autotune.shipped.granularity import EVERY, recompute_in_blocks
+from autotune.shipped.granularity import EVERY, SELECTIVE, recompute_in_blocks
 from autotune.shipped.segments import recompute_segments
 
 
@@ -39,7 +39,7 @@ def prepare_blocks(
     if fp8:
         for block in found.blocks:
             convert(block)
-    known = ("none", "attention", "selective", *EVERY, "sqrt")
+    known = ("none", "attention", *SELECTIVE, *EVERY, "sqrt")
     if checkpointing not in known:
         raise ValueError(
             f"Invalid checkpointing: {checkpointing!r}. Choose one of {', '.join(known)}."

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from torch import nn
 
 from autotune.shipped.checkpointing import recompute
-from autotune.shipped.selective import selective_contexts
+from autotune.shipped.selective import alternating_contexts, selective_contexts
 
 EVERY = {"block": 1, "every-2": 2, "every-4": 4}
 """Blocks whose index is divisible by this number are recomputed."""
+SELECTIVE = {"selective": selective_contexts, "selective-2": alternating_contexts}
+"""Which tells, by operator, what is kept of a block."""
 
 
 def recompute_in_blocks(
@@ -23,8 +25,8 @@ def recompute_in_blocks(
         return
     # A block that the model calls several times is in the list as often.
     for block in dict.fromkeys(blocks[:: EVERY.get(granularity, 1)]):
-        if granularity == "selective":
-            recompute(block, context_fn=selective_contexts)
+        if granularity in SELECTIVE:
+            recompute(block, context_fn=SELECTIVE[granularity])
         elif granularity != "attention":
             recompute(block)
         elif attention_name is None:

@@ -33,7 +33,9 @@ Precision = Literal[
     "fp16-true",
     "as-is",
 ]
-Checkpointing = Literal["none", "attention", "selective", "every-4", "every-2", "block", "sqrt"]
+Checkpointing = Literal[
+    "none", "attention", "selective", "selective-2", "every-4", "every-2", "block", "sqrt"
+]
 CompileScope = Literal["none", "block", "model"]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
 Allocator = Literal["default", "expandable"]
@@ -465,6 +467,9 @@ HELD_BY_THE_HOST = {
     if technique.held_by_the_host
 }
 """What a CPU cannot do: {technique: {value: reason}}."""
+
+SELECTIVE: tuple[Checkpointing, ...] = ("selective", "selective-2")
+"""The values of `checkpointing` that choose by operator what is kept."""
 
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
 """Precisions in which one training tells the perplexity: 0.04 % between trainings of one class

@@ -27,7 +27,7 @@ WRAPPED = {
     "block": [0, 1, 2, 3, 4],
     "every-2 from block 1 on": [1, 3],
     "every-4 from block 3 on": [3],
-    "selective, every second product": [0, 1, 2, 3, 4],
+    "selective-2": [0, 1, 2, 3, 4],
 }
 FUSIONS = {
     "none": (False, False),

@@ -202,7 +202,7 @@ def test_a_model_given_beside_the_file_takes_the_place_of_the_flavor(tmp_path):
         ({"mode": "none"}, {"checkpointing": "none"}),
         ({"mode": "full"}, {"checkpointing": "block"}),
         ({"mode": "selective", "selective_ac_option": "2"}, {"checkpointing": "every-2"}),
-        ({"mode": "selective", "selective_ac_option": "op"}, {"checkpointing": "selective"}),
+        ({"mode": "selective", "selective_ac_option": "op"}, {"checkpointing": "selective-2"}),
         ({}, {"checkpointing": "every-2"}),
     ],
 )

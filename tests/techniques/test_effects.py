@@ -43,6 +43,12 @@ def test_selective_checkpointing_recomputes_no_matrix_product(operators):
     assert (selective["mm"], selective[ATTENTION]) == (plain["mm"], plain[ATTENTION])
 
 
+def test_selective_2_recomputes_every_second_matrix_product(operators):
+    plain, alternating = operators(), operators(checkpointing="selective-2")
+    assert alternating["mm"] - plain["mm"] == LAYERS * (MATRIX_PRODUCTS_IN_A_BLOCK // 2)
+    assert alternating[ATTENTION] == plain[ATTENTION]
+
+
 def test_selective_checkpointing_recomputes_the_rest(operators):
     assert operators(checkpointing="selective")["silu"] == 2 * operators()["silu"]
 

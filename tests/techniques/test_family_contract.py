@@ -48,6 +48,7 @@ RECOMPUTED = {
     "every-2": 2,
     "attention": 4,
     "selective": 4,
+    "selective-2": 4,
     "block": 4,
     "sqrt": 4,
 }

@@ -22,7 +22,7 @@ from autotune.shipped.compiling import compile_in_place
 from autotune.shipped.granularity import recompute_in_blocks
 from autotune.shipped.recomputed_state import RecomputedForward
 from autotune.shipped.segments import recompute_segments
-from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, TrainingConfig
+from autotune.spec.config import CHOICES, OF_SEVERAL_DEVICES, SELECTIVE, TrainingConfig
 from autotune.techniques import wrap_blocks
 from autotune.techniques.user_training import apply_to_user_model, parts_of_user_model
 from tests.techniques.model_forms import (
@@ -436,8 +436,8 @@ def test_what_forward_changes_is_changed_once_a_pass(block, value):
 @pytest.mark.parametrize("value", RECOMPUTING)
 @pytest.mark.parametrize("block", STATEFUL)
 def test_what_forward_changes_is_changed_once_for_every_granularity(block, value):
-    # A graph of `selective` can be used once.
-    backward_passes = 1 if value == "selective" else 2
+    # A graph of them can be used once.
+    backward_passes = 1 if value in SELECTIVE else 2
     assert_state_is_changed_once(block, value, passes=2, backward_passes=backward_passes)
 
 

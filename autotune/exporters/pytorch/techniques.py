@@ -15,7 +15,7 @@ from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import imported_optimizer
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.workload import Workload
 
@@ -148,7 +148,7 @@ def _modules_of_scripts(config: TrainingConfig) -> list[str]:
     needed = {
         "checkpointing": is_recomputed,
         "segments": config.checkpointing == "sqrt",
-        "selective": config.checkpointing == "selective",
+        "selective": config.checkpointing in SELECTIVE,
         "compiling": is_recomputed and config.compile != "none",
         "liger": config.kernels == "liger",
     }
@@ -197,6 +197,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
     recomputed = {
         "attention": ("blocks", "getattr(block, found.attention_name)"),
         "selective": ("blocks", "block, context_fn=selective_contexts"),
+        "selective-2": ("blocks", "block, context_fn=alternating_contexts"),
         "block": ("blocks", "block"),
         **{name: (f"blocks[::{every}]", "block") for name, every in _EVERY.items()},
     }

@@ -200,14 +200,14 @@ def _fit_adapter(closest: Closest, version: str) -> None:
 
 def _checkpointing(value: str, version: str) -> Reason | None:
     """Returns (what the files do instead, why), or None if torchtitan supports `value`."""
-    if value in ("none", "block"):
+    if value in ("none", "block", "selective-2"):
         return None
     if value == "selective":
         why = (
             "torchtitan recomputes every second matrix product, the trial none: less memory, more "
             "time"
         )
-        return ("selective, every second product", why)
+        return ("selective-2", why)
     if value in _EVERY and version == "0.2":
         every = _EVERY[value]
         why = (

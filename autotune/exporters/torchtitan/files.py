@@ -141,7 +141,7 @@ def _activation_checkpoint(effective: Mapping[str, Any]) -> str:
     kinds = {
         "none": "None",
         "block": "FullAC.Config()",
-        "selective, every second product": "SelectiveAC.Config()",
+        "selective-2": "SelectiveAC.Config()",
     }
     return kinds[effective["checkpointing"]]
 
@@ -240,7 +240,7 @@ def _activation_checkpoint_toml(effective: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {"mode": {"none": "none", "block": "full"}.get(kind, "selective")}
     if kind.startswith("every-"):
         keys["selective_ac_option"] = kind.removeprefix("every-").partition(" ")[0]
-    elif kind.startswith("selective"):
+    elif kind == "selective-2":
         keys["selective_ac_option"] = "op"
     elif effective["memory_budget"] != 1.0:
         keys = {"mode": "memory_budget", "memory_budget": effective["memory_budget"]}

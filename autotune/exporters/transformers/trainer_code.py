@@ -24,7 +24,7 @@ from autotune.exporters.pytorch.techniques import (
 from autotune.exporters.recipe import Recipe, in_docstring
 from autotune.exporters.script_lines import imported_optimizer
 from autotune.exporters.transformers.training_script import arguments_of_sequences
-from autotune.spec.config import TrainingConfig
+from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.workload import Workload
 
 FILE = "autotune_trainer.py"
@@ -70,7 +70,7 @@ def _modules(config: TrainingConfig, *, by_keys: bool, version: str) -> list[str
         "checkpointing": in_code != "none",
         "segments": in_code == "sqrt",
         "compiling": in_code != "none" and config.compile != "none",
-        "selective": in_code == "selective",
+        "selective": in_code in SELECTIVE,
         "trainer.causal_flag": _needs_causal_flag(config, version),
         "schedule": True,
     }
@@ -350,6 +350,11 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
             return [
                 "for block in found.blocks:",
                 "    recompute(block, context_fn=selective_contexts)",
+            ]
+        case "selective-2":
+            return [
+                "for block in found.blocks:",
+                "    recompute(block, context_fn=alternating_contexts)",
             ]
     every = {"block": 1, "every-2": 2, "every-4": 4}[config.checkpointing]
     return [

@@ -30,6 +30,10 @@ _CHANGES: tuple[tuple[str, Any], ...] = (
 """Techniques and values in the order in which they are tried; 0.5: half of the micro batch."""
 
 
+_KEEP_LESS = {"selective": ("selective-2", "block", "sqrt"), "block": ("block", "sqrt")}
+"""{checkpointing that is tried: those that it would not improve}."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SmallestChange:
     """A configuration that fits, or the smallest that was found where none does."""
@@ -106,7 +110,7 @@ def _changed(
             continue
         if str(value) in unavailable.get(technique, {}):
             continue
-        if technique == "checkpointing" and config.checkpointing in ("block", "sqrt"):
+        if technique == "checkpointing" and config.checkpointing in _KEEP_LESS[value]:
             continue
         changed = replace(config, **{technique: value})
         if changed in seen or rule_violations(changed.to_dict(), at):

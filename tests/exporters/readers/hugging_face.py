@@ -221,10 +221,10 @@ def checkpointing_of(model, modules, begin):
         name: [i for i in range(LAYERS) if runs[i, name] == 2]
         for name in ("attention", "feed-forward")
     }
-    keeps = any(
-        options.get("context_fn") not in (None, torch.utils.checkpoint.noop_context_fn)
-        for options in made
-    )
+    policies = {options.get("context_fn") for options in made}
+    policies -= {None, torch.utils.checkpoint.noop_context_fn}
+    kept = {"alternating_contexts": "selective-2"}
+    keeps = [kept.get(one.__name__, "selective") for one in policies]
     return _name(again["attention"], again["feed-forward"], calls=len(made), keeps_some=keeps)
 
 
@@ -240,7 +240,8 @@ def _name(attention, feed_forward, *, calls, keeps_some):
         return "attention"
     assert attention == feed_forward
     if keeps_some:
-        return "selective" if attention == everything else f"selective of {attention}"
+        [name] = keeps_some
+        return name if attention == everything else f"{name} of {attention}"
     by_layers = {
         (): "none",
         (0,): "every-4",

@@ -174,8 +174,10 @@ def _checkpointing(script, model):
     if all(changes):
         if changes[0] is getattr(script, "_in_segments", None):
             return "sqrt"
-        is_whole = changes[0] is script._recomputing(None)
-        return "block" if is_whole else "selective"
+        if changes[0] is script._recomputing(None):
+            return "block"
+        is_alternating = changes[0] is script._recomputing(script.alternating_contexts)
+        return "selective-2" if is_alternating else "selective"
     if any(changes):
         recomputed = [change is not None for change in changes]
         every = recomputed.index(True, 1)

@@ -71,7 +71,7 @@ def _read_module(export, tokens):
     kinds = {
         None: "none",
         "FullAC.Config": "block",
-        "SelectiveAC.Config": "selective, every second product",
+        "SelectiveAC.Config": "selective-2",
         "MemoryBudgetAC.Config": "none",
     }
     losses = {"CrossEntropyLoss.Config": "full", "ChunkedLossWrapper.Config": "chunked"}
