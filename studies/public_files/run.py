@@ -12,6 +12,7 @@ no other.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -28,9 +29,14 @@ TOLD = (
     "lower_bound_bytes",
     "upper_bound_bytes",
     "phase",
+    "bytes_by_category",
     "config",
     "smallest_change",
 )
+
+
+PROGRESS = re.compile(r"Predicting|(still predicting|\d+( of \d+)? predicted), after")
+"""Begins the lines that say how far a prediction is."""
 
 
 def main() -> None:
@@ -74,7 +80,9 @@ def predicted(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     """Returns what `autotune predict --from` says of a file, or why it says nothing."""
     command = ["predict", "--from", file.name, *entry.get("launcher", ())]
     command += [*entry.get("overrides", ()), "--device", entry["predicted_on"]]
-    command += ["--max-mem", CAP, "--json"]
+    if entry.get("seeks_change", True):
+        command += ["--max-mem", CAP]
+    command += ["--json"]
     began = time.monotonic()
     ended = subprocess.run(
         [sys.executable, "-m", "autotune", *command],
@@ -87,7 +95,7 @@ def predicted(entry: dict[str, Any], file: Path) -> dict[str, Any]:
     result = {
         "command": f"autotune {' '.join(command)}",
         "seconds": round(time.monotonic() - began, 1),
-        "said": [line for line in ended.stderr.splitlines() if not line.startswith("Predicting ")],
+        "said": [line for line in ended.stderr.splitlines() if not PROGRESS.match(line)],
     }
     if not ended.stdout.strip():
         return result
