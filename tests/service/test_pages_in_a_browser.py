@@ -428,7 +428,7 @@ def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_was(open_pa
     shown = is_live(open_page("/studies/other"))
     shown.evaluate("document.body.tabIndex = -1; document.body.focus()")
     reached, unseen = [], []
-    while "trials-find" not in reached and len(reached) < 120:
+    while "trial-1" not in reached and len(reached) < 120:
         shown.keyboard.press("Tab")
         name, outline = shown.evaluate(
             "(now => [now.id || now.ariaLabel || now.textContent.trim(), "
