@@ -176,31 +176,27 @@ class LegalSpace:
         """Returns the number of `configurations`, without making them.
 
         Field by field it has the number of legal beginnings, together for all that have the same
-        values in those fields that a later rule or condition reads.
+        values in those fields that a later rule or condition reads. Fields with one value come
+        first, so that most constraints are decided early.
         """
         if not self.values:
             return 0
+        order = sorted(FIELD_ORDER, key=lambda field: len(self.values[field]) > 1)
+        constraints = self._constraints_in(order)
         beginnings: Mapping[tuple[Any, ...], int] = {(): 1}
         kept: list[str] = []
-        for place, field in enumerate(FIELD_ORDER):
-            read = self._fields_read_after(place)
+        for place, field in enumerate(order):
+            later = [constraints[other] for other in order[place + 1 :]]
+            read = {name for of_field in later for name in of_field.fields}
+            still_read = [name for name in order[: place + 1] if name in read]
             longer: Counter[tuple[Any, ...]] = Counter()
             for beginning, number in beginnings.items():
                 for value in self.values[field]:
                     chosen = {**dict(zip(kept, beginning, strict=True)), field: value}
-                    if self._allows_last(field, chosen):
-                        longer[tuple(chosen[name] for name in read)] += number
-            beginnings, kept = longer, read
+                    if constraints[field].allow(chosen, self.at):
+                        longer[tuple(chosen[name] for name in still_read)] += number
+            beginnings, kept = longer, still_read
         return sum(beginnings.values())
-
-    def _fields_read_after(self, place: int) -> list[str]:
-        """Returns the fields up to a place of FIELD_ORDER that constraints of later ones read."""
-        read: set[str] = set()
-        for later in FIELD_ORDER[place + 1 :]:
-            rules, conditions = self._constraints_by_last_field[later]
-            read.update(*(rule.fields for rule in rules))
-            read.update(*((*each.when, *each.then) for each in conditions))
-        return [field for field in FIELD_ORDER[: place + 1] if field in read]
 
     def __contains__(self, config: TrainingConfig) -> bool:
         if not self.values:
@@ -243,32 +239,46 @@ class LegalSpace:
         field = FIELD_ORDER[len(chosen)]
         for value in self.values[field]:
             extended = {**chosen, field: value}
-            if self._allows_last(field, extended):
+            if self._constraints[field].allow(extended, self.at):
                 yield from self._completions_of_legal(extended)
 
-    def _allows_last(self, field: str, chosen: Mapping[str, Any]) -> bool:
-        """Whether the value of the last field of `chosen` is legal after those of the others."""
-        rules, conditions = self._constraints_by_last_field[field]
-        return not any(rule.broken(chosen, self.at) for rule in rules) and all(
-            condition.allows(chosen) for condition in conditions
-        )
-
     @cached_property
-    def _constraints_by_last_field(self) -> dict[str, tuple[list[Rule], list[Condition]]]:
-        """For each field, the rules and conditions to check when its value has been chosen.
+    def _constraints(self) -> "dict[str, _Constraints]":
+        return self._constraints_in(FIELD_ORDER)
+
+    def _constraints_in(self, order: Sequence[str]) -> "dict[str, _Constraints]":
+        """For each field, what to check when its value has been chosen, as one after the other.
 
         A rule is checked at the last of its fields, a condition at each of them.
         """
-        constraints = {}
-        for field in FIELD_ORDER:
-            rules = [rule for rule in RULES if max(rule.fields, key=FIELD_ORDER.index) == field]
-            conditions = [
-                condition
-                for condition in self.conditions
-                if field in condition.when or field in condition.then
-            ]
-            constraints[field] = (rules, conditions)
+        place = {field: number for number, field in enumerate(order)}
+        constraints = {field: _Constraints() for field in order}
+        for rule in RULES:
+            constraints[max(rule.fields, key=place.__getitem__)].rules.append(rule)
+        for condition in self.conditions:
+            for field in {*condition.when, *condition.then}:
+                constraints[field].conditions.append(condition)
         return constraints
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Constraints:
+    """The rules and conditions that the value of one field decides."""
+
+    rules: list[Rule] = dataclasses.field(default_factory=list)
+    conditions: list[Condition] = dataclasses.field(default_factory=list)
+
+    def allow(self, chosen: Mapping[str, Any], at: LegalityContext) -> bool:
+        return not any(rule.broken(chosen, at) for rule in self.rules) and all(
+            condition.allows(chosen) for condition in self.conditions
+        )
+
+    @property
+    def fields(self) -> set[str]:
+        """The fields that they read."""
+        of_rules = (rule.fields for rule in self.rules)
+        of_conditions = ((*each.when, *each.then) for each in self.conditions)
+        return set(itertools.chain(*of_rules, *of_conditions))
 
 
 _CACHED_PREFIXES = 50_000
