@@ -85,7 +85,8 @@ class Client:
 
         A server that this client has reached, also one that answers that its database is away, may
         be away for five minutes. Only then do calls that change nothing, and `submit` and
-        `continue_search`, raise ServerUnreachable or StorageUnreachable. `on_wait` is told of each
+        `continue_search`, raise ServerUnreachable or StorageUnreachable; a download of a profile's
+        file raises at once. `on_wait` is told of each
         outage once. Close it, or use it as a context manager.
         """
         other = copy.copy(self)

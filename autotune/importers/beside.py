@@ -4,10 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import InvalidInput
 from autotune.importers.key_table import KeyTable
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.trainer_file import read_trainer_file
 from autotune.spec.user_paths import expanded, path_exists
+
+
+def missing_file(keys: KeysOfFile, key: str, name: str, *, hint: str = "") -> InvalidInput:
+    """Returns the error for a file that a key names and that cannot be read."""
+    if keys.is_alone:
+        return InvalidInput(
+            f"{keys.file} has {key}: {name!r:.80}, and of a pasted text no other file is read",
+            hint=f"paste what is in that file as the value of {key}",
+        )
+    return InvalidInput(
+        f"{keys.file} has {key}: {name!r:.80}, a file that is not there",
+        hint=hint or f"put it beside {keys.file.name}, or remove the key from a copy",
+    )
 
 
 def keys_beside(

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.errors import InvalidInput
-from autotune.importers.beside import keys_beside
+from autotune.importers.beside import keys_beside, missing_file
 from autotune.importers.key_table import load_table
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import COPY, Plan, Sharing
@@ -30,10 +29,7 @@ def sharing(keys: KeysOfFile, key: str) -> Sharing | None:
         name = str(keys[key])
         stage = _STAGE_IN_NAME.search(name)
         if stage is None:
-            raise InvalidInput(
-                f"{keys.file} has {key}: {name!r:.80}, a file that is not there",
-                hint=f"put it beside {keys.file.name}, or remove the key from a copy",
-            )
+            raise missing_file(keys, key, name)
         keys.refuse(key, f"no such file here: taken to be stage {stage[1]} of ZeRO by its name")
         offload = "all" if "offload" in name.lower() and stage[1] == "3" else "none"
         return Sharing(plan=plan_of_stage(key, int(stage[1]), offload=offload))

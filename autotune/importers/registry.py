@@ -63,6 +63,8 @@ def _suffix_of(text: str) -> str:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return ".yaml"
+    except RecursionError:  # which reading it as TOML says in a sentence
+        return ".toml"
     return ".toml"
 
 

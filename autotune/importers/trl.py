@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidInput, suggestion
+from autotune.errors import suggestion
 from autotune.importers import transformers_keys
 from autotune.importers.accelerate_file import ACCELERATE
-from autotune.importers.beside import keys_beside
+from autotune.importers.beside import keys_beside, missing_file
 from autotune.importers.data_files import named_by
 from autotune.importers.finished import devices_of, finished
 from autotune.importers.imported import ImportedTraining, Trainer
@@ -86,10 +86,8 @@ def _read_launcher(keys: KeysOfFile) -> None:
         return
     launcher = keys_beside(keys, "accelerate_config", ACCELERATE)
     if launcher is None:
-        raise InvalidInput(
-            f"{keys.file} has accelerate_config: {name!r:.80}, a file that is not there",
-            hint=suggestion(name, _LAUNCHERS, otherwise=f"put it beside {keys.file.name}"),
-        )
+        hint = suggestion(name, _LAUNCHERS, otherwise=f"put it beside {keys.file.name}")
+        raise missing_file(keys, "accelerate_config", name, hint=hint)
     keys.launched_by(launcher)
 
 

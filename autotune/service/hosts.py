@@ -29,7 +29,10 @@ class OwnHosts:
         self._hosts = {host for name in names for host in self._with_port(name)}
         self._allowed = {host.lower() for host in settings.allowed_hosts}
         if settings.internal_address:
-            self._allowed.add(urlsplit(settings.internal_address).netloc.lower())
+            internal = urlsplit(settings.internal_address.lower())
+            self._allowed.add(internal.netloc)
+            if internal.port == _DEFAULT_PORTS[internal.scheme]:
+                self._allowed.add(internal.netloc.removesuffix(f":{internal.port}"))
 
     def is_own_host(self, host: str, *, address: str | None = None) -> bool:
         """Whether a Host header names this server.

@@ -146,14 +146,17 @@ class OtherServers:
         try:
             request = self._http.build_request("GET", server.address + path, params=parameters)
             answer = self._http.send(request, stream=stream)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            _LOG.warning("the server at %s does not answer: %s", server.address, error)
-            self._asked_again_at[server.address] = time.monotonic() + _AWAY_SECONDS
-            return None
-        if answer.status_code != 200:
+            if answer.status_code == 200:
+                return answer
             answer.close()
-            return None
-        return answer
+            if answer.status_code == 404:  # it does not have it
+                return None
+            reason = f"status {answer.status_code}"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error)
+        _LOG.warning("the server at %s does not answer: %s", server.address, reason)
+        self._asked_again_at[server.address] = time.monotonic() + _AWAY_SECONDS
+        return None
 
 
 def _is_loopback(address: str) -> bool:

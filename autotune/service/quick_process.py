@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -95,7 +96,8 @@ def _timeline(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _will_it_fit(order: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    rules = SubmissionRules.of(order["rules"])
+    # No file of the server is read, also none that a search may read.
+    rules = replace(SubmissionRules.of(order["rules"]), data_roots=(), code_folders=())
     pasted = PastedTraining.of(order["settings"])
     settings = {name: value for name, value in pasted.read.settings.items() if value is not None}
     return answer_part(

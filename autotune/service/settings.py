@@ -101,7 +101,7 @@ def _read_path(given: Any) -> Any:
         return given
     path = given.rstrip("/")
     is_path = re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*", path)
-    if not given or not is_path:
+    if not is_path:
         raise InvalidInput(repr(given), hint="give the path as it stands in the URL, such as /tune")
     return path
 

@@ -80,7 +80,9 @@ class TrainingConfig(Built):
     checkpointing: Annotated[
         Checkpointing,
         Technique(
-            help="Which activations to recompute in the backward pass.",
+            help="Which activations to recompute in the backward pass: "
+            f"{', '.join(get_args(Checkpointing))}.",
+            metavar="NAME",
         ),
     ] = "none"
     """Which activations are dropped in the forward pass and recomputed in the backward pass."""

@@ -31,7 +31,7 @@ _GATED = frozenset(
 )
 """Kinds of models whose feed-forward layers are three matrices, one of which is a gate."""
 _PLAIN = frozenset(("gpt2", "gpt_neox", "phi"))
-"""Kinds with two, and as many heads for keys as for queries."""
+"""Kinds with two."""
 _OWN_HEAD_DIM = frozenset(("qwen3", "gemma", "gemma2", "gemma3_text", "seed_oss"))
 """Kinds whose heads are as wide as their class says, where the config.json does not."""
 
@@ -83,11 +83,12 @@ def shape_of(workload: Workload) -> ModelShape | None:
     kind = config.get("model_type")
     if kind not in _GATED | _PLAIN:
         return None
-    inner = config.get("intermediate_size") or config.get("n_inner") or 0
-    key_heads = config.get("num_key_value_heads") or 0
-    if kind in _PLAIN:
-        inner, key_heads = inner or 4 * width, heads
-    head_dim = config.get("head_dim") or (0 if kind in _OWN_HEAD_DIM else width // heads)
+    if kind == "gpt2":  # whose class knows no other keys of these sizes
+        inner, key_heads, head_dim = config.get("n_inner") or 4 * width, heads, width // heads
+    else:
+        inner = config.get("intermediate_size") or (4 * width if kind in _PLAIN else 0)
+        key_heads = config.get("num_key_value_heads") or (heads if kind in _PLAIN else 0)
+        head_dim = config.get("head_dim") or (0 if kind in _OWN_HEAD_DIM else width // heads)
     numbers = (inner, key_heads, head_dim)
     if not all(type(number) is int and number >= 0 for number in numbers):
         return None

@@ -283,11 +283,17 @@ class Searches:
         """Gives a study and its searches another name.
 
         Raises UnknownStudy, SearchConflict while a search of it is active, and StudyMismatch for a
-        name in use.
+        name in use, also by a search that waits.
         """
+        in_use = StudyMismatch(
+            f"there is a study {new_name!r} in {self._database.url} already",
+            hint="choose another name",
+        )
         try:
             with self._writing() as connection:
                 _check_no_active_search(connection, study)
+                if _owner_of(connection, new_name) is not None:
+                    raise in_use
                 renamed = connection.execute(
                     update(STUDIES).where(STUDIES.c.name == study).values(name=new_name)
                 )
@@ -299,10 +305,7 @@ class Searches:
                 data = {"action": "renamed", "name": new_name}
                 _add_events(connection, [(0, study, "study", data)])
         except Conflict:
-            raise StudyMismatch(
-                f"there is a study {new_name!r} in {self._database.url} already",
-                hint="choose another name",
-            ) from None
+            raise in_use from None
         if renamed.rowcount == 0:
             raise UnknownStudy(f"there is no study {study!r} in {self._database.url}")
 

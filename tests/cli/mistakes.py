@@ -458,7 +458,7 @@ COMMAND_LINES = {
         --allow-host http://host | --allow-host 'a b' | --allow-host '*' | --allow-host me@host
         --allow-host ''
         --internal-address nonsense | --internal-address '' | --internal-address ftp://host
-        --root-path tune | --root-path '' | --root-path http://host/tune | --root-path '/a b'
+        --root-path tune | --root-path http://host/tune | --root-path '/a b'
         --root-path /../tune | --root-path //tune
         --trust-user-header X-Forwarded-User | --trust-proxy 10.0.0.5
         --trust-user-header 'a b' --trust-proxy 10.0.0.5 | --trust-user-header ''

@@ -5,15 +5,17 @@ import json
 import re
 import sys
 import time
+from urllib.parse import quote_plus
 
 import pytest
 
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, NotAllowed
 from autotune.importers.registry import import_text
 from autotune.service.pages.fit_text import fit_text
 from autotune.service.quick import FAILURE_KEPT_SECONDS, QuickAnswers
+from autotune.service.quick_process import _ANSWERS
 from autotune.study.prediction.pasted import (
-    LARGEST_TEXT,
+    LARGEST_ADDRESS,
     PastedTraining,
     answer_part,
     ways_to_train,
@@ -108,7 +110,7 @@ def test_a_file_that_only_names_its_model_takes_its_config_from_a_second_text():
         ({"text": CONFIG, "max_mem": "lots"}, "lots"),
         ({"text": CONFIG, "way": "by magic"}, "no way to train"),
         ({"text": CONFIG, "sequence_length": "long"}, "long"),
-        ({"text": "x" * 12_001}, "12,001 characters"),
+        ({"text": "\u00e9" * 8_001}, "48,006 characters"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -119,8 +121,30 @@ def test_a_question_that_is_none_is_a_sentence_on_the_page(get, given, said):
     assert said in shown
 
 
+def test_no_model_of_a_folder_for_data_is_read(tmp_path):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "config.json").write_text(CONFIG)
+    text = TRL.replace("owner/own", "secret")
+    rules = {"storage": "sqlite://", "data_roots": [str(tmp_path)]}
+    order = {"part": "least", "settings": {"text": text}, "rules": rules}
+    with pytest.raises(NotAllowed):
+        _ANSWERS["bound"](order, lambda what: None)
+
+
+def test_a_config_is_searched_as_it_was_said_to_be_trained():
+    pasted = PastedTraining(text=CONFIG, way="LoRA, bf16 base")
+    own = pasted.submission()["own_config"]
+    assert (own["adapter"], own["base_weights"], own["micro_batch_size"]) == ("lora", "bf16", 1)
+
+
 @pytest.mark.parametrize(
-    ("text", "said"), [("no: trainer", "the file of no trainer"), ("{", "not valid JSON")]
+    ("text", "said"),
+    [
+        ("no: trainer", "the file of no trainer"),
+        ("{", "not valid JSON"),
+        ("a=" + "[" * 3000 + "]" * 3000, "TOML"),
+    ],
+    ids=lambda value: value[:12],
 )
 def test_a_text_that_is_no_training_is_a_sentence(text, said):
     with pytest.raises(InvalidInput, match=said):
@@ -159,7 +183,9 @@ def test_one_click_queues_a_search_from_the_training_under_its_cap(served):
 
 def test_an_address_can_hold_the_longest_text(get):
     lines = f"# {'x' * 60}\n" * 300
-    text = f"{TRL}{lines}"[: LARGEST_TEXT - len(CONFIG)]
+    text = f"{TRL}{lines}"
+    while len(quote_plus(text + CONFIG)) > LARGEST_ADDRESS:
+        text = text[:-1]
     assert get("/fit", text=text, model_text=CONFIG).status_code == 200
 
 

@@ -166,3 +166,13 @@ def test_a_page_offers_what_its_reader_may_do(served, tokens, of_ada):
 
 def test_every_role_has_somebody():
     assert set(PEOPLE.values()) == set(TOKEN_ROLES)
+
+
+def test_a_study_takes_no_name_that_somebodys_search_waits_for(served, tokens, service, of_ada):
+    new = NewSearch(request={}, submitted_by="bob", study="bobs", group=WITHOUT_DEVICES)
+    waiting, _ = service.searches.submit(new)
+    path = f"/api/v1/studies/{of_ada.study}"
+    answer = served.request("PATCH", path, headers=tokens["ada"], json={"name": "bobs"})
+    service.searches.cancel(waiting.id, by="bob")
+    assert answer.status_code == 409
+    assert service.searches.get(waiting.id).submitted_by == "bob"

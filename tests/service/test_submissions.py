@@ -203,10 +203,17 @@ def test_what_reaches_beyond_a_submission_is_not_allowed(folders, body):
     assert raised.value.hint
 
 
-@pytest.mark.parametrize("settings", [{"steps": 1_000_000_000}, {"layers": 1000, "width": 2**17}])
-def test_what_is_only_predicted_has_the_same_limits(folders, settings):
+def test_what_is_only_predicted_may_be_larger_than_the_machine(folders):
+    settings = {"layers": 80, "width": 8192, "heads": 64}
+    assert checked_workload(settings, rules_of(folders)) == settings
     with pytest.raises(NotAllowed):
-        checked_workload(settings, rules_of(folders))
+        check(folders, settings)
+
+
+def test_what_is_only_predicted_has_no_number_that_no_model_has(folders):
+    config = {"model_type": "llama", "hidden_size": 2**40}
+    with pytest.raises(NotAllowed, match="more than any model"):
+        checked_workload({"model": "llama", "model_config": config}, rules_of(folders))
 
 
 def test_a_submission_may_have_the_front_profiled_at_its_end(folders):

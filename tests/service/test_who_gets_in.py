@@ -351,6 +351,12 @@ def test_a_proxys_name_is_let_in_with_its_own_origin(tmp_path):
         assert client.get("/api/v1/studies", headers=headers).status_code == 421
 
 
+def test_an_internal_address_is_known_without_its_default_port():
+    hosts = OwnHosts(ServerSettings(internal_address="http://10.0.0.7:80"))
+    assert hosts.is_own_host("10.0.0.7")
+    assert hosts.is_own_host("10.0.0.7:80")
+
+
 def test_a_server_on_one_address_has_no_other_names():
     hosts = OwnHosts(ServerSettings(host="10.0.0.5"))
     assert hosts.is_own_host("10.0.0.5:8321")

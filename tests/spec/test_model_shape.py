@@ -50,3 +50,24 @@ def test_a_model_of_the_users_code_has_no_shape(tmp_path):
     file = tmp_path / "models.py"
     file.write_text("def make():\n    ...\n")
     assert shape_of(make_workload("cpu", {"model": f"{file}:make"})) is None
+
+
+@pytest.mark.parametrize(
+    "key", [{"intermediate_size": 2**14}, {"head_dim": 512}, {"num_key_value_heads": 1}], ids=repr
+)
+def test_keys_that_gpt2_does_not_have_change_nothing(key):
+    config = next(one["config"] for one in MODELS["model"] if one["config"]["model_type"] == "gpt2")
+    assert weights(shape_with({**config, **key})) == weights(shape_with(config))
+
+
+def test_phi_may_share_keys_among_heads():
+    config = {
+        "model_type": "phi",
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 1024,
+    }
+    shared = shape_with({**config, "num_key_value_heads": 1})
+    assert shared.attention == ((512, 512 + 2 * 64), (512, 512))

@@ -16,13 +16,14 @@ from fastapi.responses import RedirectResponse, Response
 
 from autotune.errors import AutotuneError, InvalidInput
 from autotune.service.pages.fit_text import FitText, fit_text
+from autotune.service.pages.form import key_of
 from autotune.service.pages.rendering import render
 from autotune.service.routes.searches import submit
 from autotune.service.routes.will_it_fit import asked_of, question_of
 from autotune.service.state import Service, ServiceState
 from autotune.spec.data_sheets import DATA_SHEETS
 from autotune.spec.setting import options_of
-from autotune.study.prediction.pasted import LARGEST_TEXT, Part, PastedTraining, ways_to_train
+from autotune.study.prediction.pasted import LARGEST_ADDRESS, Part, PastedTraining, ways_to_train
 
 router = APIRouter(include_in_schema=False)
 
@@ -79,7 +80,7 @@ async def fit_part(request: Request, service: Service, part: Part) -> Response:
 async def search_it(request: Request, service: Service) -> Response:
     """Queues a search that starts from the training, under its cap, and leads to it."""
     given = _given(request.query_params)
-    key = request.query_params.get("key")
+    key = key_of(request.query_params.get("key", ""), given)
 
     def queue() -> Mapping[str, Any]:
         return submit(
@@ -119,7 +120,7 @@ def _page(
         cards=DATA_SHEETS,
         ways=tuple(ways_to_train()),
         options=options,
-        longest=LARGEST_TEXT,
+        longest=LARGEST_ADDRESS,
         key=secrets.token_urlsafe(16),
     )
 

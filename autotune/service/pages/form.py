@@ -5,6 +5,8 @@ is checked a field at a time, so that an error stands next to the field it is ab
 it becomes the body of a submission.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,6 +161,17 @@ def _named_in(message: str, given: Mapping[str, str]) -> str | None:
         if option.flag in words or keyword in words:
             return keyword
     return None
+
+
+def key_of(of_form: str, body: Mapping[str, Any]) -> str | None:
+    """Returns the key of a submission: a form that is sent twice is one search.
+
+    One that was gone back to and changed is another search.
+    """
+    if not of_form:
+        return None
+    content = json.dumps([of_form, body], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 # -- showing ---------------------------------------------------------------------------------------

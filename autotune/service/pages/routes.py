@@ -4,7 +4,6 @@ The state of a page is in its address. A part takes the same parameters as its p
 with the address to show.
 """
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -163,7 +162,7 @@ async def submit(request: Request, service: Service) -> Response:
         caller=request.state.caller,
         response=Response(),
         body=dict(filled.body),
-        key=_key_of(given.get("key", ""), filled.body),
+        key=forms.key_of(given.get("key", ""), filled.body),
     )
     try:
         search = await anyio.to_thread.run_sync(queue)
@@ -193,17 +192,6 @@ async def plan_part(request: Request, service: Service) -> Response:
     except AutotuneError as error:
         return render(request, "parts/plan.html", plan=plan_text(error))
     return render(request, "parts/plan.html", plan=plan_text(answer))
-
-
-def _key_of(of_form: str, body: Mapping[str, Any]) -> str | None:
-    """Returns the key of a submission: a form that is sent twice is one search.
-
-    One that was gone back to and changed is another search.
-    """
-    if not of_form:
-        return None
-    content = json.dumps([of_form, body], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
 
 
 async def _form_fields(request: Request) -> dict[str, str]:

@@ -14,11 +14,11 @@ from autotune.service.problems import documented
 from autotune.service.quick import Asked
 from autotune.service.state import Service, ServiceState
 from autotune.spec.setting import options_of
-from autotune.study.prediction.pasted import LARGEST_TEXT, Part, PastedTraining
+from autotune.study.prediction.pasted import LARGEST_ADDRESS, Part, PastedTraining
 
 router = APIRouter(tags=["predictions"])
 
-_Text = Annotated[str, Query(max_length=LARGEST_TEXT, pattern=WITHOUT_NUL)]
+_Text = Annotated[str, Query(max_length=LARGEST_ADDRESS, pattern=WITHOUT_NUL)]
 
 
 def question_of(given: Mapping[str, str]) -> PastedTraining:

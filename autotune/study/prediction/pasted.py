@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
+from urllib.parse import quote_plus
 
 from autotune.analysis.least_memory import least_memory_bytes
 from autotune.errors import InvalidInput, suggestion
@@ -42,8 +43,8 @@ Part = Literal["least", "peak", "front", "longest"]
 
 Progress = Callable[[str], None]
 
-LARGEST_TEXT = 12_000
-"""In characters: it stands in the address of a page."""
+LARGEST_ADDRESS = 24_000
+"""In characters, of which a line break or a letter that is not ASCII takes several."""
 FINE_TUNING = "finetune"
 FULL_TRAINING = "default"
 """Names of the search spaces of trainings with and without adapters."""
@@ -54,11 +55,11 @@ _BATCH_OF_A_CONFIG = 8
 
 def ways_to_train() -> Mapping[str, Mapping[str, Any]]:
     """Returns the configurations that a config.json can be asked about, by name."""
-    named = load_space(FINE_TUNING).configurations
-    return {
-        one["name"]: {field: value for field, value in one.items() if field != "name"}
-        for one in named
-    }
+    ways = {}
+    for one in load_space(FINE_TUNING).configurations:
+        choices = {field: value for field, value in one.items() if field != "name"}
+        ways[one["name"]] = {"micro_batch_size": 1, **choices}
+    return ways
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +107,11 @@ class PastedTraining(Settings):
             raise InvalidInput(
                 "there is no text", hint="paste a trainer's file, or a model's config.json"
             )
-        if len(self.text) + len(self.model_text) > LARGEST_TEXT:
+        in_address = len(quote_plus(self.text + self.model_text))
+        if in_address > LARGEST_ADDRESS:
             raise InvalidInput(
-                f"the text has {len(self.text) + len(self.model_text):,} characters, and an "
-                f"address can hold {LARGEST_TEXT:,}",
+                f"the text takes {in_address:,} characters of an address, which can hold "
+                f"{LARGEST_ADDRESS:,}",
                 hint="leave out comments, or ask on the command line: autotune predict --from FILE",
             )
         if self.card not in DATA_SHEETS:
@@ -158,7 +160,7 @@ class PastedTraining(Settings):
         if config is None:
             said: list[str] = []
             settings = with_trainer_text(given, PredictedTraining, self.text, told=said.extend)
-            return ReadTraining(settings=settings, choices=None, said=tuple(said))
+            return ReadTraining(settings=settings, said=tuple(said))
         positions = largest_sequence_length(config)
         settings = {
             "model": model_name(config),
@@ -168,8 +170,8 @@ class PastedTraining(Settings):
             **given,
         }
         how = f"a config.json of {config['model_type']}, trained so: {self.way}"
-        choices = {"micro_batch_size": 1, **ways_to_train()[self.way]}
-        return ReadTraining(settings=settings, choices=choices, said=(how,))
+        settings["own_config"] = TrainingConfig(**ways_to_train()[self.way]).to_dict()
+        return ReadTraining(settings=settings, said=(how,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,17 +179,15 @@ class ReadTraining:
     """What a text says of a training."""
 
     settings: Mapping[str, Any]
-    """Of the workload, with the model by name or with its config."""
-    choices: Mapping[str, Any] | None
-    """By technique; None: those of the trainer's file."""
+    """Of the workload, with the model by name or with its config, and the training's techniques."""
     said: tuple[str, ...]
     """How it was read, a sentence each."""
 
     @property
     def space(self) -> str:
         """The name of the search space around the training."""
-        choices = self.choices or self.settings.get("own_config") or {}
-        return FULL_TRAINING if choices.get("adapter", "none") == "none" else FINE_TUNING
+        is_full = self.settings["own_config"].get("adapter", "none") == "none"
+        return FULL_TRAINING if is_full else FINE_TUNING
 
 
 def _config_of(text: str) -> Mapping[str, Any] | None:
@@ -227,8 +227,7 @@ class _Training:
 
     @cached_property
     def config(self) -> TrainingConfig:
-        choices = self.pasted.read.choices
-        return configuration_of({} if choices is None else choices, self.workload.legality_context)
+        return configuration_of({}, self.workload.legality_context)
 
     @cached_property
     def space(self) -> SearchSpace:
