@@ -67,7 +67,7 @@ def _table(searches: "Sequence[RemoteSearch]", *, narrow: bool) -> Table:
                 str(search.priority),
                 search.submitted_by,
                 _ago(search.submitted_at),
-                search.reason or (search.progress.doing if search.progress else "") or "",
+                _remark(search),
             ]
         table.add_row(*(as_text(cell) for cell in cells))
     return table
@@ -77,6 +77,11 @@ def _state(search: "RemoteSearch") -> str:
     if search.position is not None:
         return f"{search.state}, place {search.position}"
     return search.state
+
+
+def _remark(search: "RemoteSearch") -> str:
+    doing = search.progress.doing if search.progress else ""
+    return "; ".join(filter(None, (search.reason or doing, search.waiting)))
 
 
 def _trials(search: "RemoteSearch") -> str:

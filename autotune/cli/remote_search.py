@@ -90,7 +90,8 @@ class _Followed:
             now = self._client.search(self._search.id)
             if now.state == "queued":
                 place = "" if now.position is None else f", at place {now.position}"
-                waits = f"Search {now.id} waits in the queue{place} ..."
+                waiting = f": it {now.waiting}" if now.waiting else ""
+                waits = f"Search {now.id} waits in the queue{place}{waiting} ..."
                 self._display(WaitingForServer(message=waits))
         elif state == "running" and self._state != "running":
             self._display(

@@ -43,8 +43,9 @@ def submit(given: Given[SubmitCommand]) -> None:
             place = ""
             if search.position is not None:
                 place = f", at place {search.position} of the queue"
+            waiting = f" It {search.waiting}." if search.waiting else ""
             study = f" for study {search.study}" if search.study else ""
-            print_line(f"Search {search.id}{study} is {search.state}{place}.")
+            print_line(f"Search {search.id}{study} is {search.state}{place}.{waiting}")
             watch = command_on_server(["watch", str(search.id)], client)
             print_line(f"  {watch}  # follow it")
             print_line(f"  {search.url}  # its page")

@@ -120,7 +120,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: ServerSettings = app.state.settings
     store = StudyStore(settings.storage, create=True, busy_timeout_seconds=_BUSY_TIMEOUT_SECONDS)
     with closing(store):
-        queue = Searches(store.database)
+        queue = Searches(store.database, settings.queue_rules)
         work = work_folder_path(store.database)
         retention = Retention(
             folder=work, keep_days=settings.keep_days, quota_bytes=settings.quota_bytes

@@ -157,7 +157,6 @@ class Scheduler:
         if self._clock() >= self._prune_at:
             self._prune_at = self._clock() + _PRUNE_SECONDS
             self._searches.prune_events(self._epoch, most=_MOST_EVENTS)
-            self._searches.explain_waiting(self._epoch, tuple(self._settings.device_groups))
 
     def _take_lead(self) -> int | None:
         lead = self._searches.lead()
@@ -173,12 +172,7 @@ class Scheduler:
 
     def _begin_searches(self, epoch: int) -> None:
         for group in self._settings.device_groups:
-            search = self._searches.claim_next(
-                epoch,
-                group=group,
-                version=__version__,
-                most_of_person=self._settings.most_running_of_person,
-            )
+            search = self._searches.claim_next(epoch, group=group, version=__version__)
             if search is not None:
                 self._start(epoch, search)
 

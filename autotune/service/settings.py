@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from autotune.analysis.queue_order import DEFAULT_GROUP, NO_LIMIT, DeviceHours, QueueRules
 from autotune.errors import InvalidInput
 from autotune.execution.cluster.address import check_address
+from autotune.memory.nvml import all_devices
 from autotune.spec.setting import (
     EVERYDAY,
     LIMITS,
@@ -38,7 +40,6 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8321
 WILDCARDS = ("", "0.0.0.0", "::")
 """Hosts that are every address of the machine."""
-DEFAULT_GROUP = "default"
 LARGEST_BODY_BYTES = 2**20
 """Of a request, unless settings say otherwise."""
 LONGEST_WAIT_SECONDS = 30.0
@@ -155,6 +156,14 @@ _READ_OTHERWISE = (
 )
 """Headers that mean something else, which browsers send of everybody."""
 
+
+def _read_hours(given: Any) -> Any:
+    if isinstance(given, str):
+        DeviceHours.parse(given)
+    return given
+
+
+_HOURS = Format(wanted="hours and their time", metavar="HOURS/TIME", read=_read_hours)
 _GROUPS = Format(
     wanted="devices by the name of a group",
     metavar="NAME=DEVICES",
@@ -235,6 +244,14 @@ class ServerSettings(SubmissionRules):
         group=LIMITS,
         flag="--max-running-per-person",
         metavar="N",
+    )
+    most_device_hours_of_person: Annotated[str, _HOURS] | None = setting(
+        None,
+        "Largest number of device hours of one person's searches in a sliding window: 40/7d is 40 "
+        "hours in any 7 days. Whoever has used them waits; what runs is not stopped. "
+        "[default: no limit]",
+        group=LIMITS,
+        flag="--max-device-hours-per-person",
     )
     host: str = setting(
         DEFAULT_HOST,
@@ -346,6 +363,22 @@ class ServerSettings(SubmissionRules):
             )
         if self.ray is not None:
             check_address(self.ray)
+            if self.most_device_hours_of_person is not None and self.devices in (None, "all"):
+                raise InvalidInput(
+                    "--max-device-hours-per-person counts devices, and how many searches have on "
+                    "the Ray cluster is not said",
+                    hint="say it with --devices N",
+                )
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """What the searches of the queue may have."""
+        hours = self.most_device_hours_of_person
+        return QueueRules(
+            groups={name: _number_of(devices) for name, devices in self.device_groups.items()},
+            most_running=self.most_running_of_person,
+            most_hours=NO_LIMIT if hours is None else DeviceHours.parse(hours),
+        )
 
     @property
     def device_groups(self) -> Mapping[str, str | None]:
@@ -396,3 +429,11 @@ def _devices_in(devices: str | None) -> int:
     if isinstance(wanted, tuple):
         return len(wanted)
     return max(wanted or 1, os.cpu_count() or 1)
+
+
+def _number_of(devices: str | None) -> int:
+    """Returns how many devices a search has for itself."""
+    wanted = 1 if devices is None else parse_devices(devices)
+    if isinstance(wanted, tuple):
+        return len(wanted)
+    return wanted or max(1, len(all_devices()))

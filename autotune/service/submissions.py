@@ -11,6 +11,7 @@ memory or the disk of its machine is rejected before anything is read.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -99,6 +100,8 @@ class CheckedSubmission:
     group: str
     request: Submission
     space: SearchSpace
+    budget_seconds: float | None
+    """The longest that it runs; None: unknown."""
 
     @property
     def digest(self) -> str:
@@ -144,6 +147,9 @@ def check_submission(
     # The process of the search reads the data; here it would be the memory of the server.
     space = space_of(request, reads_data=False)
     base = _base_name(space.name, workload)
+    budget_seconds = request.time_budget
+    if budget_seconds is None:
+        budget_seconds = request.default_time_budget_seconds(_device_type(rules))
     return CheckedSubmission(
         settings=settings,
         name=name,
@@ -152,6 +158,7 @@ def check_submission(
         group=group,
         request=request,
         space=space,
+        budget_seconds=None if budget_seconds == math.inf else budget_seconds,
     )
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from autotune.spec.limits import Count, Moment, Number
+from autotune.spec.limits import Count, Moment, Number, Seconds
 from autotune.spec.schema import Schema
+from autotune.units import format_duration
 
 SearchState = Literal["queued", "running", "finished", "cancelled", "failed"]
 SEARCH_STATES: tuple[SearchState, ...] = get_args(SearchState)
@@ -17,6 +18,29 @@ SEARCH_RENEWAL_SECONDS = 2.0
 MOST_LOSSES = 3
 """A search whose process ended without a word more often than this, one after the other, fails."""
 MOST_PRIORITY = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePlace:
+    """Where a search stands in the queue; without values: it has left the queue."""
+
+    position: int | None = None
+    """From 1, in the order in which the searches will begin."""
+    waits_for: str = ""
+    """The end of a sentence."""
+    begins_in_seconds: float | None = None
+    """None: unknown."""
+
+
+def waiting_text(waits_for: str, begins_in_seconds: float | None) -> str:
+    """Returns what a search waits for and when it begins; empty where it does not wait."""
+    if not waits_for:
+        return ""
+    if begins_in_seconds == 0.0:
+        return "begins now"
+    if begins_in_seconds is None:
+        return f"waits for {waits_for}; when it begins is not known"
+    return f"waits for {waits_for}; begins in about {format_duration(begins_in_seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +68,10 @@ class QueuedSearch(Schema):
     """The group of devices that it runs on, or wants; empty: any."""
     submitted_by: str
     submitted_at: Moment
+    not_before: Moment = 0.0
+    """When its next process may be started."""
+    budget_seconds: Seconds | None = None
+    """The longest that it runs; None: unknown."""
     started_at: Moment | None = None
     ended_at: Moment | None = None
     reason: str = ""
@@ -116,6 +144,10 @@ class Search(Schema):
     """The group of devices; empty: any."""
     position: int | None = None
     """Its place in the queue, from 1; null once it has left the queue."""
+    waits_for: str = ""
+    """What it waits for in the queue, as the end of a sentence."""
+    begins_in_seconds: float | None = None
+    """An estimate, from the time budgets of the searches before it; null where unknown."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """The settings as submitted."""
     submitted_by: str = ""
@@ -132,6 +164,11 @@ class Search(Schema):
     progress: SearchProgress | None = None
     version: str = ""
     """Of the autotune that runs it."""
+
+    @property
+    def waiting(self) -> str:
+        """What it waits for and when it begins; empty once it has left the queue."""
+        return waiting_text(self.waits_for, self.begins_in_seconds)
 
     @property
     def has_ended(self) -> bool:

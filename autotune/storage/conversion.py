@@ -40,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 
 _FIRST_REVISION_WITHOUT_SENTENCES = "0003"
 """Before it, results said in sentences where they come from."""
+_FIRST_REVISION_WITH_BUDGETS = "0009"
+"""Before it, a search did not say how long it runs at most."""
 _FIRST_REVISION_WITH_ROLES = "0007"
 """Before it, a token could write or not, and what it wrote belonged to nobody."""
 
@@ -142,6 +144,8 @@ def _convert_rows(connection: Connection, there: set[str], revision: str) -> Non
             _give_roles(connection)
         if SEARCHES.name in there:
             _give_owners(connection)
+    if revision < _FIRST_REVISION_WITH_BUDGETS and SEARCHES.name in there:
+        connection.execute(text(f"ALTER TABLE {SEARCHES.name} ADD COLUMN budget_seconds FLOAT"))
     connection.execute(update(STUDIES).values(schema_version=SCHEMA_VERSION))
 
 

@@ -12,7 +12,8 @@ Events have numbers without gaps that a reader could miss: the row of `autotune_
 from the number to the commit, so that they appear in their order.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,10 +21,13 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Float,
+    Integer,
     Row,
     Select,
     and_,
     case,
+    cast,
     delete,
     func,
     insert,
@@ -33,11 +37,14 @@ from sqlalchemy import (
     update,
 )
 
+from autotune.analysis.queue_order import NO_LIMIT, Queue, QueueRules, Running, Use, Waiting, places
 from autotune.errors import NotYours, SearchConflict, StudyMismatch, UnknownSearch, UnknownStudy
 from autotune.spec.queued_search import (
     ENDED,
     MOST_LOSSES,
+    SEARCH_LEASE_SECONDS,
     QueuedSearch,
+    QueuePlace,
     SearchEnd,
     SearchProcess,
     SearchState,
@@ -50,9 +57,18 @@ from autotune.storage.leases import LeadLease, Lease, LeaseLost, RunLease
 from autotune.storage.rows import storable_text
 from autotune.storage.schema import check_revision
 from autotune.storage.stored_columns import check_decoded
-from autotune.storage.tables import EVENTS, OWNERS, SEARCHES, SERVER, STUDIES, DatabaseNow
+from autotune.storage.tables import (
+    EVENTS,
+    OWNERS,
+    SEARCHES,
+    SERVER,
+    STUDIES,
+    USES,
+    DatabaseNow,
+)
 from autotune.storage.tokens import OWNER
 from autotune.system.failpoints import failpoint
+from autotune.units import is_positive_number
 
 MOST_QUEUED = 1000
 """More searches are not accepted; each takes some room in the database."""
@@ -82,6 +98,8 @@ class NewSearch:
     """By which a repeated submission is recognized."""
     digest: str = ""
     """Of the submission's content: a key that is used again must come with the same."""
+    budget_seconds: float | None = None
+    """The longest that it runs; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +114,9 @@ class Lead:
 class Searches:
     """The queue of one database. All methods raise StorageUnavailable and StorageUnreachable."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, rules: QueueRules | None = None) -> None:
         self._database = database
+        self._rules = rules or QueueRules()
 
     # -- for users -----------------------------------------------------------------------------
 
@@ -153,6 +172,7 @@ class Searches:
                     submitted_at=DatabaseNow(),
                     key=new.key,
                     digest=new.digest,
+                    budget_seconds=new.budget_seconds,
                 )
             )
             (number,) = inserted.inserted_primary_key or (0,)
@@ -192,19 +212,20 @@ class Searches:
         study: str | None = None,
         limit: int = 100,
         offset: int = 0,
+        order: Iterable[int] = (),
     ) -> tuple[list[QueuedSearch], int]:
         """Returns searches and how many there are without `limit` and `offset`.
 
-        Running ones come first, then queued ones in the order in which they will begin, then ended
-        ones, the latest first.
+        Running ones come first, then queued ones in their `order`, which is that of `places`, then
+        ended ones, the latest first.
         """
         conditions: list[ColumnElement[bool]] = []
         if states:
             conditions.append(SEARCHES.c.state.in_(states))
         if study is not None:
             conditions.append(SEARCHES.c.study == study)
-        query = _IN_ORDER.where(*conditions).limit(limit).offset(offset)
         with self._database.reading() as connection:
+            query = _in_order(order).where(*conditions).limit(limit).offset(offset)
             rows = connection.execute(query).all()
             total: int | None = offset + len(rows)
             if len(rows) == limit or (offset and not rows):
@@ -218,12 +239,13 @@ class Searches:
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
 
-    def positions(self) -> dict[int, int]:
-        """Returns {number of a queued search: its place in the queue}; the next one is at 1."""
-        query = select(SEARCHES.c.id).where(SEARCHES.c.state == "queued").order_by(*_QUEUE_ORDER)
+    def places(self) -> dict[int, QueuePlace]:
+        """Returns {number of a queued search: its place in the queue}, the next one first."""
         with self._database.reading() as connection:
-            numbers = connection.scalars(query).all()
-        return {number: place for place, number in enumerate(numbers, start=1)}
+            if connection.scalar(_HAS_QUEUED) is None:
+                return {}
+            queue = _queue(connection, self._rules)
+        return places(queue)
 
     def states_of_studies(self) -> dict[str, SearchState]:
         """Returns the state of the latest search of each study that has one."""
@@ -373,13 +395,10 @@ class Searches:
         with self._database.writing() as connection:
             LeadLease(epoch).write(connection, holder="", renewed_at=0.0)
 
-    def claim_next(
-        self, epoch: int, *, group: str, version: str, most_of_person: int | None = None
-    ) -> QueuedSearch | None:
-        """Marks the next search for a group of devices as running; None where none waits.
+    def claim_next(self, epoch: int, *, group: str, version: str) -> QueuedSearch | None:
+        """Marks the next search for a group of devices as running; None where none may begin.
 
-        None too while another search runs on the group. Whoever has `most_of_person` running
-        searches waits, and others go before. Raises LeaseLost.
+        None too while another search runs on the group. Raises LeaseLost.
         """
         with self._writing(LeadLease(epoch)) as connection:
             is_busy = select(SEARCHES.c.id).where(
@@ -387,20 +406,10 @@ class Searches:
             )
             if connection.execute(is_busy.limit(1)).first() is not None:
                 return None
-            waiting = (
-                select(SEARCHES.c.id)
-                .where(
-                    SEARCHES.c.state == "queued",
-                    SEARCHES.c.device_group.in_(("", group)),
-                    SEARCHES.c.not_before <= DatabaseNow(),
-                    *([] if most_of_person is None else [most_of_person > _RUNNING_OF_PERSON]),
-                )
-                .order_by(*_QUEUE_ORDER)
-                .limit(1)
-            )
-            number = connection.scalar(waiting)
-            if number is None:
+            following = _queue(connection, self._rules).next_for(group)
+            if following is None:
                 return None
+            number = following.id
             _update(
                 connection,
                 number,
@@ -426,6 +435,15 @@ class Searches:
                     exit_code=search.exit_code,
                 )
                 _end(connection, number, end)
+            else:
+                connection.execute(
+                    insert(USES).values(
+                        search_id=number,
+                        person=search.submitted_by,
+                        devices=self._rules.groups.get(group, 1),
+                        began_at=DatabaseNow(),
+                    )
+                )
             _add_events(connection, [_state_event(search)])
             failpoint("search claimed, not committed")
         failpoint("search claimed")
@@ -439,8 +457,11 @@ class Searches:
         Returns None where the process has said it, or another one runs. Raises LeaseLost.
         """
         with self._writing(LeadLease(epoch)) as connection:
+            lease_until = select(SEARCHES.c.lease_until).where(SEARCHES.c.id == number)
+            last_sign = (connection.scalar(lease_until) or 0.0) - SEARCH_LEASE_SECONDS
             if not RunLease(number, run).write(connection):
                 return None
+            _end_use(connection, number, at=last_sign)
             with _telling(connection, number) as search:
                 _end_run(connection, search, end)
             return _read(connection, number)
@@ -464,22 +485,6 @@ class Searches:
         with self._writing(LeadLease(epoch)) as connection:
             connection.execute(
                 update(SEARCHES).where(SEARCHES.c.id.in_(numbers)).values(is_announced=True)
-            )
-
-    def explain_waiting(self, epoch: int, groups: Sequence[str]) -> None:
-        """Says of queued searches why they wait for a group that no server has.
-
-        Raises LeaseLost.
-        """
-        with self._writing(LeadLease(epoch)) as connection:
-            connection.execute(
-                update(SEARCHES)
-                .where(
-                    SEARCHES.c.state == "queued",
-                    SEARCHES.c.device_group.not_in(("", *groups)),
-                    SEARCHES.c.reason == "",
-                )
-                .values(reason="it waits for a group of devices that the server does not have")
             )
 
     # -- for the process of a search ---------------------------------------------------------------
@@ -537,6 +542,7 @@ class Searches:
         """Notes how a search ended. Raises LeaseLost."""
         lease = RunLease(number, run)
         with self._writing(lease) as connection, _telling(connection, number) as search:
+            _end_use(connection, number, at=DatabaseNow())
             _end_run(connection, search, end)
 
     # -- events ------------------------------------------------------------------------------------
@@ -577,42 +583,107 @@ class Searches:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-_OF_PERSON = SEARCHES.alias()
-_RUNNING_OF_PERSON = (
-    select(func.count())
-    .where(_OF_PERSON.c.state == "running", _OF_PERSON.c.submitted_by == SEARCHES.c.submitted_by)
-    .scalar_subquery()
+_HAS_QUEUED = select(SEARCHES.c.id).where(SEARCHES.c.state == "queued").limit(1)
+_ACTIVE = _SEARCHES.where(SEARCHES.c.state.in_(("queued", "running")))
+# SQLite takes any text in a column of numbers.
+_BEGAN_AT, _ENDED_AT = cast(USES.c.began_at, Float), cast(USES.c.ended_at, Float)
+_USES = select(
+    USES.c.search_id,
+    USES.c.person,
+    cast(USES.c.devices, Integer).label("devices"),
+    _BEGAN_AT.label("began_at"),
+    _ENDED_AT.label("ended_at"),
 )
-_LAST_START_OF_PERSON = (
-    select(func.coalesce(func.max(_OF_PERSON.c.started_at), 0.0))
-    .where(_OF_PERSON.c.submitted_by == SEARCHES.c.submitted_by)
-    .scalar_subquery()
-)
-_TURN = _RUNNING_OF_PERSON + func.row_number().over(
-    partition_by=(SEARCHES.c.state, SEARCHES.c.submitted_by, SEARCHES.c.priority),
-    order_by=SEARCHES.c.id,
-)
-"""The how manieth of its person a queued search is, counting those that run."""
-
-_QUEUE_KEYS = (
-    # A search that was begun goes on before new ones begin.
-    case((SEARCHES.c.run > 0, 0), else_=1),
-    -SEARCHES.c.priority,
-    # Within a priority people take turns; whoever has waited longest for a start is first.
-    _TURN,
-    _LAST_START_OF_PERSON,
-)
-_QUEUE_ORDER = (*_QUEUE_KEYS, SEARCHES.c.id)
 
 
-def _in_order() -> Select[Any]:
-    rank = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
-    in_queue = [case((SEARCHES.c.state == "queued", key), else_=0) for key in _QUEUE_KEYS]
-    by_age = case((rank < 2, SEARCHES.c.id), else_=-SEARCHES.c.id)
-    return _SEARCHES.order_by(rank, *in_queue, by_age)
+def _queue(connection: Connection, rules: QueueRules) -> Queue:
+    """Returns the searches that wait and run, with what decides who is next."""
+    now = connection.scalar(select(DatabaseNow())) or 0.0
+    rows = connection.execute(_ACTIVE).all()
+    people = {row.submitted_by for row in rows}
+    starts = (
+        select(SEARCHES.c.submitted_by, func.max(cast(SEARCHES.c.started_at, Float)))
+        .where(SEARCHES.c.submitted_by.in_(people), SEARCHES.c.started_at.is_not(None))
+        .group_by(SEARCHES.c.submitted_by)
+    )
+    return Queue(
+        rules,
+        now=now,
+        waiting=[_waiting(_search(row)) for row in rows if row.state == "queued"],
+        running=[_running(_search(row)) for row in rows if row.state == "running"],
+        last_starts={row[0]: row[1] for row in connection.execute(starts)},
+        uses=_uses(connection, people, since=now - rules.most_hours.window_seconds)
+        if rules.most_hours != NO_LIMIT
+        else (),
+    )
 
 
-_IN_ORDER = _in_order()
+def _waiting(search: QueuedSearch) -> Waiting:
+    return Waiting(
+        id=search.id,
+        person=search.submitted_by,
+        priority=search.priority,
+        group=search.group,
+        is_begun=search.run > 0,
+        not_before=search.not_before,
+        seconds=_budget_left(search),
+    )
+
+
+def _running(search: QueuedSearch) -> Running:
+    left = (search.progress or {}).get("seconds_left")
+    seconds = left if is_positive_number(left) else _budget_left(search)
+    return Running(
+        id=search.id,
+        person=search.submitted_by,
+        group=search.group,
+        seconds=0.0 if search.is_stopping else seconds,
+    )
+
+
+def _budget_left(search: QueuedSearch) -> float | None:
+    """Returns how much of its time a search has; None without a budget, and where it is over."""
+    progress = search.progress or {}
+    budget: Any = progress.get("time_budget_seconds") or search.budget_seconds
+    used = progress.get("used_seconds")
+    if not is_positive_number(budget):
+        return None
+    left = budget - used if is_positive_number(used) else budget
+    return float(left) if left > 0.0 else None
+
+
+def _uses(connection: Connection, people: Iterable[str], *, since: float) -> list[Use]:
+    """Returns the times for which searches of some people had devices, as far as they count."""
+    counts = or_(_ENDED_AT.is_(None), since < _ENDED_AT)
+    return [
+        Use(
+            search=row.search_id,
+            person=row.person,
+            devices=row.devices,
+            began_at=row.began_at,
+            ended_at=math.inf if row.ended_at is None else row.ended_at,
+        )
+        for row in connection.execute(_USES.where(USES.c.person.in_(people), counts))
+    ]
+
+
+def _end_use(connection: Connection, number: int, *, at: Any) -> None:
+    """Notes that a search does not have its devices any more."""
+    runs = USES.c.ended_at.is_(None)
+    connection.execute(update(USES).where(USES.c.search_id == number, runs).values(ended_at=at))
+
+
+_RANK = case((SEARCHES.c.state == "running", 0), (SEARCHES.c.state == "queued", 1), else_=2)
+_BY_AGE = case((_RANK < 2, SEARCHES.c.id), else_=-SEARCHES.c.id)
+
+
+def _in_order(numbers: Iterable[int]) -> Select[Any]:
+    """Returns the query of a list of searches; `numbers` are those that wait, in their order."""
+    positions = {number: position for position, number in enumerate(numbers)}
+    in_queue = [case(positions, value=SEARCHES.c.id, else_=0)] if positions else []
+    return _SEARCHES.order_by(_RANK, *in_queue, _BY_AGE)
+
+
 _STATES_OF_STUDIES = select(SEARCHES.c.study, SEARCHES.c.state).where(
     SEARCHES.c.id.in_(select(func.max(SEARCHES.c.id)).group_by(SEARCHES.c.study))
 )
@@ -711,6 +782,8 @@ def _readable_search(row: Row[Any]) -> QueuedSearch:
         group=row.device_group,
         submitted_by=row.submitted_by,
         submitted_at=row.submitted_at,
+        not_before=row.not_before,
+        budget_seconds=row.budget_seconds,
         started_at=row.started_at,
         ended_at=row.ended_at,
         reason=row.reason,

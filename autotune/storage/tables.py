@@ -32,7 +32,7 @@ MOMENT = DateTime(timezone=True).with_variant(StoredDate, "sqlite")
 SCHEMA_VERSION = 4
 """Also stored with every study, so that an older autotune rejects the studies of a newer one."""
 
-REVISION = "0008"
+REVISION = "0009"
 """The revision of these tables, which is stored with them; it grows with each change."""
 
 VERSION = Table(
@@ -151,6 +151,8 @@ SEARCHES = Table(
     Column("started_at", Float),
     Column("ended_at", Float),
     Column("not_before", Float, nullable=False, server_default=text("0")),
+    # Null: nothing limits its time, or an earlier autotune submitted it.
+    Column("budget_seconds", Float),
     Column("reason", String(2000), nullable=False, server_default=""),
     Column("hint", String(2000), nullable=False, server_default=""),
     Column("exit_code", Integer),
@@ -173,6 +175,21 @@ SEARCHES = Table(
     Index("autotune_searches_by_state", "state"),
     Index("autotune_searches_by_study", "study"),
     sqlite_autoincrement=True,  # the number of a removed search is not given to another one
+)
+
+USES = Table(
+    # Apart from the searches: one that is removed from the list was run nevertheless.
+    "autotune_uses",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("search_id", Integer, nullable=False),
+    Column("person", String(100), nullable=False),
+    # How many the group of the search has, which are kept for it.
+    Column("devices", Integer, nullable=False),
+    # Seconds since 1970 by the database's clock; no end: its process runs.
+    Column("began_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index("autotune_uses_by_person", "person"),
 )
 
 OWNERS = Table(

@@ -471,6 +471,9 @@ COMMAND_LINES = {
         --max-trials 0 | --max-trials x | --max-time soon | --max-time 0 | --keep 0 | --keep x
         --max-devices 0 | --max-devices x | --quota x | --quota 0
         --max-queued-per-person 0 | --max-running-per-person x
+        --max-device-hours-per-person 40 | --max-device-hours-per-person 0/7d
+        --max-device-hours-per-person 40/week | --max-device-hours-per-person 40/
+        --max-device-hours-per-person 40/7d --ray auto
         --group left | --group left=gpu | --group left= | --group a=2 --group a=3
         --group a=2 --devices 2 | --group 'a b=2' | --group =2
         --webhook nonsense | --webhook ftp://host | --webhook http:// | --webhook ''

@@ -98,6 +98,18 @@ def test_the_queue_shows_the_place_of_each_search_which_its_priority_changes(cli
     assert [search["id"] for search in queued["searches"]] == [second, first]
 
 
+def test_a_search_in_the_queue_says_what_it_waits_for_and_when_it_begins(client):
+    running = long_search(client)
+    first, second = (submit(client, time_budget="40m").json()["id"] for _ in range(2))
+    client.post(f"{SEARCHES}/{running}/cancel")
+    wait_until(lambda: client.get(f"{SEARCHES}/{first}").json()["state"] == "running")
+    search = client.get(f"{SEARCHES}/{second}").json()
+    assert search["waits_for"] == "the group default"
+    assert 0.0 < search["begins_in_seconds"] <= 2400.0
+    assert "waits for the group default; begins in about" in client.get("/parts/queue").text
+    assert client.get(f"{SEARCHES}/{first}").json()["waits_for"] == ""
+
+
 def test_a_running_search_is_cancelled_with_its_reason(client):
     number = long_search(client)
     answer = client.post(f"{SEARCHES}/{number}/cancel")

@@ -4,14 +4,15 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
+from autotune.analysis.queue_order import DeviceHours, QueueRules
 from autotune.errors import SearchConflict, StorageUnavailable, UnknownSearch
 from autotune.spec.queued_search import MOST_LOSSES, SearchEnd, SearchProcess
 from autotune.storage.leases import LeaseLost
 from autotune.storage.searches import NewSearch, Searches
 from autotune.storage.store import StudyStore
-from autotune.storage.tables import REVISION, SEARCHES, SERVER, VERSION
+from autotune.storage.tables import REVISION, SEARCHES, SERVER, USES, VERSION
 from tests.building.studies import definition, open_store
 
 PROCESS = SearchProcess(host="here", pid=17, started_at=1000.0)
@@ -56,6 +57,10 @@ def lose(queue, epoch, search, reason="gone"):
     return queue.end_lost_run(epoch, search.id, search.run, end)
 
 
+def positions(queue):
+    return {number: place.position for number, place in queue.places().items()}
+
+
 def kinds(queue):
     return [event.kind for event in queue.events_after(0)]
 
@@ -94,7 +99,7 @@ def test_people_take_turns_within_a_priority(queue, epoch):
     of_bob = [submit(queue, submitted_by="bob").id for _ in range(2)]
     first_of_all = submit(queue, submitted_by="cid", priority=1).id
     order = [first_of_all, of_ada[0], of_bob[0], of_ada[1], of_bob[1], of_ada[2]]
-    assert [search.id for search in queue.find()[0]] == order
+    assert [search.id for search in queue.find(order=queue.places())[0]] == order
     begun = []
     while (search := claim(queue, epoch)) is not None:
         begun.append(search.id)
@@ -107,16 +112,16 @@ def test_whoever_has_a_search_running_lets_others_go_before(queue, epoch):
     assert claim(queue, epoch).id == running.id
     of_bob = submit(queue, submitted_by="bob")
     assert claim(queue, epoch, group="other").id == of_bob.id
-    assert queue.positions() == {next_of_ada.id: 1}
+    assert positions(queue) == {next_of_ada.id: 1}
 
 
-def test_a_person_at_the_limit_of_running_searches_waits_and_others_do_not(queue, epoch):
+def test_a_person_at_the_limit_of_running_searches_waits_and_others_do_not(database, epoch):
+    queue = Searches(database, QueueRules(most_running=1))
     submit(queue), submit(queue)
     of_bob = submit(queue, submitted_by="bob")
-    limits = {"version": "1", "most_of_person": 1}
-    assert queue.claim_next(epoch, group="one", **limits) is not None
-    assert queue.claim_next(epoch, group="two", **limits).id == of_bob.id
-    assert queue.claim_next(epoch, group="three", **limits) is None
+    assert claim(queue, epoch, "one") is not None
+    assert claim(queue, epoch, "two").id == of_bob.id
+    assert claim(queue, epoch, "three") is None
 
 
 def test_a_person_at_the_limit_of_queued_searches_submits_no_more_and_others_do(queue):
@@ -161,10 +166,10 @@ def test_the_highest_priority_begins_first_and_among_equals_the_oldest(queue, ep
 
 def test_the_list_shows_the_queue_in_the_order_in_which_it_begins(queue, epoch):
     numbers = [submit(queue, priority=priority).id for priority in (0, 5, 1)]
-    found, total = queue.find()
+    found, total = queue.find(order=queue.places())
     assert [search.id for search in found] == [numbers[1], numbers[2], numbers[0]]
     assert total == 3
-    assert queue.positions() == {numbers[1]: 1, numbers[2]: 2, numbers[0]: 3}
+    assert positions(queue) == {numbers[1]: 1, numbers[2]: 2, numbers[0]: 3}
 
 
 def test_a_group_runs_one_search_at_a_time(queue, epoch):
@@ -416,10 +421,11 @@ def test_a_search_whose_server_stops_is_for_any_group_again(queue, epoch):
     assert claim(queue, epoch, "right").id == search.id
 
 
-def test_a_search_for_a_group_that_is_not_there_says_why_it_waits(queue, epoch):
-    number = submit(queue, group="gone").id
-    queue.explain_waiting(epoch, ["left"])
-    assert "group of devices" in queue.get(number).reason
+def test_a_search_for_a_group_that_is_not_there_says_why_it_waits(queue):
+    number = submit(queue, group="gone", budget_seconds=60.0).id
+    place = queue.places()[number]
+    assert place.waits_for == "a group of devices gone, which the server does not have"
+    assert place.begins_in_seconds is None
 
 
 def test_a_search_that_ends_as_it_is_cancelled_is_finished_without_a_reason(queue, epoch):
@@ -481,3 +487,67 @@ def test_a_request_that_is_nested_too_deeply_is_one_failed_search(tmp_path):
             connection.execute(statement, ["[" * 10**5, damaged.id])
         states = {search.id: search.state for search in queue.find()[0]}
     assert states == {damaged.id: "failed", whole.id: "queued"}
+
+
+# -- device hours ----------------------------------------------------------------------------------
+
+
+def used_hours(database):
+    """Let what runs have begun two hours earlier."""
+    with database.writing() as connection:
+        connection.execute(update(USES).values(began_at=USES.c.began_at - 7200.0))
+
+
+@pytest.fixture
+def limited(database):
+    return Searches(database, QueueRules(most_hours=DeviceHours.parse("2/7d")))
+
+
+def test_who_has_used_their_hours_waits_and_others_begin(limited, epoch, database):
+    first, second = submit(limited), submit(limited)
+    search = claim(limited, epoch)
+    used_hours(database)
+    limited.end_run(search.id, search.run, FINISHED)
+    assert claim(limited, epoch) is None
+    of_bob = submit(limited, submitted_by="bob")
+    assert claim(limited, epoch).id == of_bob.id
+    told = limited.places()[second.id].waits_for
+    assert told.startswith("device hours of ada, who has used 2.0 of 2/7d: the next in ")
+    assert limited.get(first.id).state == "finished"
+
+
+def test_a_running_search_counts_and_is_not_stopped(limited, epoch, database):
+    submit(limited), submit(limited)
+    search = claim(limited, epoch, "left")
+    used_hours(database)
+    assert claim(limited, epoch, "right") is None
+    assert not renew(limited, search)
+
+
+def test_a_removed_search_has_used_its_hours(limited, epoch, database):
+    submit(limited)
+    search = claim(limited, epoch)
+    used_hours(database)
+    limited.end_run(search.id, search.run, FINISHED)
+    limited.remove(search.id)
+    submit(limited)
+    assert claim(limited, epoch) is None
+
+
+def test_a_lost_process_has_used_its_devices_until_its_last_sign_of_life(limited, epoch, database):
+    """A weekend without a server is no weekend of device hours."""
+    submit(limited)
+    search = claim(limited, epoch)
+    used_hours(database)
+    changed(database, search.id, lease_until=SEARCHES.c.lease_until - 7190.0)
+    lose(limited, epoch, search)
+    changed(database, search.id, not_before=0.0)
+    assert claim(limited, epoch).id == search.id
+
+
+def test_a_search_that_waits_again_has_no_devices_meanwhile(limited, epoch, database):
+    submit(limited)
+    search = claim(limited, epoch)
+    limited.end_run(search.id, search.run, SERVER_STOPS)
+    with database.reading() as connection:
+        assert connection.scalars(select(USES.c.ended_at)).one() is not None

@@ -23,6 +23,7 @@ from autotune.reporting.trial_facts import (
     technique_facts,
 )
 from autotune.reporting.trial_text import trial_label
+from autotune.spec.queued_search import waiting_text
 from autotune.spec.result import StudyResult
 from autotune.spec.study import MOST_TRIALS_IN_TIME
 from autotune.storage.store import StudySummary
@@ -76,6 +77,8 @@ class SearchRow:
     about: str
     """What was asked for: cap, model and search space."""
     position: int | None
+    waiting: str
+    """What it waits for and when it begins."""
     priority: int
     submitted_by: str
     submitted_at: str
@@ -109,6 +112,7 @@ def search_row(search: Mapping[str, Any]) -> SearchRow:
         state_text="stopping" if is_stopping else STATES[search["state"]],
         about=_request_text(request),
         position=search.get("position"),
+        waiting=waiting_text(search.get("waits_for") or "", search.get("begins_in_seconds")),
         priority=search.get("priority") or 0,
         submitted_by=search.get("submitted_by") or "",
         submitted_at=moment_text(search.get("submitted_at")),

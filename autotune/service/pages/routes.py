@@ -110,9 +110,10 @@ def _running(service: ServiceState) -> dict[str, Any]:
 
 
 def _queue(service: ServiceState) -> dict[str, Any]:
-    queued, _ = service.searches.find(states=("queued",), limit=_QUEUE_SHOWN)
+    places = service.searches.places()
+    queued, _ = service.searches.find(states=("queued",), limit=_QUEUE_SHOWN, order=places)
     ended, _ = service.searches.find(states=ENDED, limit=_ENDED_SHOWN)
-    rows = [search_object(search, position=place) for place, search in enumerate(queued, start=1)]
+    rows = [search_object(search, place=places.get(search.id)) for search in queued]
     return {
         "queued": [contexts.search_row(row) for row in rows],
         "recent": [contexts.search_row(search_object(search)) for search in ended],
@@ -255,8 +256,8 @@ def _value_text(value: Any) -> str:
 def _state(service: ServiceState, search: QueuedSearch | None, study: str) -> dict[str, Any]:
     row = None
     if search is not None:
-        position = service.searches.positions().get(search.id)
-        row = contexts.search_row(search_object(search, position=position))
+        places = service.searches.places() if search.state == "queued" else {}
+        row = contexts.search_row(search_object(search, place=places.get(search.id)))
     return {"search": row, "owner": service.searches.owner_of(study)}
 
 

@@ -140,6 +140,7 @@ def submit(
             group=checked.group,
             key=_key_of(caller, key),
             digest=checked.digest,
+            budget_seconds=checked.budget_seconds,
         ),
         most_of_person=service.settings.most_queued_of_person,
     )
@@ -212,12 +213,12 @@ def searches(
     """Running searches first, then the queue in its order, then what has ended, latest first."""
     if study is not None and "\0" in study:
         return {"searches": [], "total": 0}
+    places = service.searches.places()
     found, total = service.searches.find(
-        states=state or (), study=study, limit=limit, offset=offset
+        states=state or (), study=study, limit=limit, offset=offset, order=places
     )
-    positions = service.searches.positions()
     return {
-        "searches": [search_object(search, position=positions.get(search.id)) for search in found],
+        "searches": [search_object(search, place=places.get(search.id)) for search in found],
         "total": total,
     }
 
@@ -325,6 +326,7 @@ def continue_search(
             group=checked.group,
             key=_key_of(caller, key),
             digest=hashlib.sha256(digest.encode()).hexdigest(),
+            budget_seconds=checked.budget_seconds,
         ),
         only_of_study=True,
         most_of_person=service.settings.most_queued_of_person,
@@ -390,7 +392,5 @@ def log(
 
 
 def _answer(service: ServiceState, search: QueuedSearch) -> Mapping[str, Any]:
-    position = None
-    if search.state == "queued":
-        position = service.searches.positions().get(search.id)
-    return search_object(search, position=position)
+    places = service.searches.places() if search.state == "queued" else {}
+    return search_object(search, place=places.get(search.id))
