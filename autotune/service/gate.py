@@ -26,7 +26,7 @@ from autotune.errors import AutotuneError, InvalidInput
 from autotune.service.callers import Callers
 from autotune.service.hosts import OwnHosts, Proxies
 from autotune.service.metrics import HttpMetrics
-from autotune.service.plain_page import sign_in_page
+from autotune.service.plain_page import plain_page, sign_in_page
 from autotune.service.problems import Problem, answer, is_navigation, problem_of
 from autotune.service.settings import ServerSettings
 from autotune.service.state import Caller, ServiceState
@@ -36,6 +36,7 @@ _LOG = logging.getLogger("autotune.service")
 
 HEALTH = "/api/v1/health"
 SIGN_IN = "/sign-in"
+SIGN_OUT = "/sign-out"
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _LONGEST_TOKEN = 1000
@@ -169,8 +170,11 @@ class Gate:
             body = await self._body_in_time(request)
             if body is None:
                 return  # the client has left
-            if _is_open(request) and request.url.path == SIGN_IN:
-                response = await self._sign_in(request, body)
+            if _is_open(request) and request.url.path in (SIGN_IN, SIGN_OUT):
+                if request.url.path == SIGN_IN:
+                    response = await self._sign_in(request, body)
+                else:
+                    response = self._sign_out(request, person)
                 await response(scope, receive, send)
                 return
         except Problem as problem:
@@ -321,6 +325,23 @@ class Gate:
         )
         return response
 
+    def _sign_out(self, request: Request, person: str) -> Response:
+        """Removes the cookie; a person whom a proxy names is told to sign out there."""
+        response: Response = RedirectResponse(SIGN_IN, 303)
+        if person:
+            response = HTMLResponse(
+                plain_page(
+                    title="Sign out",
+                    sentence=f"the proxy in front of this server has signed you in as {person}",
+                    hint="sign out there: oauth2-proxy does it at /oauth2/sign_out of this host, "
+                    "Authelia at /logout of its own",
+                    root=self._settings.root_path,
+                )
+            )
+        path = self._settings.root_path or "/"
+        response.delete_cookie(_state_of(request).cookie, path=path)
+        return response
+
     def _sign_in_page(self, sentence: str, *, next_path: str, goes_on: bool = False) -> str:
         return sign_in_page(
             sentence=sentence,
@@ -436,7 +457,7 @@ def _gives_token_in_url(request: Request) -> bool:
 def _is_open(request: Request) -> bool:
     """Whether a request needs no token."""
     asked = (request.method, request.url.path)
-    return asked in (("GET", HEALTH), ("GET", SIGN_IN), ("POST", SIGN_IN))
+    return asked in (("GET", HEALTH), ("GET", SIGN_IN), ("POST", SIGN_IN), ("POST", SIGN_OUT))
 
 
 def _token_of(request: Request, name: str) -> tuple[str, bool]:

@@ -153,6 +153,7 @@ def answer(request: Request, problem: Problem) -> Response:
             sentence=hidden.without(problem.detail),
             hint=hidden.without(problem.hint),
             root=request.app.state.settings.root_path,
+            caller=getattr(request.state, "caller", None),
         )
         return HTMLResponse(text, problem.status_code, headers=problem.headers)
     return AsciiResponse(
@@ -245,7 +246,8 @@ def _from_http(request: Request, error: HTTPException) -> Problem:
     path = request.scope.get("path", "")
     if error.status_code == 404:
         detail = f"there is nothing at {path!r}"
-        hint = "see /api/v1/openapi.json for what there is"
+        if not is_navigation(request):
+            hint = "see /api/v1/openapi.json for what there is"
     elif error.status_code == 405:
         detail = f"{path!r} does not take {request.method}"
         allowed = (error.headers or {}).get("Allow", "")

@@ -153,6 +153,31 @@ def test_axe_finds_nothing_serious(path, scheme, size, open_page):
     assert serious == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["/sign-in", "/nothing", "/studies/quik"])
+def test_a_page_that_only_says_something_fits_a_phone_and_axe_finds_nothing(
+    path, scheme, open_page
+):
+    shown = open_page(path, size="phone", scheme=scheme, bypass_csp=True)
+    assert shown.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"][0]
+    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") in (
+        *("rgb(244, 246, 248)", "rgb(14, 18, 22)"),
+    )
+    assert shown.requests == [shown.url]
+    found = axe_playwright.Axe().run(shown).response["violations"]
+    assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+
+
+@pytest.mark.slow
+def test_who_signs_out_is_asked_for_a_token_again(open_page, server):
+    shown = is_live(open_page("/"))
+    shown.get_by_role("button", name="Sign out").click()
+    playwright.expect(shown.get_by_label("Token")).to_be_visible()
+    shown.goto(server.path("/studies/other"))
+    playwright.expect(shown.get_by_label("Token")).to_be_visible()
+
+
 # -- hostile texts ---------------------------------------------------------------------------------
 
 HOSTILE_PATHS = (

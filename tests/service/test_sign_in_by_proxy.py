@@ -53,7 +53,7 @@ def test_a_person_whom_the_proxy_names_gets_in_everywhere(proxied):
 
 
 def test_from_any_other_address_the_header_is_refused_even_with_the_token(stranger):
-    for route in [*ROUTES, ("POST", "/sign-in")]:
+    for route in [*ROUTES, ("POST", "/sign-in"), ("POST", "/sign-out")]:
         for headers in ({}, BEARER):
             answer = sent(stranger, route, X_Forwarded_User=ADA, **headers)
             assert answer.status_code == 403, route
@@ -102,6 +102,14 @@ def test_a_person_has_the_role_of_a_token_of_that_name(proxied, name, status):
     assert answer.status_code == status
     if status == 202:
         assert answer.json()["submitted_by"] == name
+
+
+def test_a_person_whom_the_proxy_names_is_told_to_sign_out_there(proxied):
+    answer = proxied.post("/sign-out", headers={**named(ADA), **OWN_PAGE})
+    assert answer.status_code == 200
+    assert f"The proxy in front of this server has signed you in as {ADA}." in answer.text
+    assert "/oauth2/sign_out" in answer.text
+    assert proxied.post("/sign-out", headers=named(ADA)).status_code == 403
 
 
 def test_a_person_without_a_token_is_a_member(proxied):

@@ -260,6 +260,40 @@ def test_a_path_of_this_server_stays_as_it_is():
     assert own_path("///evil.example") == "/evil.example"
 
 
+# -- signing out -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [None, "reader", "member"])
+def test_who_signs_out_has_no_cookie_any_more(browser, role):
+    tokens = browser.app.state.service.tokens
+    token = TOKEN if role is None else tokens.add(f"leaving-{role}", role=role)
+    sign_in(browser, token=token)
+    assert 'action="/sign-out"' in browser.get("/").text
+    answer = browser.post("/sign-out", headers={"Origin": ORIGIN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
+    assert cookie_of(browser) not in browser.cookies
+    assert browser.get("/").status_code == 401
+
+
+# -- what a page without a token shows -------------------------------------------------------------
+
+
+def test_the_page_to_sign_in_and_that_of_an_error_need_no_other_file(browser, served_storage):
+    for path, headers in (("/sign-in", {}), ("/", {}), ("/nothing", {}), ("/nothing", BEARER)):
+        text = browser.get(path, headers={**headers, "Accept": "text/html"}).text
+        assert "--page: light-dark(" in text
+        assert not re.findall(r'<link rel="stylesheet"|<script|<img', text)
+        assert served_storage not in text
+        assert served_storage.removeprefix("sqlite:///") not in text
+
+
+def test_only_who_has_signed_in_sees_what_pages_there_are(browser):
+    page = {"Accept": "text/html"}
+    for path in ("/sign-in", "/nothing"):
+        assert "<nav" not in browser.get(path, headers=page).text
+    assert "<nav" in browser.get("/nothing", headers={**page, **BEARER}).text
+
+
 # -- what a cookie may do --------------------------------------------------------------------------
 
 
@@ -300,6 +334,15 @@ def test_with_the_cookie_only_a_page_of_this_server_writes(browser):
 def test_a_program_with_a_token_says_of_no_page(anonymous):
     answer = anonymous.patch("/api/v1/studies/unknown", headers=BEARER, json={"name": "other"})
     assert answer.status_code == 404
+
+
+def test_only_the_own_page_signs_out(browser):
+    for headers in OTHER_SENDERS:
+        answer = browser.post("/sign-out", headers=headers)
+        assert answer.status_code == 403, headers
+        assert "set-cookie" not in answer.headers
+    for headers in OWN_PAGES:
+        assert browser.post("/sign-out", headers=headers).status_code == 303, headers
 
 
 def test_only_the_own_page_signs_in(browser):

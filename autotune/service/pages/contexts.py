@@ -6,13 +6,11 @@ see the same.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.analysis.pick import Preferences
 from autotune.exporters import TARGETS
-from autotune.reporting.columns import (
-    marks_of,
-)
+from autotune.reporting.columns import marks_of
 from autotune.reporting.outcomes import outcome_label, outcome_reason
 from autotune.reporting.trial_facts import (
     Facts,
@@ -45,9 +43,6 @@ def sentence(text: str) -> str:
         return ""
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
-
-if TYPE_CHECKING:
-    pass
 
 # -- searches --------------------------------------------------------------------------------------
 
