@@ -210,20 +210,23 @@ class Searches:
         *,
         states: Sequence[SearchState] = (),
         study: str | None = None,
+        by: str | None = None,
         limit: int = 100,
         offset: int = 0,
         order: Iterable[int] = (),
     ) -> tuple[list[QueuedSearch], int]:
         """Returns searches and how many there are without `limit` and `offset`.
 
-        Running ones come first, then queued ones in their `order`, which is that of `places`, then
-        ended ones, the latest first.
+        `by` is who has submitted them. Running ones come first, then queued ones in their `order`,
+        which is that of `places`, then ended ones, the latest first.
         """
         conditions: list[ColumnElement[bool]] = []
         if states:
             conditions.append(SEARCHES.c.state.in_(states))
         if study is not None:
             conditions.append(SEARCHES.c.study == study)
+        if by is not None:
+            conditions.append(SEARCHES.c.submitted_by == by)
         with self._database.reading() as connection:
             query = _in_order(order).where(*conditions).limit(limit).offset(offset)
             rows = connection.execute(query).all()
@@ -238,6 +241,12 @@ class Searches:
         query = select(SEARCHES.c.state, func.count()).group_by(SEARCHES.c.state)
         with self._database.reading() as connection:
             return {row[0]: row[1] for row in connection.execute(query)}
+
+    def people(self) -> list[str]:
+        """Returns everybody who has submitted a search."""
+        query = select(SEARCHES.c.submitted_by).distinct().order_by(SEARCHES.c.submitted_by)
+        with self._database.reading() as connection:
+            return list(connection.scalars(query))
 
     def places(self) -> dict[int, QueuePlace]:
         """Returns {number of a queued search: its place in the queue}, the next one first."""

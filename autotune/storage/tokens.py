@@ -169,12 +169,16 @@ class Tokens:
         with self._database.writing() as connection:
             connection.execute(insert(ACTIONS).values(values))
 
-    def actions(self, *, limit: int, offset: int = 0) -> tuple[list[Action], int]:
-        """Returns lines of the log, newest first, and how many it has."""
-        query = select(ACTIONS).order_by(ACTIONS.c.id.desc()).limit(limit).offset(offset)
+    def actions(
+        self, *, who: str | None = None, limit: int, offset: int = 0
+    ) -> tuple[list[Action], int]:
+        """Returns lines of the log, newest first, and how many it has; with `who` only theirs."""
+        wanted = sqlalchemy.true() if who is None else ACTIONS.c.who == who
+        query = select(ACTIONS).where(wanted).order_by(ACTIONS.c.id.desc())
+        count = select(sqlalchemy.func.count()).select_from(ACTIONS).where(wanted)
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-            total = connection.scalar(select(sqlalchemy.func.count()).select_from(ACTIONS))
+            rows = connection.execute(query.limit(limit).offset(offset)).all()
+            total = connection.scalar(count)
         found = [
             Action(
                 number=row.id,
@@ -187,6 +191,12 @@ class Tokens:
             for row in rows
         ]
         return found, total or 0
+
+    def people(self) -> list[str]:
+        """Returns everybody of whom the log has a line."""
+        query = select(ACTIONS.c.who).distinct().order_by(ACTIONS.c.who)
+        with self._database.reading() as connection:
+            return list(connection.scalars(query))
 
 
 _IS_VALID = sqlalchemy.and_(

@@ -26,6 +26,8 @@ SIZES = {"phone": (360, 780), "laptop": (1280, 800), "wide": (1920, 1080)}
 PAGES = (
     "/",
     "/new",
+    "/searches",
+    "/actions",
     "/searches/1?log=1",
     f"/studies/{RUNNING}",
     "/studies/other",

@@ -9,7 +9,10 @@ from tests.building.service import BEARER, ORIGIN, TOKEN, cookie_of, serving, wr
 
 ROOT = "/tune"
 ADDRESSES = re.compile(r'\b(?:href|src|action|hx-get|hx-post|data-[a-z-]+)="(/[^"]*)"')
-PAGES = ("/", "/new", "/fit", "/compare", "/sign-in", "/searches/1?log=1", "/studies/quick")
+PAGES = (
+    *("/", "/searches", "/actions", "/new", "/fit", "/compare", "/sign-in"),
+    *("/searches/1?log=1", "/studies/quick"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -44,6 +44,16 @@ def sentence(text: str) -> str:
     return text[0].upper() + text[1:] + ("" if text[-1] in ".?!" else ".")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page of what a database has."""
+
+    rows: Sequence[Any]
+    page: int
+    pages: int
+    total: int
+
+
 # -- searches --------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,10 @@ with the address to show.
 
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import anyio.to_thread
@@ -38,7 +38,7 @@ from autotune.service.routes.searches import submit as submit_search
 from autotune.service.search_json import search_object
 from autotune.service.state import Caller, Service, ServiceState
 from autotune.service.trial_logs import Log, log_of_search, log_of_trial
-from autotune.spec.queued_search import ENDED, QueuedSearch
+from autotune.spec.queued_search import ENDED, SEARCH_STATES, QueuedSearch
 from autotune.spec.result import StudyResult
 from autotune.units import format_size
 
@@ -48,9 +48,11 @@ router.include_router(fit.router)
 
 _QUEUE_SHOWN = 100
 _ENDED_SHOWN = 5
+_PAGE_SIZE = 25
 _MOST_COMPARED = 6
 _LOG_BYTES = 64 * 1024
 
+Name = TypeVar("Name", bound=str)
 StudyName = Annotated[str, InPath(max_length=100)]
 TrialNumber = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 SearchNumber = Annotated[int, InPath(ge=1, le=2**31 - 1)]
@@ -127,16 +129,97 @@ def _devices(request: Request, service: ServiceState) -> dict[str, Any]:
 
 def _studies(request: Request, service: ServiceState) -> dict[str, Any]:
     parameters = request.query_params
-    page = parameters.get("page", "1")
     return {
         "studies": contexts.study_list(
             service.reader.summaries_in_thread(),
             service.searches.states_of_studies(),
             query=parameters.get("query", "")[:100],
             sort=parameters.get("sort", contexts.DEFAULT_SORT),
-            page=int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1,
+            page=_page_wanted(request),
         )
     }
+
+
+def _page_wanted(request: Request) -> int:
+    page = request.query_params.get("page", "")
+    return int(page) if page.isascii() and page.isdigit() and 0 < len(page) < 8 else 1
+
+
+# -- all searches, and who did what ----------------------------------------------------------------
+
+
+@router.get("/searches")
+def searches(request: Request, service: Service) -> Response:
+    """All searches, those in one state, or those of one person."""
+    return render(
+        request,
+        "searches.html",
+        here="/searches",
+        last_event=service.stream.position,
+        **_searches(request, service),
+    )
+
+
+@router.get("/parts/searches")
+def searches_part(request: Request, service: Service) -> Response:
+    found = _searches(request, service)
+    answer = render(request, "parts/searches.html", **found)
+    parameters = {name: value for name, value in found["asked"].items() if value}
+    if found["shown"].page > 1:
+        parameters["page"] = found["shown"].page
+    return _with_address(request, answer, "/searches", urlencode(parameters), part="searches")
+
+
+def _searches(request: Request, service: ServiceState) -> dict[str, Any]:
+    people = sorted({*service.searches.people(), request.state.caller.name})
+    state = _one_of(SEARCH_STATES, request.query_params.get("state"))
+    by = _one_of(people, request.query_params.get("by"))
+    find = partial(service.searches.find, states=(state,) if state else (), by=by)
+    shown = _page(request, find)
+    positions = service.searches.positions()
+    return {
+        "shown": shown,
+        "rows": [
+            contexts.search_row(search_object(search, position=positions.get(search.id)))
+            for search in shown.rows
+        ],
+        "asked": {"state": state or "", "by": by or ""},
+        "states": contexts.STATES,
+        "people": people,
+    }
+
+
+@router.get("/actions")
+def actions(request: Request, service: Service) -> Response:
+    """Who submitted, cancelled, renamed or deleted what, newest first."""
+    people = service.tokens.people()
+    who = _one_of(people, request.query_params.get("who"))
+    return render(
+        request,
+        "actions.html",
+        here="",
+        last_event=service.stream.position,
+        shown=_page(request, partial(service.tokens.actions, who=who)),
+        asked={"who": who or ""},
+        people=people,
+        moment_text=contexts.moment_text,
+    )
+
+
+def _one_of(known: Iterable[Name], wanted: str | None) -> Name | None:
+    """Returns what an address asks for; None, for everything, where there is no such thing."""
+    return next((name for name in known if name == wanted), None)
+
+
+def _page(request: Request, find: Callable[..., tuple[list[Any], int]]) -> contexts.Page:
+    """Returns the page that the address asks for; past the last it is the last."""
+    page = max(1, _page_wanted(request))
+    rows, total = find(limit=_PAGE_SIZE, offset=(page - 1) * _PAGE_SIZE)
+    pages = max(1, -(-total // _PAGE_SIZE))
+    if page > pages:
+        page = pages
+        rows, total = find(limit=_PAGE_SIZE, offset=(page - 1) * _PAGE_SIZE)
+    return contexts.Page(rows=rows, page=page, pages=pages, total=total)
 
 
 # -- a new search ----------------------------------------------------------------------------------

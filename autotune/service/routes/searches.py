@@ -207,15 +207,18 @@ def searches(
         list[SearchState] | None, Query(description="Only searches in one of these states.")
     ] = None,
     study: Annotated[str | None, Query(max_length=100, description="Only of this study.")] = None,
+    by: Annotated[
+        str | None, Query(max_length=100, description="Only those that this person submitted.")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     offset: Annotated[int, Query(ge=0, le=LARGEST_ID)] = 0,
 ) -> Mapping[str, Any]:
     """Running searches first, then the queue in its order, then what has ended, latest first."""
-    if study is not None and "\0" in study:
+    if "\0" in f"{study}{by}":
         return {"searches": [], "total": 0}
     places = service.searches.places()
     found, total = service.searches.find(
-        states=state or (), study=study, limit=limit, offset=offset, order=places
+        states=state or (), study=study, by=by, limit=limit, offset=offset, order=places
     )
     return {
         "searches": [search_object(search, place=places.get(search.id)) for search in found],

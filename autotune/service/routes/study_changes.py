@@ -130,8 +130,9 @@ def delete(
         write_file(read_studies(service.store.database, [name]), written)
     service.searches.delete_study(name)
     _remove_files(service.work_folder, name)
+    # The log is for everybody, who need not know where the server has its files.
     service.tokens.record_action(
-        who=caller.name, action="delete study", target=name, detail=str(file)
+        who=caller.name, action="delete study", target=name, detail=file.name
     )
     return {
         "name": name,
