@@ -103,7 +103,7 @@ def create_app(
     app.state.search_module = search_module
     app.state.quick_module = quick_module
     app.state.http_metrics = http_metrics
-    app.state.database_check = health.DatabaseCheck()
+    app.state.health_check = health.HealthCheck()
     app.state.hidden_url = HiddenUrl(settings.storage)
     add_handlers(app)
     for router in ROUTERS:

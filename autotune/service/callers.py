@@ -7,16 +7,18 @@ import asyncio
 import hmac
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import anyio.to_thread
 
+from autotune.errors import StorageUnavailable
 from autotune.service.processes import machine_of
 from autotune.service.state import Caller
 from autotune.storage.servers import Servers
 from autotune.storage.tokens import OWNER, TokenRole, Tokens, digest_of
 
 _FRESH_SECONDS = 2.0
-"""A token that was revoked is valid for at most this long."""
+"""A token that was revoked is valid for at most this long after the database can be read."""
 _SECONDS_BETWEEN_READS = 0.25
 """Wrong tokens make the server read the database at most this often."""
 
@@ -32,13 +34,18 @@ class Callers:
         self._reading = asyncio.Lock()
 
     async def caller_of(self, token: str, tokens: Tokens, servers: Servers) -> Caller | None:
-        """Returns who has this token; None for a wrong one. Raises StorageUnavailable."""
+        """Returns who has this token; None for a wrong one.
+
+        While the database is away, whoever had one when it was last read still has it; for any
+        other token it raises StorageUnavailable.
+        """
         digest = digest_of(token)
         if hmac.compare_digest(digest, self._owner_digest):
             return Caller(name=OWNER, role="admin")
         asked_at = time.monotonic()
         if self._read_at < asked_at - _FRESH_SECONDS:
-            await self._read_after(asked_at - _FRESH_SECONDS, tokens, servers)
+            with suppress(StorageUnavailable):
+                await self._read_after(asked_at - _FRESH_SECONDS, tokens, servers)
         found = self._named(digest)
         if found is None:
             # It may have been added since the database was read.

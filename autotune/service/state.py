@@ -15,6 +15,7 @@ from autotune.service.reading import StudyReader
 from autotune.service.scheduler import Scheduler
 from autotune.service.settings import ServerSettings
 from autotune.service.stream import EventStream
+from autotune.spec.model_size import free_disk_bytes
 from autotune.spec.queued_search import SearchState
 from autotune.storage.searches import Searches
 from autotune.storage.servers import Servers
@@ -48,6 +49,10 @@ class ServiceState:
     def role(self) -> ServerRole:
         """Whether this server runs the searches, or waits for the one that does to end."""
         return "leader" if self.scheduler.is_leading else "standby"
+
+    def free_disk_bytes(self) -> int:
+        """Returns the free bytes of the disk with the fewest, of those that searches write to."""
+        return min(map(free_disk_bytes, (Path.cwd(), self.work_folder)))
 
     async def states_of_studies(self) -> Mapping[str, SearchState]:
         """Returns the state of the latest search of each study that has one."""

@@ -35,6 +35,7 @@ from autotune.service.request_body import (
 from autotune.service.settings import SubmissionRules
 from autotune.shipped.dataset_files import READERS
 from autotune.spec.checked import checked_beside
+from autotune.spec.full_disk import LEAST_FREE_BYTES
 from autotune.spec.model_choice import MODEL_NAMES, with_model_config
 from autotune.spec.model_file import FILE_NAME, is_hub_name
 from autotune.spec.model_file import model_name as name_of_config
@@ -68,7 +69,6 @@ NOT_OF_STUDIES = ("logs", "predictions", CACHE)
 """Folders in the work folder that are of no study."""
 
 _LARGEST_OF_CONFIG = 2**24
-_LEAST_FREE_BYTES = 16 * 2**20
 _TOKEN_BYTES = 8
 
 _PATHS = ("dataset", "tokenizer", "model", "model_source")
@@ -505,7 +505,7 @@ def _check_size(given: Mapping[str, Any], rules: SubmissionRules) -> None:
     workload = _with_defaults(given, device_type=_device_type(rules))
     _check_numbers(workload.get("model_config") or {})
     free_bytes = free_disk_bytes(Path.cwd())
-    if free_bytes < _LEAST_FREE_BYTES:
+    if free_bytes < LEAST_FREE_BYTES:
         raise DiskFull(
             f"the disk of the server is full: {format_size(free_bytes)} are left",
             hint="whoever runs it has to make room",

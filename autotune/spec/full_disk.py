@@ -8,6 +8,8 @@ from autotune.errors import DiskFull, causes_of
 from autotune.spec.model_size import free_disk_bytes
 from autotune.units import format_size
 
+LEAST_FREE_BYTES = 16 * 2**20
+"""A server takes no search, and says that its disk is full, where fewer are left."""
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT)
 _TEXTS = (*map(os.strerror, _NUMBERS), "database or disk is full")
 

@@ -42,6 +42,11 @@ def test_while_it_is_away_requests_are_answered_with_503_and_a_hint(client, post
             assert answer.json()["detail"]
         assert client.post(SEARCHES, json={"trials": 1}).status_code == 503
         wait_until(lambda: client.get("/api/v1/health").status_code == 503)
+        health = client.get("/api/v1/health").json()
+        assert (health["status"], health["database"]) == ("unavailable", "unreachable")
+        measured = client.get("/metrics")
+        assert measured.status_code == 200
+        assert "autotune_database_up 0" in measured.text.splitlines()
     finally:
         postgres.start()
     wait_until(lambda: client.get("/api/v1/health").status_code == 200)

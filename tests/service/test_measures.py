@@ -6,6 +6,7 @@ import pytest
 
 from autotune.service.metrics import HttpMetrics, Metric, lines_of
 from tests.building.service import BEARER, serving, write_example
+from tests.service.test_url_of_database import rename_tables
 
 LINE = re.compile(r'[a-z_]+({([a-z]+="([^"\\\n]|\\.)*",?)*})? (\+Inf|-?[0-9.e+-]+)')
 
@@ -34,6 +35,9 @@ def test_every_metric_has_its_help_and_type_before_its_values(measured_text):
     assert {
         "autotune_info",
         "autotune_leader",
+        "autotune_database_up",
+        "autotune_disk_free_bytes",
+        "autotune_disk_full",
         "autotune_searches",
         "autotune_trials_total",
         "autotune_events_total",
@@ -49,6 +53,8 @@ def test_every_metric_has_its_help_and_type_before_its_values(measured_text):
         'autotune_trials_total{outcome="ok"} 3',
         'autotune_trials_total{outcome="crashed"} 1',
         'autotune_searches{state="queued"} 0',
+        "autotune_database_up 1",
+        "autotune_disk_full 0",
         'autotune_http_requests_total{route="/api/v1/studies/{name}",method="GET",status="200"} 1',
         'autotune_http_requests_total{route="/api/v1/studies/{name}",method="GET",status="404"} 1',
         'autotune_http_requests_total{route="other",method="GET",status="404"} 1',
@@ -56,6 +62,33 @@ def test_every_metric_has_its_help_and_type_before_its_values(measured_text):
 )
 def test_what_was_done_is_counted_by_the_route_and_not_by_names(measured_text, line):
     assert line in measured_text.splitlines()
+
+
+def test_without_the_database_what_else_is_known_is_said(tmp_path):
+    file = tmp_path / "a.db"
+    with serving(f"sqlite:///{file}") as client:
+        token = client.app.state.service.tokens.add("prometheus", role="reader")
+        client.headers["Authorization"] = f"Bearer {token}"
+        assert "autotune_database_up 1" in client.get("/metrics").text.splitlines()
+        rename_tables(file)
+        answer = client.get("/metrics")
+        assert answer.status_code == 200
+        lines = answer.text.splitlines()
+        assert "autotune_database_up 0" in lines
+        assert any(line.startswith("autotune_disk_free_bytes ") for line in lines)
+        assert "autotune_trials_total" not in answer.text
+        stranger = client.get("/metrics", headers={"Authorization": "Bearer wrong"})
+        assert stranger.status_code == 503
+
+
+def test_a_full_disk_is_said_and_takes_no_server_away(tmp_path, monkeypatch):
+    for route in ("health", "measures"):
+        monkeypatch.setattr(f"autotune.service.routes.{route}.LEAST_FREE_BYTES", 2**62)
+    with serving(f"sqlite:///{tmp_path}/a.db") as client:
+        answer = client.get("/api/v1/health")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert (answer.json()["database"], answer.json()["disk"]) == ("ok", "full")
+        assert "autotune_disk_full 1" in client.get("/metrics", headers=BEARER).text.splitlines()
 
 
 def test_the_buckets_of_a_histogram_count_all_that_are_faster():
