@@ -3,7 +3,8 @@
 A key at the top is an option of `autotune search` without its dashes, such as `max-mem`; it holds
 for every command that has the option in the same meaning. A table of the name of a command, such as
 `[predict]`, has options of that command. What stands on the command line comes first, then
-`AUTOTUNE_DEFAULT_MAX_MEM` of the environment (and `AUTOTUNE_STORAGE`), then the file, then what is
+`AUTOTUNE_DEFAULT_MAX_MEM` of the environment (and `AUTOTUNE_STORAGE`; `AUTOTUNE_SERVER` for the
+commands that read a study), then the file, then what is
 built in.
 
 They are Click's `default_map` of the command, which checks a value as if it stood on the command
@@ -20,6 +21,7 @@ from typing import Any
 
 from autotune.cli.help import SOURCES_OF_DEFAULTS
 from autotune.cli.lines import on_one_line, print_line
+from autotune.client.address import SERVER_VARIABLE
 from autotune.errors import InvalidInput, suggestion
 from autotune.spec.setting import InvalidSetting, all_options_of, option_of, options_of
 from autotune.spec.user_code import SET_BY_SCRIPT, is_function_reference
@@ -56,6 +58,7 @@ _EXCLUDED = {
     "study": _WORKLOAD,
     "storage": {"server"},
     "server": {"storage"},
+    "reference": {"server"},
     "script": {"seeds"} | _parameters(SET_BY_SCRIPT),
     "model": {"script", "pretrained"} | _parameters(SIZE_SETTINGS) - _parameters(_OF_ANY_MODEL),
     "dataset": _parameters(OF_ONE_DATASET),
@@ -190,11 +193,19 @@ def _tables(commands: Mapping[str, Any], of_command: str) -> list[tuple[str, dic
     }
     if storage := os.environ.get(OF_STORAGE):
         environment["storage"] = storage
+    server = os.environ.get(SERVER_VARIABLE)
+    if server and "storage" not in environment and _reads_a_study(commands[of_command].load()):
+        environment.setdefault("server", server)
     return [
         (str(file), _meant(_of_file(file, top, [*of_search, *commands]), of_command)),
         (str(file), _of_file(file, own, [*_options(commands[of_command].load())])),
         (ENVIRONMENT, _meant(_known(ENVIRONMENT, environment, [*of_search]), of_command)),
     ]
+
+
+def _reads_a_study(command: Any) -> bool:
+    """Whether a command shows a study, of a database or of a server."""
+    return {"study", "storage", "server"} <= {each.name for each in command.params}
 
 
 def _meant(values: dict[str, Any], of_command: str) -> dict[str, Any]:

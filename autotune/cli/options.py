@@ -8,11 +8,13 @@ import typer
 
 from autotune import api
 from autotune.analysis.pick import DEFAULT_PREFERENCES, Preferences
-from autotune.cli.server import check_one_place, open_client
+from autotune.cli.server import check_one_place, looked_for_here, looked_for_on, open_client
 from autotune.client.address import SERVER_VARIABLE
 from autotune.result import Result
 from autotune.spec.setting import RESULTS, Settings, part, setting
 from autotune.spec.study import DEFAULT_STORAGE
+
+INSTEAD_OF_STORAGE = "URL of a server that autotune serve has started, instead of --storage."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class ReadStudy(OfStudy):
     preferences: Preferences = part(Preferences, default=DEFAULT_PREFERENCES)
     server: str | None = setting(
         None,
-        "URL of a server that autotune serve has started, instead of --storage.",
+        f"{INSTEAD_OF_STORAGE} [default: the variable {SERVER_VARIABLE}, without --storage]",
         group=RESULTS,
         metavar="URL",
     )
@@ -79,10 +81,14 @@ class ReadStudy(OfStudy):
         What its methods ask of a server they ask until then. Raises UnknownStudy.
         """
         if self.server is None:
-            yield api.show(self.study, storage=self.storage, preferences=self.preferences)
+            with looked_for_here(self.storage):
+                found = api.show(self.study, storage=self.storage, preferences=self.preferences)
+            yield found
             return
         with open_client(self.server) as client:
-            yield client.show(self.study, preferences=self.preferences)
+            with looked_for_on(self.server):
+                there = client.show(self.study, preferences=self.preferences)
+            yield there
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from autotune.cli.lines import print_line
 from autotune.cli.live import make_display
 from autotune.cli.options import ShownInFull
 from autotune.cli.tables import as_text, make_console, print_result, print_trials
+from autotune.client.address import SERVER_VARIABLE
 from autotune.errors import Stopped, StorageUnreachable, TrialLost
 from autotune.reporting.outcomes import outcome_counts
 from autotune.reporting.report.commands import preference_arguments
@@ -86,9 +87,11 @@ def run_with_display(
                 command = continue_command(display.progress.opened.study, request)
             hint = error.hint or "measured results are stored"
             raise type(error)(error.message, hint=f"{hint}; continue with: {command}") from None
+    # The commands that read a study would ask the server of the environment.
+    is_found = request.storage == DEFAULT_STORAGE and not os.environ.get(SERVER_VARIABLE)
     location = StudyLocation(
         name=result.storage,
-        arguments=(() if request.storage == DEFAULT_STORAGE else ("--storage", result.storage)),
+        arguments=() if is_found else ("--storage", result.storage),
         continue_command=lambda trials: continue_command(result.study, request, trials=trials),
     )
     print_ended(result, location, wanted=display.progress.wanted, shown=shown)

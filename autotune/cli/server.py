@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from autotune.client.address import SERVER_VARIABLE, server_address
-from autotune.errors import InvalidInput
+from autotune.errors import InvalidInput, UnknownStudy
 from autotune.spec.study import DEFAULT_STORAGE
 
 if TYPE_CHECKING:
@@ -46,6 +46,38 @@ def server_of_environment() -> str:
             "prints its URL",
         )
     return server
+
+
+@contextmanager
+def looked_for_here(storage: str) -> Iterator[None]:
+    """Lets the error for a study that is not in a database say how to ask a server for it."""
+    server = os.environ.get(SERVER_VARIABLE)
+    try:
+        yield
+    except UnknownStudy as error:
+        if not server and storage != DEFAULT_STORAGE:
+            raise
+        url = server_address(server).url if server else "URL"
+        raise UnknownStudy(
+            error.message, hint=f"{error.hint}; for a study of a server: --server {url}"
+        ) from None
+
+
+@contextmanager
+def looked_for_on(server: str) -> Iterator[None]:
+    """Lets the error for a study that a server lacks say how to read one of this folder.
+
+    It says so of the server of the environment, which the command line does not name.
+    """
+    try:
+        yield
+    except UnknownStudy as error:
+        if server != os.environ.get(SERVER_VARIABLE):
+            raise
+        raise UnknownStudy(
+            error.message,
+            hint=f"{error.hint}; for a study of this folder: --storage {DEFAULT_STORAGE}",
+        ) from None
 
 
 def command_on_server(words: list[str], client: "Client") -> str:

@@ -10,13 +10,13 @@ from rich.text import Text
 from autotune import api
 from autotune.cli.database import open_store
 from autotune.cli.lazy import LazyCommand, LazyGroup
-from autotune.cli.options import InStorage, ReadStudy
+from autotune.cli.options import INSTEAD_OF_STORAGE, InStorage
 from autotune.cli.requests import takes_request
 from autotune.cli.server import check_one_place, open_client
 from autotune.cli.tables import as_text, is_narrow, make_console
 from autotune.errors import AutotuneError, InvalidInput, StorageUnavailable, StorageUnreachable
 from autotune.reporting.trial_text import short_label, trial_label
-from autotune.spec.setting import same_setting
+from autotune.spec.setting import RESULTS, setting
 from autotune.spec.study import counted_trials
 from autotune.units import format_size
 
@@ -58,7 +58,7 @@ app = typer.Typer(
 class StudiesCommand(InStorage):
     """Where the studies are."""
 
-    server: str | None = same_setting(ReadStudy, "server")
+    server: str | None = setting(None, INSTEAD_OF_STORAGE, group=RESULTS, metavar="URL")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from autotune.spec.user_files import LARGEST_TEXT_BYTES, parse_toml
 
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"
 SERVER_VARIABLE = "AUTOTUNE_SERVER"
-"""The server of the commands that always need one."""
+"""The server of the commands that need one, and of those that read a study."""
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _EXAMPLE = "http://127.0.0.1:8321"
 _HOW_TO_NAME = f"write the URL that autotune serve prints, for example {_EXAMPLE}"

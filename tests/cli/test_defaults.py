@@ -152,6 +152,37 @@ def test_the_storage_has_a_variable_of_its_own_and_its_password_is_not_printed(t
     assert "very-secret" not in ended.stderr
 
 
+@pytest.mark.parametrize("command", ["show mine", "report mine", "plot mine", "export mine"])
+def test_a_study_is_read_of_the_server_of_the_environment_unless_a_database_is_named(
+    command, monkeypatch
+):
+    monkeypatch.setenv("AUTOTUNE_SERVER", "http://gpu-box:8321")
+    assert parsed(command)["server"] == "http://gpu-box:8321"
+    assert parsed(f"{command} --storage sqlite:///studies/autotune.db")["server"] is None
+    assert parsed(command, root=["--no-defaults"])["server"] is None
+    monkeypatch.setenv("AUTOTUNE_DEFAULT_SERVER", "http://other:8321")
+    assert parsed(command)["server"] == "http://other:8321"
+    monkeypatch.setenv("AUTOTUNE_STORAGE", "sqlite:///elsewhere.db")
+    monkeypatch.delenv("AUTOTUNE_DEFAULT_SERVER")
+    assert parsed(command)["server"] is None
+
+
+@pytest.mark.parametrize("command", ["search", "studies", "show mine --reference"])
+def test_what_runs_here_does_not_ask_the_server_of_the_environment(command, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_SERVER", "http://gpu-box:8321")
+    assert parsed(command)["server"] is None
+
+
+def test_where_a_study_is_not_found_the_hint_says_where_else_it_may_be(project):
+    assert "for a study of a server: --server URL" in rejected("show mine", folder=project)
+    write_study(f"sqlite:///{project}/a.db", [measured()], name="other")
+    named = f"show mine --storage sqlite:///{project}/a.db"
+    assert "--server" not in rejected(named, folder=project)
+    server = {"AUTOTUNE_SERVER": "http://gpu-box:8321/?token=secret"}
+    there = rejected(named, folder=project, **server)
+    assert "for a study of a server: --server http://gpu-box:8321\n" in there
+
+
 def test_without_defaults_none_applies(project, monkeypatch):
     (project / "autotune.toml").write_text("layers = [")
     monkeypatch.setenv("AUTOTUNE_DEFAULT_NONSENSE", "1")

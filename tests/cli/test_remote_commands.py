@@ -195,6 +195,19 @@ def test_a_search_that_runs_is_cancelled_and_watched_to_that_end(run, url):
     assert f"autotune search --name cancelled --server {url}" in watched.stderr
 
 
+def test_a_study_is_read_of_the_server_of_the_environment(run, url, study):
+    ended = run("show", study, "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["storage"] == url
+    assert f"defaults from the environment: server = {url}" in ended.stderr
+
+
+def test_a_study_that_the_server_of_the_environment_lacks_may_be_in_this_folder(run):
+    ended = run("show", "unknown")
+    assert ended.returncode == 2
+    assert "for a study of this folder: --storage sqlite:///studies/autotune.db" in ended.stderr
+
+
 @pytest.mark.slow
 def test_a_server_that_is_not_there_can_be_tried_again(run):
     ended = run("queue", "--server", "http://127.0.0.1:9")
