@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
 
 import typer
 from rich.table import Table
@@ -14,6 +15,7 @@ from autotune.cli.lazy import LazyCommand, LazyGroup
 from autotune.cli.options import InStorage, storage_of
 from autotune.cli.requests import takes_request
 from autotune.cli.tables import as_text, make_console
+from autotune.service.settings import WebAddress
 from autotune.spec.setting import Duration, setting
 
 if TYPE_CHECKING:
@@ -64,6 +66,9 @@ class AddCommand(TokenCommand):
     )
     expires: Duration | None = setting(None, "Let it expire after this time: 90d. [default: never]")
     read_only: bool = setting(False, "The same as --role reader.")
+    webhook: WebAddress | None = setting(
+        None, "Send a message to this URL when a search of that name ends.", metavar="URL"
+    )
 
 
 @app.callback()
@@ -82,7 +87,10 @@ def add(context: typer.Context, request: AddCommand) -> None:
     """Make a token for a user or a program, and print it once."""
     with _open_tokens(context, request.storage, create=True) as tokens:
         role: TokenRole = "reader" if request.read_only else request.role
-        print(tokens.add(request.name, role=role, valid_seconds=request.expires))
+        token = tokens.add(
+            request.name, role=role, valid_seconds=request.expires, webhook=request.webhook
+        )
+        print(token)
 
 
 def list_tokens(context: typer.Context, request: InStorage) -> None:
@@ -107,11 +115,14 @@ def _list(context: typer.Context, storage: str) -> None:
         console.print("no named tokens yet; make one with: autotune serve tokens add NAME")
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "role", "made (UTC)", "expires (UTC)", "removed (UTC)"):
+    for column in ("name", "role", "made (UTC)", "expires (UTC)", "removed (UTC)", "told at"):
         table.add_column(column, overflow="fold")
     for token in found:
         moments = (token.created_at, token.expires_at, token.revoked_at)
-        table.add_row(as_text(token.name), token.role, *(_minute(moment) for moment in moments))
+        # The path of such a URL is a secret.
+        told_at = "" if token.webhook is None else urlsplit(token.webhook).hostname or ""
+        cells = [token.name, token.role, *map(_minute, moments), told_at]
+        table.add_row(*map(as_text, cells))
     console.print(table)
 
 

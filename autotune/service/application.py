@@ -121,6 +121,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     store = StudyStore(settings.storage, create=True, busy_timeout_seconds=_BUSY_TIMEOUT_SECONDS)
     with closing(store):
         queue = Searches(store.database, settings.queue_rules)
+        tokens = Tokens(store.database)
         work = work_folder_path(store.database)
         retention = Retention(
             folder=work, keep_days=settings.keep_days, quota_bytes=settings.quota_bytes
@@ -130,6 +131,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             settings,
             log_folder=work / SEARCH_LOGS,
             retention=retention,
+            webhooks_of_people=tokens.webhooks,
             module=app.state.search_module,
         )
         stream = EventStream(
@@ -143,7 +145,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.service = ServiceState(
             settings=settings,
             store=store,
-            tokens=Tokens(store.database),
+            tokens=tokens,
             servers=servers,
             cookie=_cookie_of(store.database),
             searches=queue,

@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -57,6 +57,7 @@ SEARCH_MODULE = "autotune.service.search_process"
 class Scheduler:
     """A thread that leads where no other server does. Use it as a context manager.
 
+    `webhooks_of_people` returns the URL that is told of the searches of each person who has one.
     `woken` by a request, it looks at the queue at once.
     """
 
@@ -67,6 +68,7 @@ class Scheduler:
         *,
         log_folder: Path,
         retention: Retention,
+        webhooks_of_people: Callable[[], Mapping[str, str]] = dict,
         clock: Callable[[], float] = time.monotonic,
         module: str = SEARCH_MODULE,
         stop_seconds: float = STOP_SECONDS,
@@ -75,6 +77,7 @@ class Scheduler:
         self._settings = settings
         self._log_folder = log_folder
         self._retention = retention
+        self._webhooks_of_people = webhooks_of_people
         self._clock = clock
         self._module = module
         self._stop_seconds = stop_seconds
@@ -266,20 +269,23 @@ class Scheduler:
     # -- webhooks ----------------------------------------------------------------------------------
 
     def _announce(self, epoch: int) -> None:
-        """Call the webhook for searches that have ended, in a thread of its own."""
-        if self._settings.webhook is None or self._clock() < self._announce_at:
+        """Call the webhooks for searches that have ended, in a thread of its own."""
+        if self._clock() < self._announce_at:
             return
         self._announce_at = self._clock() + _ANNOUNCE_SECONDS
+        of_people = self._webhooks_of_people()
+        if self._settings.webhook is None and not of_people:
+            return
         if not self._announcing.acquire(blocking=False):
             return
-        threading.Thread(
-            target=self._call_webhook, args=(epoch, self._settings.webhook), daemon=True
-        ).start()
+        threading.Thread(target=self._call_webhooks, args=(epoch, of_people), daemon=True).start()
 
-    def _call_webhook(self, epoch: int, url: str) -> None:
+    def _call_webhooks(self, epoch: int, of_people: Mapping[str, str]) -> None:
+        of_all = self._settings.webhook
         try:
-            for search in self._searches.to_announce():
-                if self._post(url, search):
+            for search in self._searches.to_announce(by=of_people if of_all is None else None):
+                urls = {of_all, of_people.get(search.submitted_by)} - {None}
+                if all(self._post(url, search) for url in urls if url is not None):
                     self._searches.set_announced(epoch, [search.id])
         except (LeaseLost, AutotuneError):
             pass  # the next leader announces what is left

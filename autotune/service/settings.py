@@ -179,6 +179,7 @@ _PROXY = Format(wanted="an address or a network", read=_read_proxy)
 Proxies = Annotated[tuple[Annotated[str, _PROXY], ...], texts("addresses")]
 _PATH = Format(wanted="a path", read=_read_path)
 _HEADER = Format(wanted="a header", read=_read_header)
+WebAddress = Annotated[str, _URL]
 Count = Annotated[int, whole_number(1, 2**31 - 1)]
 
 
@@ -285,7 +286,7 @@ class ServerSettings(SubmissionRules):
         metavar="PATH",
     )
     """Which every address of a page begins with. A proxy may remove it from what it sends."""
-    internal_address: Annotated[str, _URL] | None = setting(
+    internal_address: WebAddress | None = setting(
         None,
         "URL at which other servers of the database reach this one, to read logs and profiles: "
         "http://10.0.0.7:8321. [default: its own]",
@@ -312,7 +313,7 @@ class ServerSettings(SubmissionRules):
         None, "Certificate in PEM format, to serve https.", group=WHO_GETS_IN
     )
     tls_key: FilePath | None = setting(None, "Its private key in PEM format.", group=WHO_GETS_IN)
-    webhook: Annotated[str, _URL] | None = setting(
+    webhook: WebAddress | None = setting(
         None, "Send a message to this URL when a search ends.", group=RESULTS, metavar="URL"
     )
     log_format: Literal["text", "json"] | None = setting(

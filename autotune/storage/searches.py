@@ -13,7 +13,7 @@ from the number to the commit, so that they appear in their order.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +34,7 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    true,
     update,
 )
 
@@ -475,10 +476,16 @@ class Searches:
                 _end_run(connection, search, end)
             return _read(connection, number)
 
-    def to_announce(self, *, limit: int = 20) -> list[QueuedSearch]:
-        """Returns searches of the last day that no webhook was called for yet."""
+    def to_announce(
+        self, *, by: Collection[str] | None = None, limit: int = 20
+    ) -> list[QueuedSearch]:
+        """Returns searches of the last day that no webhook was called for yet.
+
+        With `by` only those that one of these people submitted.
+        """
         query = (
             _SEARCHES.where(
+                true() if by is None else SEARCHES.c.submitted_by.in_(by),
                 SEARCHES.c.state.in_(ENDED),
                 SEARCHES.c.is_announced.is_(False),
                 SEARCHES.c.ended_at > DatabaseNow() - _ANNOUNCED_SECONDS,

@@ -15,6 +15,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     UniqueConstraint,
     false,
     func,
@@ -247,6 +248,8 @@ TOKENS = Table(
     Column("revoked_at", MOMENT),
     # Seconds since 1970 by the database's clock; null: it does not expire.
     Column("expires_at", Float),
+    # The URL that is told when a search of that name ends; null: none.
+    Column("webhook", Text),
 )
 
 ACTIONS = Table(

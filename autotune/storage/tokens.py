@@ -7,7 +7,7 @@ hash is needed: nobody finds it from its digest.
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -47,6 +47,8 @@ class NamedToken:
     """In UTC; None: nobody has removed it."""
     expires_at: datetime | None = None
     """In UTC; None: it does not expire."""
+    webhook: str | None = field(default=None, repr=False)
+    """The URL that is told when a search of that name ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,12 @@ class Tokens:
     # -- tokens ------------------------------------------------------------------------------------
 
     def add(
-        self, name: str, *, role: TokenRole = "member", valid_seconds: float | None = None
+        self,
+        name: str,
+        *,
+        role: TokenRole = "member",
+        valid_seconds: float | None = None,
+        webhook: str | None = None,
     ) -> str:
         """Adds a token of that name and returns it; it cannot be shown again.
 
@@ -97,7 +104,12 @@ class Tokens:
         check_token_name(name)
         token = new_token()
         expires_at = None if valid_seconds is None else DatabaseNow() + valid_seconds
-        values = {"digest": digest_of(token), "role": role, "expires_at": expires_at}
+        values = {
+            "digest": digest_of(token),
+            "role": role,
+            "expires_at": expires_at,
+            "webhook": webhook,
+        }
         same_name = TOKENS.c.name == name
         try:
             with self._database.writing() as connection:
@@ -142,6 +154,11 @@ class Tokens:
         with self._database.reading() as connection:
             rows = connection.execute(select(TOKENS).where(_IS_VALID)).all()
         return {row.digest: _named_token(row) for row in rows}
+
+    def webhooks(self) -> Mapping[str, str]:
+        """Returns {name of a valid token: the URL that is told of its searches}."""
+        tokens = self.valid().values()
+        return {token.name: token.webhook for token in tokens if token.webhook is not None}
 
     def roles(self) -> Mapping[str, TokenRole]:
         """Returns the role of each token by its name.
@@ -213,6 +230,7 @@ def _named_token(row: Any) -> NamedToken:
         created_at=_in_utc(row.created_at),
         revoked_at=None if row.revoked_at is None else _in_utc(row.revoked_at),
         expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, tz=UTC),
+        webhook=row.webhook,
     )
 
 

@@ -481,6 +481,7 @@ COMMAND_LINES = {
         tokens bogus | tokens --bogus | tokens --storage nonsense | tokens add
         tokens --storage sqlite:///missing.db | tokens list --storage sqlite:///missing.db
         tokens add 'a b' IN_REAL | tokens add '' IN_REAL | tokens add owner --read-only IN_REAL
+        tokens add a --webhook nonsense | tokens add a --webhook ftp://host
         tokens add a --role king | tokens add a --expires soon
         tokens add é IN_REAL | tokens add a --storage nonsense | tokens list surplus
         tokens list --storage nonsense | tokens list --bogus

@@ -145,6 +145,14 @@ def test_a_token_is_added_listed_and_removed(tmp_path):
     assert (again.returncode, "no valid token 'screen'" in again.stderr) == (2, True)
 
 
+def test_the_list_of_tokens_shows_where_somebody_is_told_without_the_secret_path(tmp_path):
+    url = "https://hooks.example.org/services/very-secret"
+    run_here("serve", "tokens", "add", "ada", "--webhook", url, folder=tmp_path)
+    listed = run_here("serve", "tokens", folder=tmp_path).stdout
+    assert "hooks.example.org" in listed
+    assert "very-secret" not in listed
+
+
 def test_tokens_are_those_of_the_database_that_is_named_before_or_after(tmp_path):
     storage = ["--storage", f"sqlite:///{tmp_path}/other.db"]
     run_here("serve", "tokens", "add", "ada", *storage, folder=tmp_path)

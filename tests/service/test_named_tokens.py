@@ -66,6 +66,18 @@ def test_a_token_expires_and_its_name_may_be_used_again(tokens):
     assert digest_of(expired) not in tokens.valid()
 
 
+def test_who_has_a_valid_token_may_have_a_webhook(tokens):
+    for name in ("ann", "bob", "expired"):
+        seconds = -1.0 if name == "expired" else None
+        tokens.add(name, webhook=f"https://hooks.example.org/{name}", valid_seconds=seconds)
+    tokens.add("without")
+    tokens.revoke("bob")
+    assert tokens.webhooks() == {"ann": "https://hooks.example.org/ann"}
+    tokens.add("bob")
+    assert set(tokens.webhooks()) == {"ann"}
+    assert "hooks.example.org" not in repr(tokens.all())
+
+
 @pytest.mark.parametrize("name", ["", "owner", "a b", "a\0", "ä", "a" * 101, "<b>", "a\n"])
 def test_an_odd_name_is_rejected(tokens, name):
     with pytest.raises(InvalidInput) as raised:

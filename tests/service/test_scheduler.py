@@ -1,5 +1,6 @@
 """The scheduler begins searches, and nothing of them is lost whoever dies."""
 
+import json
 import os
 import signal
 import subprocess
@@ -53,12 +54,13 @@ def queue(url):
 def make_scheduler(tmp_path, url, queue):
     """A scheduler that runs stand-ins; `stop_seconds` is how long a cancelled one may take."""
 
-    def make(**settings):
+    def make(webhooks_of_people=dict, **settings):
         return Scheduler(
             queue,
             ServerSettings(storage=url, **settings),
             log_folder=tmp_path / "logs",
             retention=Retention(folder=tmp_path),
+            webhooks_of_people=webhooks_of_people,
             module=STAND_IN,
             stop_seconds=1.0,
         )
@@ -226,6 +228,36 @@ def test_a_webhook_is_called_once_for_each_search_that_ends(queue, make_schedule
         receiver.shutdown()
     assert len(called) == 1
     assert f'"id":{number},"state":"finished"'.encode() in called[0].replace(b" ", b"")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_all_told", [False, True], ids=["only ada", "ada and all"])
+def test_a_person_is_told_of_what_is_theirs_and_of_nothing_else(is_all_told, queue, make_scheduler):
+    called = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            called.append((self.path, json.loads(body)["search"]["submitted_by"]))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        of_bob, _ = queue.submit(NewSearch(request={}, submitted_by="bob"))
+        of_ada = submit(queue)
+        address = f"http://127.0.0.1:{receiver.server_port}"
+        settings = {"webhook": f"{address}/all"} if is_all_told else {}
+        with make_scheduler(lambda: {"ada": f"{address}/ada"}, **settings):
+            wait_until(lambda: queue.get(of_ada).has_ended and queue.get(of_bob.id).has_ended)
+            wait_until(lambda: ("/ada", "ada") in called)
+            time.sleep(3)
+        receiver.shutdown()
+    of_all = [("/all", "ada"), ("/all", "bob")] if is_all_told else []
+    assert sorted(called) == [("/ada", "ada"), *of_all]
 
 
 @pytest.mark.slow

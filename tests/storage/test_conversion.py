@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import update
+from sqlalchemy import insert, text, update
 
 from autotune.errors import StorageUnavailable
 from autotune.spec.config import TrainingConfig
 from autotune.storage import schema
 from autotune.storage.database import Database
 from autotune.storage.searches import NewSearch, Searches
-from autotune.storage.tables import METADATA, REVISION, VERSION
+from autotune.storage.tables import METADATA, REVISION, TOKENS, VERSION
+from autotune.storage.tokens import Tokens
 from autotune.study.check import check_studies
 from tests.building.old_databases import DATA, copy_to_postgres, rows
 from tests.building.studies import config, keep, measured, open_store
@@ -292,6 +293,16 @@ def test_an_upgraded_database_has_the_tables_of_a_new_one(old):
 
 def is_ours(kind, name):
     return kind != "table" or name.startswith("autotune_")
+
+
+def test_tokens_of_the_schema_before_webhooks_get_a_place_for_one(store_url):
+    with open_store(store_url) as store, store.database.writing() as connection:
+        connection.execute(text(f"ALTER TABLE {TOKENS.name} DROP COLUMN webhook"))
+        connection.execute(update(VERSION).values(version_num="0008"))
+        connection.execute(insert(TOKENS).values(name="ada", digest="a", role="admin"))
+    with open_store(store_url) as store:
+        (token,) = Tokens(store.database).all()
+        assert (token.name, token.role, token.webhook) == ("ada", "admin", None)
 
 
 def test_a_later_schema_is_rejected_and_not_changed(url, file):

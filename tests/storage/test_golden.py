@@ -14,6 +14,7 @@ import pytest
 
 import autotune
 from autotune.execution.tasks import Prepare
+from autotune.storage.tokens import Tokens
 from autotune.study.check import check_studies
 from autotune.study.request import SearchRequest
 from autotune.study.search import search
@@ -61,6 +62,21 @@ def test_what_an_earlier_version_showed_is_shown(url, before, monkeypatch, capsy
     shown = json.loads(out)
     assert code == 0
     assert known_then(shown, before) == before
+
+
+def test_the_tokens_of_an_earlier_version_go_on_beside_those_with_a_webhook(url):
+    with closing(sqlite3.connect("autotune.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO autotune_tokens (name, digest, read_only) VALUES ('ada', 'a', 1)"
+        )
+    with open_store(url) as store:
+        tokens = Tokens(store.database)
+        tokens.add("bob", webhook="http://127.0.0.1:9/of-bob")
+        assert [(token.name, token.role) for token in tokens.all()] == [
+            ("ada", "reader"),
+            ("bob", "member"),
+        ]
+        assert tokens.webhooks() == {"bob": "http://127.0.0.1:9/of-bob"}
 
 
 class _SameMachine(QuickExecutor):

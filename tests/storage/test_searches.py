@@ -395,6 +395,8 @@ def test_old_events_are_removed_and_the_numbers_go_on(queue, epoch):
 def test_a_search_is_announced_once(queue, epoch):
     search = queue.cancel(submit(queue).id, by="ada")
     assert [one.id for one in queue.to_announce()] == [search.id]
+    assert queue.to_announce(by=["ada"]) == queue.to_announce()
+    assert queue.to_announce(by=["bob"]) == queue.to_announce(by=[]) == []
     queue.set_announced(epoch, [search.id])
     assert queue.to_announce() == []
 

@@ -174,13 +174,15 @@ def _searches(request: Request, service: ServiceState) -> dict[str, Any]:
     people = sorted({*service.searches.people(), request.state.caller.name})
     state = _one_of(SEARCH_STATES, request.query_params.get("state"))
     by = _one_of(people, request.query_params.get("by"))
-    find = partial(service.searches.find, states=(state,) if state else (), by=by)
+    places = service.searches.places()
+    find = partial(
+        service.searches.find, states=(state,) if state else (), by=by, order=places
+    )
     shown = _page(request, find)
-    positions = service.searches.positions()
     return {
         "shown": shown,
         "rows": [
-            contexts.search_row(search_object(search, position=positions.get(search.id)))
+            contexts.search_row(search_object(search, place=places.get(search.id)))
             for search in shown.rows
         ],
         "asked": {"state": state or "", "by": by or ""},
