@@ -87,10 +87,8 @@ def add(context: typer.Context, request: AddCommand) -> None:
     """Make a token for a user or a program, and print it once."""
     with _open_tokens(context, request.storage, create=True) as tokens:
         role: TokenRole = "reader" if request.read_only else request.role
-        token = tokens.add(
-            request.name, role=role, valid_seconds=request.expires, webhook=request.webhook
-        )
-        print(token)
+        lasts, webhook = request.expires, request.webhook
+        print(tokens.add(request.name, role=role, valid_seconds=lasts, webhook=webhook))
 
 
 def list_tokens(context: typer.Context, request: InStorage) -> None:

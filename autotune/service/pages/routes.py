@@ -175,9 +175,7 @@ def _searches(request: Request, service: ServiceState) -> dict[str, Any]:
     state = _one_of(SEARCH_STATES, request.query_params.get("state"))
     by = _one_of(people, request.query_params.get("by"))
     places = service.searches.places()
-    find = partial(
-        service.searches.find, states=(state,) if state else (), by=by, order=places
-    )
+    find = partial(service.searches.find, states=(state,) if state else (), by=by, order=places)
     shown = _page(request, find)
     return {
         "shown": shown,
