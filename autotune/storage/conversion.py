@@ -41,12 +41,9 @@ _LOG = logging.getLogger(__name__)
 _FIRST_REVISION_WITHOUT_SENTENCES = "0003"
 """Before it, results said in sentences where they come from."""
 _FIRST_REVISION_WITH_BUDGETS = "0009"
-"""Before it, a search did not say how long it runs at most."""
+"""Before it, a search did not say how long it runs at most, nor a token who is told of its end."""
 _FIRST_REVISION_WITH_ROLES = "0007"
 """Before it, a token could write or not, and what it wrote belonged to nobody."""
-
-_FIRST_REVISION_WITH_WEBHOOKS = "0009"
-"""Before it, nobody but the owner of a server could be told of searches."""
 
 
 def convert(connection: Connection, database: Database, *, revision: str) -> None:
@@ -149,7 +146,7 @@ def _convert_rows(connection: Connection, there: set[str], revision: str) -> Non
             _give_owners(connection)
     if revision < _FIRST_REVISION_WITH_BUDGETS and SEARCHES.name in there:
         connection.execute(text(f"ALTER TABLE {SEARCHES.name} ADD COLUMN budget_seconds FLOAT"))
-    if revision < _FIRST_REVISION_WITH_WEBHOOKS and TOKENS.name in there:
+    if revision < _FIRST_REVISION_WITH_BUDGETS and TOKENS.name in there:
         connection.execute(text(f"ALTER TABLE {TOKENS.name} ADD COLUMN webhook TEXT"))
     connection.execute(update(STUDIES).values(schema_version=SCHEMA_VERSION))
 

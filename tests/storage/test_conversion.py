@@ -298,6 +298,7 @@ def is_ours(kind, name):
 def test_tokens_of_the_schema_before_webhooks_get_a_place_for_one(store_url):
     with open_store(store_url) as store, store.database.writing() as connection:
         connection.execute(text(f"ALTER TABLE {TOKENS.name} DROP COLUMN webhook"))
+        connection.execute(text(f"ALTER TABLE {SEARCHES.name} DROP COLUMN budget_seconds"))
         connection.execute(update(VERSION).values(version_num="0008"))
         connection.execute(insert(TOKENS).values(name="ada", digest="a", role="admin"))
     with open_store(store_url) as store:
