@@ -94,12 +94,18 @@ def _closest(recipe: Recipe) -> Closest:
     closest.offload_by_fsdp2()
     config = closest.config
     if divides_weights(config):
-        reduced_in = "fp32" if config.precision in ("fp32", "tf32", "fp16-mixed") else "bf16"
         why = "with FSDP2 axolotl adds up gradients in the number format of the computation"
-        closest.change("gradient_reduction", reduced_in, why)
+        closest.differs("gradient_reduction", _reduced_in(config), why)
     else:
         closest.change("gradient_reduction", "fp32", "axolotl has no key for it")
     return closest
+
+
+def _reduced_in(config: TrainingConfig) -> str:
+    """Returns the number format in which FSDP2 adds up gradients."""
+    if config.precision == "fp16-mixed":
+        return "fp32" if config.adapter == "none" else "fp16"
+    return "fp32" if config.precision in ("fp32", "tf32") else "bf16"
 
 
 _WEIGHTS = "axolotl loads the weights in bfloat16 wherever it computes in it"
@@ -159,9 +165,12 @@ def _base_weights(config: TrainingConfig) -> Reason | None:
     if config.engine == "deepspeed" and config.base_weights in ("bf16", "trained"):
         why = "DeepSpeed's autocast takes the place of its bf16: frozen weights are in float32"
         return ("trained", why) if config.base_weights == "bf16" else None
-    is_mixed = config.precision in ("bf16-mixed", "fp16-mixed")
-    if config.adapter != "none" and config.base_weights == "trained" and is_mixed:
+    if config.adapter == "none" or config.base_weights != "trained":
+        return None
+    if config.precision in ("bf16-mixed", "fp16-mixed"):
         return _frozen_in_16_bits(config), f"{_WEIGHTS}: half the memory for frozen ones"
+    if config.precision.startswith("bf16") and divides_weights(config):
+        return "bf16", f"{_WEIGHTS}, and with FSDP2 has adapters in float32 beside frozen ones"
     return None
 
 

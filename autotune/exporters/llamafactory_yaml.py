@@ -20,8 +20,13 @@ from pathlib import PurePath
 from typing import Any
 
 from autotune.exporters import accelerate_config
-from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
-from autotune.exporters.devices import Closest, closest_by_accelerate
+from autotune.exporters.adapters import (
+    lacks_saved_dtype,
+    lora_arguments,
+    packages_note,
+    trained_dtype,
+)
+from autotune.exporters.devices import Closest, closest_by_accelerate, divides_weights
 from autotune.exporters.export import Export, Target
 from autotune.exporters.filled_rows import fill_rows
 from autotune.exporters.reasons import Reason, Table, reasons_in
@@ -52,6 +57,7 @@ def write(recipe: Recipe, version: str) -> Export:
     recipe = filled.recipe
     on_devices = closest_by_accelerate(recipe, "LLaMA-Factory", HAS)
     _leave_out_pure_bf16(on_devices)
+    _add_up_in_float32(on_devices)
     if on_devices.config.adapter == "dora" and on_devices.config.base_weights in _BY_BITSANDBYTES:
         on_devices.change("adapter", "lora", "it stops at DoRA over quantized weights")
     recipe = on_devices.recipe
@@ -92,6 +98,16 @@ def _leave_out_pure_bf16(closest: Closest) -> None:
     elif closest.config.engine == "deepspeed" and closest.config.sharding == "zero3":
         why = "its pure_bf16 stops with stage 3 of DeepSpeed's ZeRO"
         closest.change("precision", "bf16-mixed", why)
+
+
+def _add_up_in_float32(closest: Closest) -> None:
+    """Note that gradients of adapters are in float32 where nothing is under autocast."""
+    config = closest.config
+    is_in_16_bits = trained_dtype(config) != "float32"
+    if config.adapter != "none" and is_in_16_bits and divides_weights(config):
+        closest.reasons.pop("gradient_reduction", None)
+        why = "it casts adapters to float32, in which FSDP2 then adds up their gradients"
+        closest.differs("gradient_reduction", "fp32", why)
 
 
 _LIGER = "enable_liger_kernel"

@@ -76,6 +76,14 @@ ON_SEVERAL_DEVICES: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp of split matrices": (4, {"sharding": "ddp", "tensor_parallel": 2}),
     "zero3, on the host": (2, {"sharding": "zero3", "offload": "all"}),
     "zero3, adapters": (2, {"sharding": "zero3", "adapter": "lora"}),
+    "zero3, adapters in 16 bits": (
+        2,
+        {"sharding": "zero3", "adapter": "lora", "precision": "bf16-true"},
+    ),
+    "zero2, adapters of fp16 beside nf4": (
+        2,
+        {"sharding": "zero2", **QLORA, "precision": "fp16-mixed"},
+    ),
     "zero3, adapters beside nf4": (2, {"sharding": "zero3", **QLORA}),
     "zero3, adapters beside nf4 on the host": (2, {"sharding": "zero3", "offload": "all", **QLORA}),
     "hsdp, adapters beside nf4": (4, {"sharding": "hsdp", "sharding_group": 2, **QLORA}),

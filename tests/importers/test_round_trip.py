@@ -12,7 +12,7 @@ from autotune.importers.registry import import_files
 from autotune.spec.config import DEPENDENT_FIELDS
 from autotune.spec.model_file import model_name
 from tests.exporters.readers.imported import as_read, read
-from tests.exporters.recipes import any_recipe, recipe
+from tests.exporters.recipes import ON_SEVERAL_DEVICES, any_recipe, recipe, recipe_on_devices
 
 RECIPES = 2 * hypothesis.settings.default.max_examples
 PART_OF_ADAPTER = (*DEPENDENT_FIELDS["adapter"], "base_weights", "precision")
@@ -39,7 +39,8 @@ def not_read_back(trainer, asked):
 @cache
 def recipes():
     chance = random.Random("recipes")
-    return [any_recipe(chance.choice) for _ in range(RECIPES)]
+    shared_out = [recipe_on_devices(case) for case in ON_SEVERAL_DEVICES]
+    return [*shared_out, *(any_recipe(chance.choice) for _ in range(RECIPES))]
 
 
 @pytest.mark.parametrize("trainer", DIALECTS)
