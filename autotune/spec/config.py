@@ -784,8 +784,8 @@ RULES = (
     ),
     Rule(
         ("checkpointing", "adapter_kernels"),
-        lambda c, _: c["checkpointing"] == "selective" and c["adapter_kernels"] != "none",
-        "checkpointing selective keeps the results of products, to which adapter_kernels "
+        lambda c, _: c["checkpointing"] in SELECTIVE and c["adapter_kernels"] != "none",
+        "checkpointing {checkpointing} keeps the results of products, to which adapter_kernels "
         "{adapter_kernels} add others in place",
         "use checkpointing block, or adapter_kernels none",
     ),

@@ -11,6 +11,7 @@ from autotune.spec.config import (
     FIELD_ORDER,
     RULES,
     SEARCHED,
+    SELECTIVE,
     LegalityContext,
     TrainingConfig,
     baseline_of,
@@ -129,6 +130,13 @@ EVERY_RULE = pytest.mark.parametrize(
         for rule, example in zip(RULES, BREAKING, strict=True)
     ],
 )
+
+
+@pytest.mark.parametrize("checkpointing", SELECTIVE)
+def test_kept_products_exclude_kernels_that_add_to_them_in_place(checkpointing):
+    config = TrainingConfig(micro_batch_size=GLOBAL_BATCH, **FUSED).to_dict()
+    (reason,) = rule_violations({**config, "checkpointing": checkpointing}, PLAIN)
+    assert reason.startswith(f"checkpointing {checkpointing} keeps the results of products")
 
 
 def breaking_config(example):
