@@ -20,7 +20,7 @@ from autotune.spec.config import TrainingConfig
 from autotune.storage import schema
 from autotune.storage.database import Database
 from autotune.storage.searches import NewSearch, Searches
-from autotune.storage.tables import METADATA, REVISION, TOKENS, VERSION
+from autotune.storage.tables import METADATA, REVISION, SEARCHES, TOKENS, VERSION
 from autotune.storage.tokens import Tokens
 from autotune.study.check import check_studies
 from tests.building.old_databases import DATA, copy_to_postgres, rows
