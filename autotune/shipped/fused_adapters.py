@@ -29,7 +29,8 @@ _NUMBERS_AT_ONCE = 2**22
 def fuse_adapters(model: nn.Module) -> None:
     """Replaces how layers with adapters are computed, and gated feed-forward parts of such layers.
 
-    Layers of classes that compute something else than a product and a bias stay as they are.
+    Layers of classes that compute something else than a product and a bias stay as they are, and so
+    does what a layer computes with dropout, a variant such as DoRA, or a trained weight or bias.
     """
     for module in list(model.modules()):
         if _is_adapted(module):
@@ -38,13 +39,25 @@ def fuse_adapters(model: nn.Module) -> None:
             change_method(module, "forward", _fused_feed_forward)
 
 
+_PRODUCTS = (
+    "torch.nn.modules.linear.Linear.forward",
+    "transformers.pytorch_utils.Conv1D.forward",
+    "transformers.models.falcon.modeling_falcon.FalconLinear.forward",
+    "bitsandbytes.nn.modules.Linear4bit.forward",
+)
+"""Methods that compute a product with the layer's weight, and add its bias."""
+
+
 def _is_adapted(module: nn.Module | None) -> bool:
-    """Returns whether a layer of peft adds adapters to a product with a frozen matrix."""
+    """Returns whether a layer of peft adds LoRA to a product with a matrix."""
     base: Any = getattr(module, "base_layer", None)
     if base is None or not getattr(module, "lora_A", None):
         return False
-    is_of_library = type(base).__module__.startswith(("transformers.", "bitsandbytes."))
-    return is_of_library or type(base).forward is nn.Linear.forward
+    if not type(module).__module__.startswith("peft.tuners.lora."):  # as those of AdaLoRA
+        return False
+    forward = type(base).forward
+    name = f"{forward.__module__}.{getattr(forward, '__qualname__', '')}"
+    return name in _PRODUCTS and "forward" not in vars(base)
 
 
 def _layers_of(part: nn.Module) -> list[Any]:
@@ -84,7 +97,7 @@ class _Layer(torch.autograd.Function):
         ctx.layer = layer
         ctx.save_for_backward(inputs, *matrices)
         outputs = _outputs(layer, _rows(inputs, first.dtype), first, second)
-        return outputs.unflatten(0, inputs.shape[:-1])
+        return outputs.view(*inputs.shape[:-1], outputs.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -103,7 +116,7 @@ class _Layer(torch.autograd.Function):
 def _fused_feed_forward(forward: Method) -> Method:
     def fused(module: Any, inputs: Tensor) -> Any:
         layers = _layers_of(module)
-        if any(_is_plain(layer) for layer in layers):
+        if any(map(_is_plain, layers)) or _is_trained(module.act_fn):
             return forward(module, inputs)
         matrices = [matrix for layer in layers for matrix in _matrices(layer)]
         return _FeedForward.apply(module.act_fn, layers, inputs, *matrices)  # type: ignore[no-untyped-call]
@@ -130,7 +143,7 @@ class _FeedForward(torch.autograd.Function):
         for place, *pieces in _pieces(hidden, gate, up):
             place.copy_(activation(pieces[0]) * pieces[1])
         outputs = _outputs(layers[2], hidden, *matrices[4:6])
-        return outputs.unflatten(0, inputs.shape[:-1])
+        return outputs.view(*inputs.shape[:-1], outputs.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
@@ -177,8 +190,24 @@ def _pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _is_plain(layer: Any) -> bool:
-    """Returns whether a layer is to be computed without its adapter, or with several."""
-    return layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1
+    """Returns whether peft is to compute a layer: with anything but one LoRA beside what is frozen.
+
+    That may change between two calls.
+    """
+    if layer.disable_adapters or layer.merged or len(layer.active_adapters) != 1:
+        return True
+    (name,) = layer.active_adapters
+    if name not in layer.lora_A or name in layer.lora_variant:  # of another layer, or as DoRA
+        return True
+    dropout = layer.lora_dropout[name]
+    drops = dropout.training and not isinstance(dropout, nn.Identity)
+    return drops or layer.lora_B[name].bias is not None or _is_trained(layer.base_layer)
+
+
+def _is_trained(part: Any) -> bool:
+    """Returns whether a module, or a function without weights, has any that are trained."""
+    weights = part.parameters() if isinstance(part, nn.Module) else ()
+    return any(weight.requires_grad for weight in weights)
 
 
 def _matrices(layer: Any) -> tuple[Tensor, Tensor]:
@@ -194,7 +223,7 @@ def _converted(matrices: tuple[Tensor, ...], inputs: Tensor) -> tuple[Tensor, ..
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.flatten(0, -2).to(dtype)
+    return tensor.reshape(-1, tensor.shape[-1]).to(dtype)
 
 
 def _frozen(layer: Any, dtype: torch.dtype) -> Tensor:

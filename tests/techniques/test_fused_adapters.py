@@ -7,9 +7,12 @@ import time
 
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from peft import AdaLoraConfig, LoraConfig, inject_adapter_in_model
 from torch import nn
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
+from transformers.pytorch_utils import Conv1D
 
 from autotune.execution.process.preparation import prepare
 from autotune.execution.tasks import Prepare
@@ -61,9 +64,9 @@ class Projections(nn.Module):
         return self.gate_proj(x) + self.up_proj(x) + self.down_proj(x)
 
 
-def adapted(model):
+def adapted(model, **choices):
     torch.manual_seed(0)
-    settings = LoraConfig(r=4, target_modules=list(LAYERS), init_lora_weights=False)
+    settings = LoraConfig(r=4, target_modules=list(LAYERS), init_lora_weights=False, **choices)
     model.requires_grad_(False)
     return inject_adapter_in_model(settings, model)
 
@@ -144,6 +147,102 @@ def test_a_part_that_computes_something_else_keeps_what_its_own_code_does():
 def test_layers_of_a_class_with_its_own_forward_stay_as_they_are():
     model = adapted(Projections(Doubled))
     assert [type(one) for one in fused(model).modules()] == [type(one) for one in model.modules()]
+
+
+def four_bit_layer(*sizes):
+    return Linear4bit(*sizes, compute_dtype=torch.float32, quant_type="nf4")
+
+
+def eight_bit_layer(*sizes):
+    return Linear8bitLt(*sizes, has_fp16_weights=False)
+
+
+def of_four_bits(model):
+    model.is_loaded_in_4bit = True
+    return model.to("cpu")  # which quantizes
+
+
+def of_eight_bits(model):
+    model.is_loaded_in_8bit = True
+    return model.to("cpu")
+
+
+class Scaled(Doubled):
+    """A layer of transformers that computes something else, as routers of experts do."""
+
+
+Scaled.__module__ = "transformers.models.scaled.modeling_scaled"
+
+
+def with_trained(name):
+    def change(model):
+        for path in LAYERS:
+            getattr(model.get_submodule(path).base_layer, name).requires_grad_()
+        return model
+
+    return change
+
+
+def with_another_adapter(model):
+    inject_adapter_in_model(LoraConfig(r=2, target_modules=list(LAYERS)), model, "another")
+    for layer in model.children():
+        layer.set_adapter(["default", "another"])
+    return model
+
+
+def by_adalora(model):
+    settings = AdaLoraConfig(target_modules=list(LAYERS), init_r=4, total_step=10)
+    return inject_adapter_in_model(settings, model.requires_grad_(False))
+
+
+def with_trained_activation(model):
+    model.act_fn = nn.PReLU()
+    return model
+
+
+KINDS = {
+    "Conv1D": lambda: adapted(Projections(lambda inputs, outputs: Conv1D(outputs, inputs))),
+    "FalconLinear": lambda: adapted(Projections(FalconLinear)),
+    "4 bits": lambda: adapted(of_four_bits(Projections(four_bit_layer))),
+    "8 bits": lambda: adapted(of_eight_bits(Projections(eight_bit_layer))),
+    "a class of its own": lambda: adapted(Projections(Doubled)),
+    "a class of transformers": lambda: adapted(Projections(Scaled)),
+    "DoRA": lambda: adapted(Projections(), use_dora=True),
+    "DoRA, gated": lambda: adapted(Gated(), use_dora=True),
+    "bias of LoRA": lambda: adapted(Projections(), lora_bias=True),
+    "dropout": lambda: adapted(Projections(), lora_dropout=0.5),
+    "dropout, gated": lambda: adapted(Gated(), lora_dropout=0.5),
+    "dropout that is off": lambda: adapted(Gated(), lora_dropout=0.5).eval(),
+    "trained weight": lambda: with_trained("weight")(adapted(Projections())),
+    "trained weight, gated": lambda: with_trained("weight")(adapted(Gated())),
+    "trained bias": lambda: with_trained("bias")(adapted(Projections())),
+    "two adapters": lambda: with_another_adapter(adapted(Projections())),
+    "AdaLoRA": lambda: by_adalora(Projections()),
+    "trained activation": lambda: with_trained_activation(adapted(Gated())),
+}
+
+
+@pytest.mark.parametrize("kind", ["Conv1D", "FalconLinear", "4 bits"])
+def test_a_layer_that_computes_a_product_keeps_nothing_but_its_input(kind):
+    assert kept_bytes(fused(KINDS[kind]()), rows()) == 0
+
+
+@pytest.mark.parametrize("shape", [(2, ROWS // 2, WIDTH), (ROWS, WIDTH), (WIDTH,)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_kind_of_layer_computes_what_peft_does(kind, shape):
+    model = KINDS[kind]()
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    found = []
+    for change in (lambda _: None, fuse_adapters):
+        change(model)
+        model.zero_grad()
+        torch.manual_seed(2)  # of dropout
+        own = inputs.clone().requires_grad_()
+        output = model(own)
+        output.square().sum().backward()
+        gradients = {name: one.grad for name, one in model.named_parameters()}
+        found.append({"output": output.detach(), "input": own.grad, **gradients})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("make", [Gated, Projections])
