@@ -1,7 +1,8 @@
 """Keeps predictions in the user's cache folder, by all that they follow from.
 
 That is what is predicted and for which device, this package's own code, the libraries that the step
-runs in, and variables that change what they do; for a CPU, whose kernels are run, also the machine.
+runs in, and variables that change what they do. Where kernels are run or compiled, on a CPU or of a
+compiled model, it is also the machine.
 A cap and the rates of a device are not part of it: they are compared with a prediction afterwards.
 What code of a user's own makes is not kept: nobody knows which files it follows from.
 """
@@ -17,7 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from autotune.execution.cpu_shares import usable_cpus
 from autotune.execution.kept_file import UNREADABLE, read_kept, write_kept
+from autotune.spec.config import TECHNIQUES
 from autotune.spec.prediction import Prediction, PredictionRequest
 from autotune.spec.reading import parse
 from autotune.spec.user_code import is_function_reference
@@ -26,7 +29,8 @@ FOLDER = "predictions"
 """Name of the folder of these files in the user's cache folder."""
 _MOST_PREDICTIONS = 2000
 """One takes about 15 KB."""
-_LIBRARIES = ("torch", "transformers", "peft", "torchao", "liger-kernel", "numpy")
+_OF_TECHNIQUES = {one for technique in TECHNIQUES.values() for one in technique.packages.values()}
+_LIBRARIES = ("torch", "triton", "transformers", "numpy", *sorted(_OF_TECHNIQUES))
 _VARIABLES = ("TORCH", "PYTORCH", "CUBLAS", "ATEN", "OMP", "MKL")
 """How names of variables begin that decide what a step allocates."""
 
@@ -58,8 +62,8 @@ def _can_be_kept(request: PredictionRequest) -> bool:
 
 def _key(request: PredictionRequest) -> Mapping[str, Any]:
     machine = None
-    if request.device == "cpu":
-        machine = [platform.node(), sorted(os.sched_getaffinity(0))]
+    if request.device == "cpu" or request.config.compile != "none":
+        machine = [platform.node(), usable_cpus()]
     return {
         "request": asdict(request),
         "code": _code_sha256(),

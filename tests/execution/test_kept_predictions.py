@@ -1,10 +1,14 @@
 """A prediction is kept by all that it follows from, and answered without another process."""
 
+import os
+import platform
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 
 from autotune.errors import AutotuneError
+from autotune.execution import kept_predictions
 from autotune.execution.kept_predictions import read_prediction, write_prediction
 from autotune.execution.local import LocalExecutor
 from autotune.spec.config import TrainingConfig
@@ -77,6 +81,40 @@ def test_a_variable_that_changes_what_torch_allocates_is_another_question(reques
     write_prediction(request_of(), PREDICTION)
     monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     assert read_prediction(request_of()) is None
+
+
+@pytest.mark.parametrize("library", ["torch", "triton", "bitsandbytes", "liger_kernel", "peft"])
+def test_another_version_of_a_library_is_another_question(library, request_of, monkeypatch):
+    write_prediction(request_of(), PREDICTION)
+    monkeypatch.setattr(
+        kept_predictions, "version", lambda name: "0" if name == library else version(name)
+    )
+    assert read_prediction(request_of()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "is_of_the_machine"),
+    [
+        ({}, False),
+        ({"device": "cpu"}, True),
+        ({"config": replace(CONFIG, compile="block")}, True),
+        ({"config": replace(CONFIG, compile="model")}, True),
+    ],
+    ids=["eager on CUDA", "on a CPU", "a compiled block", "a compiled model"],
+)
+def test_what_runs_or_compiles_kernels_is_asked_of_each_machine(
+    change, is_of_the_machine, request_of, monkeypatch
+):
+    write_prediction(request_of(**change), PREDICTION)
+    assert read_prediction(request_of(**change)) is not None
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert (read_prediction(request_of(**change)) is None) == is_of_the_machine
+
+
+def test_a_system_that_binds_no_process_to_cpus_keeps_predictions(request_of, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    write_prediction(request_of(device="cpu"), PREDICTION)
+    assert read_prediction(request_of(device="cpu")) is not None
 
 
 def test_a_model_that_code_of_the_users_makes_is_not_kept(request_of, workload, cache):
