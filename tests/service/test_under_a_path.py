@@ -50,7 +50,8 @@ def test_every_address_of_every_page_leads_below_the_path_and_is_answered(served
         answer = served.get(address, headers={**BEARER, "Accept": "text/html"})
         # Some take a POST; a figure may be of what was not measured.
         assert answer.status_code in (200, 303, 405, 422), (address, answer.status_code)
-        if answer.headers["content-type"].startswith("text/html") and "/report" not in address:
+        is_page = answer.headers.get("content-type", "").startswith("text/html")
+        if is_page and "/report" not in address:
             for found in addresses_in(answer):
                 assert found.startswith(f"{ROOT}/"), (address, found)
                 to_ask |= {found.partition("#")[0]} - asked

@@ -275,6 +275,13 @@ def test_who_signs_out_has_no_cookie_any_more(browser, role):
     assert browser.get("/").status_code == 401
 
 
+def test_an_address_alone_signs_nobody_out(browser):
+    sign_in(browser, token=TOKEN)
+    answer = browser.get("/sign-out")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert browser.get("/").status_code == 200
+
+
 # -- what a page without a token shows -------------------------------------------------------------
 
 

@@ -75,6 +75,12 @@ def home(request: Request, service: Service) -> Response:
     )
 
 
+@router.get("/sign-out")
+def not_signed_out() -> Response:
+    """Leads home: only the button of a page, which sends a POST to the gate, signs out."""
+    return RedirectResponse("/", 303)
+
+
 @router.get("/parts/running")
 def running_part(request: Request, service: Service) -> Response:
     return render(request, "parts/running.html", **_running(service))
