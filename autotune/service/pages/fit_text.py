@@ -44,7 +44,7 @@ def _least(answer: Mapping[str, Any]) -> FitText:
     return FitText(
         lead=lead,
         is_good=False if least_bytes is not None and least_bytes > cap_bytes else None,
-        more=tuple(map(sentence, answer["said"])),
+        more=tuple(f"{line}." for line in answer["said"]),
         facts=(("training", answer["workload"]), ("with", answer["config"])),
     )
 
@@ -94,7 +94,12 @@ def _tables_of_peak(answer: Mapping[str, Any]) -> Iterable[Table]:
 
 
 def _front(answer: Mapping[str, Any]) -> FitText:
-    rows = [row for row in answer["predictions"] if row["is_on_front"] or row["name"]]
+    own = answer["own"]
+    rows = [
+        row
+        for row in answer["predictions"]
+        if row["is_on_front"] or row["name"] or row["config"] == own
+    ]
     return FitText(
         lead=answer["conclusion"],
         more=tuple(answer["lines"]),
@@ -102,14 +107,15 @@ def _front(answer: Mapping[str, Any]) -> FitText:
             Table(
                 caption=f"Configurations of the search space {answer['space']}; * on the front",
                 heads=("configuration", "peak", "at most", "verdict", "tokens/s"),
-                rows=tuple(map(_row, rows)),
+                rows=tuple(_row(row, own=own) for row in rows),
             ),
         ),
     )
 
 
-def _row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    name = row["name"] or row["described"]
+def _row(row: Mapping[str, Any], *, own: Mapping[str, Any]) -> tuple[str, ...]:
+    is_own = row["config"] == own
+    name = "this training" if is_own else row["name"] or row["described"]
     if row["verdict"] is None:
         return (f"{name}: {row['refusal']}", "-", "-", "-", "-")
     speed = row["predicted_tokens_per_second"]

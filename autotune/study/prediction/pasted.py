@@ -289,6 +289,7 @@ def _front(training: _Training, storage: str, progress: Progress) -> dict[str, A
     return {
         **answer.to_dict(),
         "space": training.space.name,
+        "own": training.config.to_dict(),
         "conclusion": answer.conclusion(),
         "lines": list(answer.lines_about_front()),
     }
