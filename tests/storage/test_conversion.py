@@ -295,9 +295,7 @@ def is_ours(kind, name):
     return kind != "table" or name.startswith("autotune_")
 
 
-def test_tokens_of_the_schema_before_webhooks_get_a_place_for_one(
-    store_url, tmp_path, monkeypatch
-):
+def test_tokens_of_the_schema_before_webhooks_get_a_place_for_one(store_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a copy of what was there before is written to
     with open_store(store_url) as store, store.database.writing() as connection:
         connection.execute(text(f"ALTER TABLE {TOKENS.name} DROP COLUMN webhook"))
