@@ -1,7 +1,6 @@
 """A search that is handed to a server trains for real, in a process of its own."""
 
 import os
-import time
 
 import psutil
 import pytest
@@ -79,7 +78,8 @@ def test_a_search_that_is_killed_goes_on_with_what_is_left_of_its_time(client):
     number = submit(client, trials=4, name="killed", time_budget="10m", confirm=False)
     searches = client.app.state.service.searches
     wait_until(lambda: any(event.kind == "trial_ended" for event in events_of(client, number)))
-    time.sleep(2.5)  # a sign of life says how long it has been running
+    # A sign of life says how long it has been running.
+    wait_until(lambda: searches.get(number).progress.get("used_seconds", 0.0) > 2.0)
     os.killpg(searches.get(number).process.pid, 9)
     search = wait_for_end(client, number)
     assert (search["state"], search["starts"], search["trials"]) == ("finished", 2, 4)

@@ -84,7 +84,8 @@ def test_the_report_is_the_page_of_the_command(get, served_storage, tmp_path):
     file = tmp_path / "report.html"
     command("report", "quick", "--out", str(file), "--storage", served_storage)
     answer = get("/api/v1/studies/quick/report")
-    assert answer.text == file.read_text()
+    server = "--server http://127.0.0.1:8321"
+    assert answer.text == file.read_text().replace(f"--storage {served_storage}", server)
     assert "sandbox allow-scripts" in answer.headers["content-security-policy"]
     assert "allow-same-origin" not in answer.headers["content-security-policy"]
 

@@ -78,7 +78,7 @@ async def dry_run(service: Service, settings: Annotated[dict[str, Any], Body()])
     "/predict",
     summary="Predict the peak memory of a configuration",
     openapi_extra=_PREDICT_BODY,
-    responses=documented(422, 429, 503),
+    responses=documented(404, 422, 429, 503),
 )
 async def predict(service: Service, question: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
     """Needs no device: a training step is carried out on tensors without data."""
@@ -91,7 +91,7 @@ async def predict(service: Service, question: Annotated[dict[str, Any], Body()])
     "/fit",
     summary="Find what fits under a cap",
     openapi_extra=_FIT_BODY,
-    responses=documented(422, 429, 503),
+    responses=documented(404, 422, 429, 503),
 )
 async def fit(service: Service, question: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
     """Finds the largest model, sequence length or micro batch by prediction."""
