@@ -36,7 +36,7 @@ def least_memory_bytes(workload: Workload, config: TrainingConfig) -> int | None
     dtype_bytes = 2 if config.precision in _NARROW_WEIGHTS else 4
     whole, parts = _devices_that_share(workload, config)
     is_on_host = config.offload == "all"
-    trained_weights = _trained_weights(shape, config)
+    trained_weights = _trained_weights(shape, workload, config)
     trained = trained_weights * dtype_bytes
     frozen, scales = (0.0, 0.0) if config.adapter == "none" else _frozen(shape, config, dtype_bytes)
     weights = 0.0 if is_on_host else (trained + frozen) / parts + scales / whole
@@ -59,13 +59,14 @@ def _devices_that_share(workload: Workload, config: TrainingConfig) -> tuple[int
     return split, workload.devices_per_trial if config.sharding in ("zero2", "zero3") else split
 
 
-def _trained_weights(shape: ModelShape, config: TrainingConfig) -> int:
+def _trained_weights(shape: ModelShape, workload: Workload, config: TrainingConfig) -> int:
     if config.adapter == "none":
         return shape.in_blocks + shape.beside_blocks
     matrices = shape.attention
     if config.adapter_targets == "all-linear":
         matrices += shape.feed_forward
-    return shape.layers * config.adapter_rank * sum(n + m for n, m in matrices)
+    rank = min(config.adapter_rank, *workload.adapter_rank_pattern.values())
+    return shape.layers * rank * sum(n + m for n, m in matrices)
 
 
 def _frozen(shape: ModelShape, config: TrainingConfig, dtype_bytes: int) -> tuple[float, float]:

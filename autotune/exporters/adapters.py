@@ -3,10 +3,11 @@
 What a trial does is in `autotune/techniques/adapter.py` and `base_weights.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autotune.exporters.reasons import Reason
+from autotune.spec import adapters
 from autotune.spec.config import (
     QUANTIZED_WEIGHTS,
     SHARDED_WEIGHTS,
@@ -16,8 +17,8 @@ from autotune.spec.config import (
 )
 from autotune.spec.workload import BESIDE_ADAPTERS, Workload
 
-ALPHA = 16
-"""As in `autotune/techniques/adapter.py`."""
+PATTERNS = ("adapter_rank_pattern", "adapter_alpha_pattern")
+"""Settings that few trainers have keys for."""
 
 ATTENTION_LAYERS = (
     r".*\.(self_attn|self_attention|attention|attn)\."
@@ -68,21 +69,23 @@ def beside_adapters(config: TrainingConfig, workload: Workload) -> dict[str, Any
     if config.adapter == "none":
         return dict(BESIDE_ADAPTERS)
     is_base = workload.modules_to_save and saved_dtype(config, workload) != trained_dtype(config)
-    return {
-        "adapter_dropout": workload.adapter_dropout,
-        "modules_to_save": workload.modules_to_save,
-        "modules_to_save_dtype": "base" if is_base else "adapter",
-    }
+    of_workload = {name: getattr(workload, name) for name in BESIDE_ADAPTERS}
+    return {**of_workload, "modules_to_save_dtype": "base" if is_base else "adapter"}
 
 
 def lacks_beside_adapters(
-    config: TrainingConfig, workload: Workload, why: str
+    config: TrainingConfig,
+    workload: Workload,
+    why: str,
+    *,
+    settings: Iterable[str] = BESIDE_ADAPTERS,
 ) -> dict[str, Reason]:
-    """Returns {setting: reason} of a trainer without dropout of adapters and modules to save."""
+    """Returns {setting: reason} of a trainer that has no such `settings` of adapters."""
+    wanted = beside_adapters(config, workload)
     return {
         setting: (BESIDE_ADAPTERS[setting], why)
-        for setting, value in beside_adapters(config, workload).items()
-        if value != BESIDE_ADAPTERS[setting]
+        for setting in settings
+        if wanted[setting] != BESIDE_ADAPTERS[setting]
     }
 
 
@@ -99,26 +102,9 @@ def lacks_saved_dtype(
 
 def lora_arguments(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
     """Returns the arguments of peft's LoraConfig, for a model of transformers."""
-    arguments: dict[str, Any] = {
-        "r": config.adapter_rank,
-        "lora_alpha": ALPHA,
-        "lora_dropout": workload.adapter_dropout,
-        "target_modules": "all-linear"
-        if config.adapter_targets == "all-linear"
-        else ATTENTION_LAYERS,
-    }
-    if workload.modules_to_save:
-        arguments["modules_to_save"] = list(workload.modules_to_save)
-    if config.adapter == "dora":
-        arguments["use_dora"] = True
-    return arguments
-
-
-def adapter_settings(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
-    """Returns the arguments of LoraConfig in a script that finds the layers by itself."""
-    arguments = lora_arguments(config, workload)
-    del arguments["target_modules"]
-    return {**arguments, "use_dora": config.adapter == "dora"}
+    is_everywhere = config.adapter_targets == "all-linear"
+    layers = "all-linear" if is_everywhere else ATTENTION_LAYERS
+    return {**adapters.lora_arguments(config, workload), "target_modules": layers}
 
 
 def storage_dtype(config: TrainingConfig) -> str | None:

@@ -487,6 +487,13 @@ def _adapter(recipe: Recipe, effective: Mapping[str, Any]) -> dict[str, Any]:
         **dict.fromkeys(_LORA_KERNELS, effective["adapter_kernels"] == "fused"),
         "lora_embedding_kernel": False,
     }
+    of_peft = {
+        "use_rslora": "peft_use_rslora",
+        "init_lora_weights": "peft_init_lora_weights",
+        "rank_pattern": "lora_rank_pattern",
+        "alpha_pattern": "lora_alpha_pattern",
+    }
+    keys |= {key: arguments[name] for name, key in of_peft.items() if name in arguments}
     if "modules_to_save" in arguments:
         keys["lora_modules_to_save"] = arguments["modules_to_save"]
     if config.adapter_targets == "all-linear":

@@ -21,6 +21,8 @@ from typing import Any
 
 from autotune.exporters import accelerate_config
 from autotune.exporters.adapters import (
+    PATTERNS,
+    lacks_beside_adapters,
     lacks_saved_dtype,
     lora_arguments,
     packages_note,
@@ -145,6 +147,8 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     }
     if config.adapter == "none":
         return reasons
+    why = "all its adapters have one rank and one alpha"
+    reasons |= lacks_beside_adapters(config, recipe.workload, why, settings=PATTERNS)
     why = "it casts all that is trained to float32: modules_to_save as well"
     reasons |= lacks_saved_dtype(config, recipe.workload, made="float32", why=why)
     is_mixed = closest.precision in ("bf16-mixed", "fp16-mixed")
@@ -218,6 +222,8 @@ def _method(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
         if config.adapter_targets == "all-linear"
         else ",".join(ATTENTION_NAMES),
         "use_dora": config.adapter == "dora",
+        "use_rslora": workload.adapter_scaling == "rslora",
+        "pissa_init": workload.adapter_init == "pissa",
     }
     if workload.modules_to_save:
         keys["additional_target"] = ",".join(workload.modules_to_save)

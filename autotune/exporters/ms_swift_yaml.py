@@ -18,7 +18,9 @@ from typing import Any
 
 from autotune.exporters import launch
 from autotune.exporters.adapters import (
+    PATTERNS,
     base_dtype,
+    lacks_beside_adapters,
     lacks_saved_dtype,
     lora_arguments,
     packages_note,
@@ -99,7 +101,9 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     """Returns what ms-swift does differently, in addition to what transformers does."""
     config = recipe.config
     why = "its torch_dtype is that of the frozen weights and of modules_to_save alike"
+    one = "all its adapters have one rank and one alpha"
     reasons = {
+        **lacks_beside_adapters(config, recipe.workload, one, settings=PATTERNS),
         **reasons_in(_LACKING, config),
         **loss_with_liger(config, _LIGER),
         **lacks_saved_dtype(config, recipe.workload, made=base_dtype(closest), why=why),
@@ -229,7 +233,10 @@ def _method(recipe: Recipe, closest: TrainingConfig) -> dict[str, Any]:
         "lora_dropout": arguments["lora_dropout"],
         "lora_dtype": trained_dtype(closest),
         "use_dora": config.adapter == "dora",
+        "use_rslora": recipe.workload.adapter_scaling == "rslora",
     }
+    if "init_lora_weights" in arguments:
+        keys["init_weights"] = arguments["init_lora_weights"]
     if "modules_to_save" in arguments:
         keys["modules_to_save"] = arguments["modules_to_save"]
     if config.adapter_targets == "all-linear":

@@ -10,7 +10,9 @@ from typing import Any
 
 from autotune.exporters import accelerate_config, launch
 from autotune.exporters.adapters import (
+    PATTERNS,
     base_dtype,
+    lacks_beside_adapters,
     lacks_saved_dtype,
     lora_arguments,
     packages_note,
@@ -116,6 +118,10 @@ def _lacking_adapter(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reaso
         made="bfloat16" if is_4_bit else base_dtype(closest),
         why="it trains modules_to_save in the number format of the frozen weights",
     )
+    why = "its keys of adapters are one rank, one alpha and no start"
+    reasons |= lacks_beside_adapters(
+        config, recipe.workload, why, settings=(*PATTERNS, "adapter_init")
+    )
     wanted = trained_dtype(config)
     made = "bfloat16" if is_4_bit else "float32"
     if wanted == made:
@@ -165,6 +171,7 @@ def _adapter(config: TrainingConfig, workload: Workload) -> dict[str, Any]:
         "lora_dropout": arguments["lora_dropout"],
         "lora_target_modules": [arguments["target_modules"]],
         "use_dora": config.adapter == "dora",
+        "use_rslora": workload.adapter_scaling == "rslora",
         **saved,
     }
 

@@ -20,7 +20,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from autotune.exporters.adapters import lacks_saved_dtype, lora_arguments, packages_note
+from autotune.exporters.adapters import (
+    PATTERNS,
+    lacks_beside_adapters,
+    lacks_saved_dtype,
+    lora_arguments,
+    packages_note,
+)
 from autotune.exporters.devices import Closest
 from autotune.exporters.export import Export, Target
 from autotune.exporters.filled_rows import fill_rows
@@ -106,6 +112,9 @@ def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:
     if whole != workload.modules_to_save:
         why = f"its modules_to_save takes {' and '.join(_WHOLE)} alone"
         reasons["modules_to_save"] = (whole, why)
+    why = "its adapters have one rank and one alpha, and begin at random"
+    lacking = (*PATTERNS, "adapter_init")
+    reasons |= lacks_beside_adapters(config, workload, why, settings=lacking)
     why = "it has all that is trained in float32"
     reasons |= lacks_saved_dtype(config, workload, made="float32", why=why)
     in_16_bits = "fp16" if closest.precision == "fp16-mixed" else "bf16"
@@ -152,6 +161,7 @@ def _adapter(
         if config.adapter_targets == "attention"
         else [*_ATTENTION, *_FEED_FORWARD],
         "use_dora": config.adapter == "dora",
+        "use_rslora": workload.adapter_scaling == "rslora",
         **({"modules_to_save": [*saved]} if saved else {}),
         "use_gradient_checkpointing": effective["checkpointing"] == "block",
         "random_state": effective["seed"],

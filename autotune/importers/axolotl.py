@@ -70,8 +70,19 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     }
     if adapter:
         workload |= transformers_keys.beside_adapters(
-            keys, dropout="lora_dropout", modules="lora_modules_to_save", dtype="base"
+            keys,
+            dropout="lora_dropout",
+            rslora="peft_use_rslora",
+            modules="lora_modules_to_save",
+            dtype="base",
         )
+        workload |= {
+            "adapter_rank_pattern": dict(keys.table_of("lora_rank_pattern")),
+            "adapter_alpha_pattern": dict(keys.table_of("lora_alpha_pattern")),
+            **transformers_keys.adapter_start(
+                keys, "peft_init_lora_weights", keys["peft_init_lora_weights"]
+            ),
+        }
     plan = transformers_keys.added_up(shared.plan, config["precision"])
     return finished(keys, workload=workload, config=config, plan=plan)
 

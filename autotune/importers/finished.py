@@ -56,6 +56,7 @@ def finished(
         global_batch=told["global_batch"],
         clips_gradients=workload.get("gradient_clipping") is not None,
         drops_inputs_of_adapters=bool(workload.get("adapter_dropout")),
+        adapters_begin_as_weights=workload.get("adapter_init") == "pissa",
         sequence_length=told["sequence_length"],
         devices=workload.get("devices_per_trial") or 1,
     )

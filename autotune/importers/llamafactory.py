@@ -70,8 +70,12 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     }
     if adapter:
         workload |= transformers_keys.beside_adapters(
-            keys, dropout="lora_dropout", modules="additional_target"
+            keys, dropout="lora_dropout", rslora="use_rslora", modules="additional_target"
         )
+        workload.setdefault("adapter_alpha", 2 * config["adapter_rank"])  # its own default
+        start = f"pissa_niter_{keys['pissa_iter']}"
+        if keys.flag("pissa_init"):
+            workload |= transformers_keys.adapter_start(keys, "pissa_iter", start)
     # What peft trains is in float32, and so are its gradients where nothing is under autocast.
     autocasts = keys.flag("bf16") or keys.flag("fp16") or shared.precision is not None
     added_in = config["precision"] if autocasts or not adapter else "fp32"

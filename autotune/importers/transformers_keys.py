@@ -12,6 +12,7 @@ from autotune.errors import suggestion
 from autotune.importers import accelerate_file, deepspeed_file
 from autotune.importers.keys_of_file import KeysOfFile
 from autotune.importers.several_devices import Plan, Sharing
+from autotune.spec.adapters import PISSA
 from autotune.spec.config import FULL_PRECISIONS
 
 OPTIMIZERS: Mapping[str, tuple[str, str]] = {
@@ -284,11 +285,17 @@ def _layers_of_pattern(keys: KeysOfFile, key: str, pattern: str) -> str:
 
 
 def beside_adapters(
-    keys: KeysOfFile, *, dropout: str, modules: str | None = None, dtype: str = "adapter"
+    keys: KeysOfFile,
+    *,
+    dropout: str,
+    rslora: str | None = None,
+    modules: str | None = None,
+    dtype: str = "adapter",
 ) -> dict[str, Any]:
-    """Returns what two keys say of adapters, as settings of the workload.
+    """Returns what the keys say of adapters, as settings of the workload.
 
-    They are the share that dropout drops, and the modules that are trained whole, in `dtype`.
+    They are the share that dropout drops, how adapters are scaled, and the modules that are
+    trained whole, in `dtype`.
     """
     share = keys.number(dropout) or 0.0
     if share >= 1.0:
@@ -297,11 +304,27 @@ def beside_adapters(
     if modules is not None and not isinstance(names, str | list | tuple):
         raise keys.invalid(modules, "a list of names of modules")
     settings: dict[str, Any] = {"adapter_dropout": share}
+    if (alpha := keys.whole_number("lora_alpha", least=1)) is not None:
+        settings["adapter_alpha"] = alpha
+    if rslora is not None and keys.flag(rslora):
+        settings["adapter_scaling"] = "rslora"
     if names:
         listed = names.split(",") if isinstance(names, str) else [str(name) for name in names]
         settings["modules_to_save"] = [name.strip() for name in listed if name.strip()]
         settings["modules_to_save_dtype"] = dtype
     return settings
+
+
+def adapter_start(keys: KeysOfFile, key: str, name: Any) -> dict[str, Any]:
+    """Returns the setting for peft's `init_lora_weights`, which the key asks for; often none."""
+    if name in (None, True):
+        return {}
+    if str(name) == "pissa" or str(name).startswith("pissa_niter_"):
+        if name != PISSA:
+            keys.refuse(key, "PiSSA of trials begins by sixteen iterations")
+        return {"adapter_init": "pissa"}
+    keys.refuse(key, "adapters of trials begin at random, or by PiSSA")
+    return {}
 
 
 def adapter_layers(keys: KeysOfFile, key: str, names: Any) -> str:

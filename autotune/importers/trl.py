@@ -56,7 +56,11 @@ def read(keys: KeysOfFile) -> ImportedTraining:
     workload |= _dataset(keys)
     if adapter:
         workload |= transformers_keys.beside_adapters(
-            keys, dropout="lora_dropout", modules="lora_modules_to_save", dtype="base"
+            keys,
+            dropout="lora_dropout",
+            rslora="use_rslora",
+            modules="lora_modules_to_save",
+            dtype="base",
         )
     plan = transformers_keys.added_up(shared.plan, config["precision"])
     return finished(keys, workload=workload, config=config, plan=plan)

@@ -511,6 +511,8 @@ class LegalityContext:
     """Sequences per optimizer step."""
     clips_gradients: bool = False
     drops_inputs_of_adapters: bool = False
+    adapters_begin_as_weights: bool = False
+    """Whether the start of adapters is taken out of the frozen weights, as by PiSSA."""
     sequence_length: int | None = None
     """Tokens in a sequence; None if unknown, as for a user's script."""
     devices: int = 1
@@ -781,6 +783,13 @@ RULES = (
         "adapter_kernels {adapter_kernels} keep one input of a layer for its LoRA as well, which "
         "has another one where adapter_dropout drops a part of it",
         "set adapter_dropout to 0, or adapter_kernels to none",
+    ),
+    Rule(
+        ("base_weights",),
+        lambda c, at: c["base_weights"] in QUANTIZED_WEIGHTS and at.adapters_begin_as_weights,
+        "base_weights {base_weights} are quantized, and adapter_init pissa takes the start of "
+        "adapters out of them in 16 or 32 bits",
+        "set adapter_init to standard, or base_weights to bf16",
     ),
     Rule(
         ("checkpointing", "adapter_kernels"),

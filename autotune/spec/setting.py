@@ -283,8 +283,11 @@ _MOST_NAMED = 8
 """Of the names that a hint lists, the first ones."""
 
 
-def pairs(names: Sequence[str], *, example: str, metavar: str) -> Format:
-    """Returns the format of {name: number}, which is written as `name=0.03`, one text for each."""
+def pairs(names: Sequence[str] | None, *, example: str, metavar: str) -> Format:
+    """Returns the format of {name: number}, which is written as `name=0.03`, one text for each.
+
+    Without `names` there may be any.
+    """
 
     def parse(given: Any) -> Any:
         texts = given.split() if isinstance(given, str) else given
@@ -293,7 +296,7 @@ def pairs(names: Sequence[str], *, example: str, metavar: str) -> Format:
         values: dict[str, float] = {}
         for text in texts:
             name, _, written = str(text).partition("=")
-            if name not in names:
+            if names is not None and name not in names:
                 otherwise = f"write {example}; valid names are {', '.join(names[:_MOST_NAMED])}"
                 raise InvalidInput(repr(text), hint=suggestion(name, names, otherwise=otherwise))
             share = parse_percent(written)

@@ -45,6 +45,11 @@ SET_BY_SCRIPT = {
     "learning_rate_warmup_steps": "its learning rate",
     "evaluation_sequences": "how it evaluates",
     "adapter_dropout": "its adapters",
+    "adapter_alpha": "its adapters",
+    "adapter_scaling": "its adapters",
+    "adapter_init": "its adapters",
+    "adapter_rank_pattern": "its adapters",
+    "adapter_alpha_pattern": "its adapters",
     "modules_to_save": "its adapters",
     "modules_to_save_dtype": "its adapters",
 }

@@ -106,6 +106,8 @@ _PROMPT_FORMAT = Format(
 Schedule = Literal["constant", "cosine"]
 Packing = Literal["packed", "padded"]
 SavedDtype = Literal["adapter", "base"]
+AdapterScaling = Literal["standard", "rslora"]
+AdapterInit = Literal["standard", "pissa"]
 Steps = Annotated[int, whole_number(1, 2**31 - 1)]
 """Fewer than in any number that cannot be multiplied and stored in a database."""
 
@@ -133,6 +135,32 @@ _MODULES = replace(
 )
 
 _RATES = pairs(LEARNING_RATE_NAMES, example="adamw=3e-4", metavar="[ADAPTER/]OPTIMIZER=RATE")
+
+
+def _by_layer(values: Any) -> Any:
+    """Returns the values as whole numbers, which the command line has read as any numbers.
+
+    Raises InvalidInput for a name that is no regular expression, and for a value that is none.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    for name, value in values.items():
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise InvalidInput(
+                f"{name!r} is no end of a layer's name: {error}",
+                hint="write a name such as q_proj, or a regular expression",
+            ) from None
+        if not is_positive_number(value) or not float(value).is_integer():
+            raise InvalidInput(
+                f"{name}={value} has no whole number above zero", hint=f"write {name}=16"
+            )
+    return {name: int(value) for name, value in values.items()}
+
+
+_BY_LAYER = replace(pairs(None, example="q_proj=16", metavar="LAYER=NUMBER"), read=_by_layer)
+"""Numbers by the ends of layers' names, which may be regular expressions."""
 
 
 def _read_config(content: Any) -> Any:
@@ -435,6 +463,44 @@ class Workload(Settings):
     )
     """Share of the input of each adapter that is zero in training. It is a fact of the training,
     as other dropout is in a model, and no technique: a search compares nothing with it off."""
+    adapter_alpha: Annotated[int, whole_number(1, 2**31 - 1)] = setting(
+        16,
+        "Alpha of adapters, as lora_alpha of peft. [default: 16]",
+        group=THE_STEPS,
+        metavar="ALPHA",
+        over_http=True,
+    )
+    """At rank 8 the scale is 2, the customary one of twice the rank. That the best rate hardly
+    depends on the rank with a constant alpha: Schulman et al., "LoRA Without Regret" (2025)."""
+    adapter_scaling: AdapterScaling = setting(
+        "standard",
+        "Scale of adapters: alpha / rank, or alpha / sqrt(rank) of rsLoRA. [default: standard]",
+        group=THE_STEPS,
+        over_http=True,
+    )
+    """`rslora` is arXiv:2312.03732, use_rslora of peft."""
+    adapter_init: AdapterInit = setting(
+        "standard",
+        "Start of adapters: random and zero, or PiSSA's largest singular values of each weight. "
+        "[default: standard]",
+        group=THE_STEPS,
+        over_http=True,
+    )
+    """With `pissa` (arXiv:2404.02948) the frozen weight is what the start leaves of it."""
+    adapter_rank_pattern: Annotated[Mapping[str, int], _BY_LAYER] = setting(
+        dict,
+        "Rank of some adapters, by the end of a layer's name, such as q_proj=16. Repeatable.",
+        group=THE_MODEL,
+        over_http=True,
+    )
+    """The end may be a regular expression, as in rank_pattern of peft."""
+    adapter_alpha_pattern: Annotated[Mapping[str, int], _BY_LAYER] = setting(
+        dict,
+        "Alpha of some adapters, by the end of a layer's name, such as q_proj=32. Repeatable.",
+        group=THE_MODEL,
+        over_http=True,
+    )
+    """The end may be a regular expression, as in alpha_pattern of peft."""
     modules_to_save: Annotated[tuple[str, ...], _MODULES] = setting(
         (),
         "Module that is trained whole beside adapters, by the end of its name, such as lm_head. "
@@ -676,6 +742,7 @@ class Workload(Settings):
             global_batch=self.global_batch,
             clips_gradients=self.gradient_clipping is not None,
             drops_inputs_of_adapters=self.adapter_dropout > 0,
+            adapters_begin_as_weights=self.adapter_init == "pissa",
             sequence_length=self.sequence_length if self.script is None else None,
             devices=self.devices_per_trial,
             own_precision=self.own_precision,
@@ -752,6 +819,11 @@ def check_adapters(workload: Workload, adapters: Iterable[str]) -> None:
 
 BESIDE_ADAPTERS: Mapping[str, Any] = {
     "adapter_dropout": 0.0,
+    "adapter_alpha": 16,
+    "adapter_scaling": "standard",
+    "adapter_init": "standard",
+    "adapter_rank_pattern": {},
+    "adapter_alpha_pattern": {},
     "modules_to_save": (),
     "modules_to_save_dtype": "adapter",
 }

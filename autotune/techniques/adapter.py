@@ -6,9 +6,13 @@
 | lora | two matrices, rank (n + m) (arXiv:2106.09685) | two narrow products a layer |
 | dora | the same and m magnitudes (arXiv:2402.09353) | the norm of the whole weight, each forward |
 
-The product of the two matrices is scaled by ALPHA / rank, so that one learning rate is right for
-all ranks. Adapters are in the number format of training: float32 under autocast. Biases, norms,
-embeddings and the head stay frozen.
+The product of the two matrices is scaled by alpha / rank, so that one learning rate is right for
+all ranks, or by alpha / sqrt(rank) (rsLoRA, arXiv:2312.03732). Adapters are in the number format
+of training: float32 under autocast. Biases, norms, embeddings and the head stay frozen.
+
+Facts of the workload say what else peft is told: alpha, the scaling, ranks and alphas of single
+layers, and whether an adapter begins at random and zero, or as the part of its weight with the
+largest singular values (PiSSA, arXiv:2404.02948), of which the frozen weight is then the rest.
 
 With adapter_kernels `fused` a layer with its LoRA is one function, which keeps its input as it was
 given and no copies of it, and a gated feed-forward part keeps its input and the two inputs of its
@@ -26,6 +30,7 @@ https://huggingface.co/docs/peft/package_reference/lora
 """
 
 import math
+import re
 import warnings
 import zlib
 from collections.abc import Iterable
@@ -39,6 +44,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from autotune.errors import IllegalConfiguration, InvalidInput, suggestion
 from autotune.models.parts import ModelParts
 from autotune.models.weights import Placement
+from autotune.shipped.adapter_weights import principal_matrices
+from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import (
     DEPENDENT_FIELDS,
     QUANTIZED_WEIGHTS,
@@ -48,9 +55,6 @@ from autotune.spec.config import (
 from autotune.spec.workload import Workload
 from autotune.techniques import base_weights, precision
 
-ALPHA = 16
-"""At rank 8 the scale is 2, the customary one of twice the rank. That the best rate hardly depends
-on the rank with a constant alpha: Schulman et al., "LoRA Without Regret" (2025)."""
 _INPUT, _OUTPUT, _MAGNITUDE = "lora_A", "lora_B", "lora_magnitude_vector"
 _ORIGINAL, _COPY = ".original_module", ".modules_to_save.default"
 """What peft adds to the path of a module that it trains whole: of the frozen one, of its copy."""
@@ -86,10 +90,14 @@ class AdaptedWeights(Placement):
         self._unquantized = (0, 0)
         self._norms: dict[str, Tensor] = {}
         """The norm of each row of the weight that is beside an adapter, by the adapter's path."""
+        self._principal: dict[tuple[str, str], Tensor] = {}
+        """The matrices that adapters begin with as PiSSA's, by their paths and `_INPUT` or
+        `_OUTPUT`."""
 
     def change(self, parts: ModelParts) -> ModelParts:
         """Freeze a model on the meta device, add the adapters and copy the modules to save."""
         saved = saved_modules(parts, self._workload.modules_to_save)
+        check_patterns(parts, self._workload)
         for technique in DEPENDENT_FIELDS["adapter"]:
             value = getattr(self._config, technique)
             if reason := missing_layers(parts, technique, value, saved=saved):
@@ -134,7 +142,7 @@ class AdaptedWeights(Placement):
         if self._is_quantized(name):
             placed = self._quantize(placed)
         self._note_norm(name, placed)
-        return placed
+        return self._without_principal(name, placed)
 
     def outline(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> nn.Parameter:
         outline = super().outline(name, parameter, weight)
@@ -148,8 +156,8 @@ class AdaptedWeights(Placement):
 
     def whole(self, name: str, parameter: nn.Parameter, weight: Tensor | None) -> Tensor:
         # What is computed of a weight is computed on the device, which so has one of them whole.
-        is_beside_magnitude = self._config.adapter == "dora" and _BASE in name
-        if weight is None or is_beside_magnitude or self._is_quantized(name):
+        is_read = self._config.adapter == "dora" or self._workload.adapter_init == "pissa"
+        if weight is None or (is_read and _BASE in name) or self._is_quantized(name):
             return self.place(name, parameter, weight)
         return super().whole(name, parameter, weight)
 
@@ -179,10 +187,26 @@ class AdaptedWeights(Placement):
             )
             self._norms[adapter] = torch.linalg.norm(numbers, dim=of_inputs)
 
+    def _without_principal(self, name: str, weight: nn.Parameter) -> nn.Parameter:
+        """Returns what is left of a placed weight where PiSSA's adapter begins as a part of it."""
+        adapter, is_base, own_name = name.partition(_BASE)
+        if self._workload.adapter_init == "standard" or not is_base or own_name != "weight":
+            return weight
+        layer: Any = self._module(adapter)
+        [rank], [scale] = layer.r.values(), layer.scaling.values()
+        is_transposed = not isinstance(layer.base_layer, nn.Linear)
+        numbers = weight.detach().t() if is_transposed else weight.detach()
+        seed = self._workload.seed + zlib.crc32(adapter.encode())
+        first, second = principal_matrices(numbers, rank=rank, scale=scale, seed=seed)
+        self._principal[adapter, _INPUT], self._principal[adapter, _OUTPUT] = first, second
+        rest = (numbers.float() - scale * second @ first).to(weight.dtype)
+        return nn.Parameter(rest.t().contiguous() if is_transposed else rest, requires_grad=False)
+
     def _initial(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
         """Returns a new parameter of an adapter: the first matrix random, the second zero.
 
-        The magnitudes of DoRA are the norms of the weight, which has been placed before.
+        The magnitudes of DoRA are the norms of the weight, which has been placed before, and both
+        matrices of PiSSA a part of it.
 
         The random numbers are drawn on the host, in float32, and depend only on seed and name:
         adapters of one rank begin alike on every device and in every number format.
@@ -190,8 +214,10 @@ class AdaptedWeights(Placement):
         adapter, is_magnitude, _ = name.partition(f".{_MAGNITUDE}.")
         if is_magnitude:
             return nn.Parameter(self._norms.pop(adapter).detach())
-        initial = torch.zeros(parameter.shape)
-        if f".{_INPUT}." in name:
+        path, _, of_adapter = name.rpartition(".lora_")
+        principal = self._principal.pop((path, f"lora_{of_adapter[0]}"), None)
+        initial = torch.zeros(parameter.shape) if principal is None else principal
+        if principal is None and f".{_INPUT}." in name:
             generator = torch.Generator().manual_seed(
                 self._workload.seed + zlib.crc32(name.encode())
             )
@@ -259,6 +285,30 @@ def saved_modules(parts: ModelParts, names: Iterable[str]) -> dict[str, nn.Modul
     return found
 
 
+def check_patterns(parts: ModelParts, workload: Workload) -> None:
+    """Raises InvalidInput where a rank or alpha by pattern is for no layer, or a rank too large.
+
+    It is peft's rule: a pattern is the end of a layer's path, from a dot on, that `re` matches.
+    """
+    layers = target_layers(parts, "all-linear")
+    for what in ("rank", "alpha"):
+        for pattern, value in getattr(workload, f"adapter_{what}_pattern").items():
+            found = [one for one in layers if re.match(rf"(.*\.)?({pattern})$", one[0])]
+            if not found:
+                known = list(dict.fromkeys(path.rpartition(".")[2] for path, _ in layers))
+                raise InvalidInput(
+                    f"no linear layer of the blocks is {pattern!r}, which has its own {what}",
+                    hint=suggestion(pattern, known, otherwise=f"they are {', '.join(known)}"),
+                )
+            path, layer = min(found, key=lambda path_and_layer: width_of(path_and_layer[1]))
+            if what == "rank" and value > width_of(layer):
+                raise InvalidInput(
+                    f"rank {value} of {pattern} is larger than layer {path}, which is "
+                    f"{_sizes(layer)}",
+                    hint=f"give a rank of {width_of(layer)} or less",
+                )
+
+
 _MOST_NAMED = 12
 """Of the names that a hint lists, the first ones."""
 
@@ -320,8 +370,7 @@ def missing_layers(
         smallest = min(layers, key=lambda path_and_layer: width_of(path_and_layer[1]), default=None)
         if smallest is not None and value > width_of(smallest[1]):
             path, layer = smallest
-            sizes = " x ".join(map(str, _weight_of(layer).shape))
-            return f"it is larger than layer {path}, which is {sizes}"
+            return f"it is larger than layer {path}, which is {_sizes(layer)}"
     if technique == "base_weights" and value in QUANTIZED_WEIGHTS:
         layers = target_layers(parts, "all-linear")
         if not any(isinstance(layer, nn.Linear) for _, layer in layers):
@@ -353,14 +402,11 @@ def _inject(
     dora.dequantize_module_weight = _uncompressed_weight
 
     layers = [model.get_submodule(target) for target in targets]
+    arguments = lora_arguments(config, workload)
+    arguments["init_lora_weights"] = False  # `AdaptedWeights` sets them
     settings = LoraConfig(
-        r=config.adapter_rank,
-        lora_alpha=ALPHA,
-        lora_dropout=workload.adapter_dropout,
-        modules_to_save=list(workload.modules_to_save) or None,
+        **arguments,
         target_modules=targets,
-        use_dora=config.adapter == "dora",
-        init_lora_weights=False,  # `AdaptedWeights` sets them
         fan_in_fan_out=not any(isinstance(layer, nn.Linear) for layer in layers),
     )
     with warnings.catch_warnings(), unset_fake_temporarily():
@@ -374,6 +420,10 @@ def _inject(
 
 def _uncompressed_weight(layer: nn.Module) -> Tensor:
     return base_weights.dequantize(_weight_of(layer))
+
+
+def _sizes(layer: nn.Module) -> str:
+    return " x ".join(map(str, _weight_of(layer).shape))
 
 
 def _weight_of(layer: nn.Module) -> Tensor:

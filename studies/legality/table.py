@@ -53,6 +53,7 @@ CIRCUMSTANCES: tuple[tuple[LegalityContext, Mapping[str, str]], ...] = (
     (LegalityContext(global_batch=8), {}),
     (LegalityContext(global_batch=8, clips_gradients=True), {"gradient_clipping": "set"}),
     (LegalityContext(global_batch=8, drops_inputs_of_adapters=True), {"adapter_dropout": "set"}),
+    (LegalityContext(global_batch=8, adapters_begin_as_weights=True), {"adapter_init": "pissa"}),
     (LegalityContext(global_batch=8, sequence_length=30), {"sequence_length": "30"}),
     (LegalityContext(global_batch=8, devices=4), {"devices": "4"}),
 )

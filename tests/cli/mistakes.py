@@ -46,6 +46,12 @@ COMMAND_LINES = {
         --no-confirm=x
         --prompt-format alpca | --prompt-format '' | --prompt-format '{question}'
         --adapter-dropout 0.05 | --adapter-dropout 1.0 | --modules-to-save head
+        --adapter-alpha 32 | --adapter-scaling rslora | --adapter-init pissa
+        --space finetune --adapter-alpha 0 | --space finetune --adapter-init eva
+        --space finetune --adapter-rank-pattern q_proj
+        --space finetune --adapter-rank-pattern '(=4'
+        --space finetune --adapter-rank-pattern q_proj=1.5
+        --space finetune --adapter-alpha-pattern q_proj=0
         --space finetune --modules-to-save a- | --modules-to-save-dtype base
         --seed -1 | --seed 4294967296 | --seed x | --seed 1.5
         --seeds 0 | --seeds -1 | --seeds 101 | --seeds many
@@ -223,6 +229,10 @@ COMMAND_LINES = {
         --max-mem 8GiB --adapter lora --adapter-targets mlp | --max-mem 8GiB --base-weights nf4
         --max-mem 8GiB --adapter-kernels fused | --max-mem 8GiB --adapter-kernels triton
         --max-mem 8GiB --adapter lora --base-weights int4 | --max-mem 8GiB --vary rank
+        --max-mem 8GiB --adapter-alpha 32 | --max-mem 8GiB --adapter lora --adapter-alpha x
+        --max-mem 8GiB --adapter lora --adapter-rank-pattern q_proj=0
+        --max-mem 8GiB --adapter-alpha-pattern q_proj=4 | --max-mem 8GiB --adapter-init pissa
+        --max-mem 8GiB --adapter-scaling rslora
         --max-mem 8GiB --adapter-dropout 0.05 | --max-mem 8GiB --adapter lora --adapter-dropout 1
         --max-mem 8GiB --modules-to-save head | --max-mem 8GiB --modules-to-save-dtype base
         --max-mem 8GiB --space nope
@@ -276,7 +286,9 @@ COMMAND_LINES = {
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout 5% | --modules-to-save head
         --adapter lora --adapter-dropout -0.1 | --adapter lora --modules-to-save 'a b'
         --adapter lora --modules-to-save '' | --adapter lora --modules-to-save-dtype bf16
-        --space quick --adapter-dropout 0.05
+        --space quick --adapter-dropout 0.05 | --space quick --adapter-init pissa
+        --adapter lora --adapter-rank-pattern q_proj | --adapter lora --adapter-scaling none
+        --adapter-alpha 8 | --adapter lora --adapter-alpha-pattern '[=4'
         --optimizer paged | --all | --all --precision fp32 | --whole-depth=x
         --whole-depth --space nope
         --plot step.pdf | --plot loop.html | --plot loop/x.html | --plot pipe.html
@@ -322,6 +334,8 @@ COMMAND_LINES = {
         --adapter-kernels fused
         --base-weights int8 | real 0 --adapter lora IN_REAL
         --adapter-dropout 0.05 | --adapter lora --adapter-dropout nan | --modules-to-save head
+        --adapter-init pissa | --adapter lora --adapter-alpha-pattern q_proj=-1
+        --adapter-alpha 1.5 | --adapter-scaling rslora | --adapter-rank-pattern q_proj=4
         --adapter lora --modules-to-save-dtype int8
         real 0 --compute-capability 9.0 IN_REAL
     """,

@@ -289,7 +289,8 @@ def test_a_file_may_name_neither_code_nor_storage(content, expected, project):
 
 
 HARMLESS_TEXTS = """
-    activation_offload adapter adapter_kernels adapter_targets allocator attention base_weights
+    activation_offload adapter adapter_init adapter_kernels adapter_scaling adapter_targets
+    allocator attention base_weights
     checkpointing compile compile_time_limit compute_capability context database_wait dataset
     dataset_config dataset_split device devices engine expires gradient_reduction group
     held_out_split kernels log_format loss max_device_hours_per_person max_mem max_time model
@@ -374,7 +375,8 @@ def test_every_option_of_the_workload_can_have_a_default(project):
         if option.is_switch:
             value = "true"
         elif option.is_repeatable:
-            value = '["adamw=1"]' if option.name == "learning_rates" else '["x"]'
+            value = '["adamw=1"]' if option.format.metavar.endswith("RATE") else '["x"]'
+            value = '["q_proj=1"]' if option.format.metavar == "LAYER=NUMBER" else value
         elif (numbers := option.format.range) is not None:
             value = "1" if numbers.most >= 1 else "0.5"
         lines.append(f"{option.flag.removeprefix('--')} = {value}")

@@ -247,10 +247,6 @@ def test_trl_takes_the_memory_of_the_trial_and_the_buffer_that_the_export_names(
     assert peak == pytest.approx(peak_of_trial(workload, prepared, config), rel=0.1)
 
 
-def test_alpha_is_that_of_trials():
-    assert adapters.ALPHA == adapter.ALPHA
-
-
 FAMILIES = {
     "llama": {},
     "qwen2": {},

@@ -126,12 +126,34 @@ def test_what_is_beside_adapters_is_in_the_files_or_listed_as_not_expressed(
     of_model = ("embedding", "head") if name == "pytorch" else ("embed_tokens", "lm_head")
     beside = {
         "adapter_dropout": 0.05,
+        "adapter_alpha": 32,
         "modules_to_save": of_model,
         "modules_to_save_dtype": saved_dtype,
     }
     recipes = {
         case: recipe(TrainingConfig(adapter="lora", micro_batch_size=8, **choices), **beside)
         for case, choices in BESIDE_ADAPTERS.items()
+    }
+    check_all(name, version, recipes)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"adapter_scaling": "rslora"},
+        {"adapter_init": "pissa"},
+        {"adapter_rank_pattern": {"out": 4}, "adapter_alpha_pattern": {"out": 8}},
+    ],
+    ids=["rsLoRA", "PiSSA", "patterns"],
+)
+@pytest.mark.parametrize(("name", "version"), versions())
+def test_how_adapters_are_scaled_and_begin_is_in_the_files_or_listed_as_not_expressed(
+    name, version, said
+):
+    recipes = {
+        case: recipe(TrainingConfig(adapter="lora", micro_batch_size=8, **choices), **said)
+        for case, choices in BESIDE_ADAPTERS.items()
+        if choices.get("base_weights") != "nf4"
     }
     check_all(name, version, recipes)
 

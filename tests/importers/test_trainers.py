@@ -1,6 +1,7 @@
 """What each trainer's file means: its own choices that decide memory."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -378,6 +379,61 @@ def test_dropout_of_adapters_is_the_trainers_own_unless_the_file_says_it(trainer
     assert unasked.workload["adapter_dropout"] == DROPOUT_UNASKED[trainer]
     assert asked.workload["adapter_dropout"] == 0.1
     assert not any(one.key == "lora_dropout" for one in asked.not_taken)
+
+
+ALPHA_UNASKED = {"axolotl": None, "trl": 32, "llamafactory": 16, "transformers": 16}
+
+
+@pytest.mark.parametrize("trainer", ADAPTERS)
+def test_alpha_is_the_trainers_own_unless_the_file_says_it(trainer, tmp_path):
+    unasked = _import(trainer, tmp_path, **ADAPTERS[trainer])
+    asked = _import(trainer, tmp_path, **ADAPTERS[trainer], lora_alpha=64)
+    assert unasked.workload.get("adapter_alpha") == ALPHA_UNASKED[trainer]
+    assert asked.workload["adapter_alpha"] == 64
+
+
+SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "axolotl": (
+        {
+            "peft_use_rslora": True,
+            "peft_init_lora_weights": "pissa_niter_16",
+            "lora_rank_pattern": {"q_proj": 4},
+            "lora_alpha_pattern": {"q_proj": 8},
+        },
+        {
+            "adapter_scaling": "rslora",
+            "adapter_init": "pissa",
+            "adapter_rank_pattern": {"q_proj": 4},
+            "adapter_alpha_pattern": {"q_proj": 8},
+        },
+    ),
+    "trl": ({"use_rslora": True}, {"adapter_scaling": "rslora"}),
+    "llamafactory": (
+        {"use_rslora": True, "pissa_init": True},
+        {"adapter_scaling": "rslora", "adapter_init": "pissa"},
+    ),
+}
+
+
+@pytest.mark.parametrize("trainer", SCALED)
+def test_how_adapters_are_scaled_and_begin_is_taken_over(trainer, tmp_path):
+    keys, settings = SCALED[trainer]
+    found = _import(trainer, tmp_path, **ADAPTERS[trainer], **keys)
+    assert {name: found.workload[name] for name in settings} == settings
+    assert not set(keys) & {one.key for one in found.not_taken}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "keys", "named"),
+    [
+        ("axolotl", {"peft_init_lora_weights": "olora"}, "peft_init_lora_weights"),
+        ("axolotl", {"peft_init_lora_weights": "pissa"}, "peft_init_lora_weights"),
+        ("llamafactory", {"pissa_init": True, "pissa_iter": -1}, "pissa_iter"),
+    ],
+)
+def test_another_start_of_adapters_is_named_as_not_taken_over(trainer, keys, named, tmp_path):
+    found = _import(trainer, tmp_path, **ADAPTERS[trainer], **keys)
+    assert named in {one.key for one in found.not_taken}
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ BREAKING = (
     {"adapter_targets": "attention"},
     {"adapter": "dora", "adapter_kernels": "fused"},
     {**FUSED, "drops_inputs_of_adapters": True},
+    {
+        "precision": "bf16-mixed",
+        "adapter": "lora",
+        "base_weights": "nf4",
+        "adapters_begin_as_weights": True,
+    },
     {**FUSED, "checkpointing": "selective"},
     {**FUSED, "engine": "deepspeed", "devices": 2, "sharding": "zero3", "micro_batch_size": 4},
     {"precision": "bf16-mixed", "base_weights": "bf16"},

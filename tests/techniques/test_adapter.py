@@ -143,6 +143,102 @@ def test_the_scale_is_sixteen_over_the_rank_at_every_rank(training_of):
     assert scales == {0.5}
 
 
+def test_ranks_and_alphas_of_single_layers_are_those_of_peft(training_of):
+    workload = workload_with(
+        adapter_alpha=32,
+        adapter_scaling="rslora",
+        adapter_rank_pattern={"output": 4, r"1\.feed_forward\.\w+": 16},
+        adapter_alpha_pattern={"gate": 8},
+    )
+    ours = training_of(config_of(), workload).parts.model
+    layers = [path for path, _ in target_layers(build_model(workload), "all-linear")]
+    theirs = peft.get_peft_model(
+        build_model(workload).model,
+        peft.LoraConfig(
+            target_modules=layers,
+            lora_alpha=32,
+            use_rslora=True,
+            rank_pattern=dict(workload.adapter_rank_pattern),
+            alpha_pattern=dict(workload.adapter_alpha_pattern),
+        ),
+    ).get_base_model()
+
+    def scaled(model):
+        return {
+            name: (part.r["default"], part.scaling["default"])
+            for name, part in model.named_modules()
+            if hasattr(part, "lora_A")
+        }
+
+    assert scaled(ours) == scaled(theirs)
+    assert len(set(scaled(ours).values())) == 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ({"ouput": 4}, "no linear layer of the blocks is 'ouput', which has its own rank"),
+        ({"output": 65}, r"rank 65 of output is larger than layer blocks\.0\.attention\.output"),
+    ],
+)
+def test_a_rank_that_fits_no_layer_is_one_sentence(pattern, message, training_of):
+    with pytest.raises(InvalidInput, match=message):
+        training_of(config_of(), workload_with(adapter_rank_pattern=pattern))
+
+
+# -- a start by PiSSA ------------------------------------------------------------------------------
+
+PISSA = workload_with(adapter_init="pissa")
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+@pytest.mark.parametrize("scaling", ["standard", "rslora"])
+def test_a_start_by_pissa_changes_nothing(adapter, scaling, training_of):
+    config = config_of(adapter=adapter)
+    workload = workload_with(adapter_init="pissa", adapter_scaling=scaling)
+    plain = config_of(adapter="none")
+    adapted = steps_of(training_of(config, workload), config, steps=1)
+    assert adapted == pytest.approx(steps_of(training_of(plain), plain, steps=1), rel=1e-5)
+
+
+def test_pissa_begins_as_the_part_with_the_largest_singular_values(training_of):
+    layer = training_of(config_of(), PISSA).parts.blocks[0].feed_forward.up
+    whole = training_of(config_of(adapter="none")).parts.blocks[0].feed_forward.up.weight
+    first, second = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    taken_out = layer.scaling["default"] * second @ first
+    assert torch.allclose(layer.base_layer.weight, whole - taken_out, atol=1e-6)
+    # The least that a part of this rank can leave: Eckart and Young (1936).
+    least = torch.linalg.norm(torch.linalg.svdvals(whole)[8:])
+    assert torch.linalg.norm(layer.base_layer.weight) < 1.01 * least
+    assert torch.allclose(first @ first.t(), second.t() @ second, atol=1e-5)
+
+
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+def test_pissa_in_bf16_leaves_the_rest_frozen_and_trains_both_matrices(adapter, training_of):
+    config = config_of(adapter=adapter, precision="bf16-mixed", base_weights="bf16")
+    training = training_of(config, PISSA)
+    before = {name: one.detach().clone() for name, one in training.parts.model.named_parameters()}
+    losses = steps_of(training, config)
+    changed = {
+        name
+        for name, one in training.parts.model.named_parameters()
+        if not torch.equal(one, before[name])
+    }
+    assert changed == {name for name in before if ".lora_" in name}
+    assert losses[2] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["lora", "dora"])
+@pytest.mark.parametrize("choices", [{}, {"precision": "bf16-mixed", "base_weights": "bf16"}])
+def test_the_peak_with_ranks_of_their_own_and_a_start_by_pissa_is_predicted(
+    choices, adapter, training_of
+):
+    workload = workload_with(adapter_init="pissa", adapter_rank_pattern={"output": 64, "up": 2})
+    predicted, measured = peaks_of(config_of(adapter=adapter, **choices), workload, training_of)
+    assert predicted == pytest.approx(measured, rel=0.001)
+
+
 # -- quantized weights -----------------------------------------------------------------------------
 
 

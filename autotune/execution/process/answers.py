@@ -61,6 +61,7 @@ from autotune.spec.result import DeviceInfo, Measurement
 from autotune.spec.training_request import ReportsStage, TrainingRequest, unwatched
 from autotune.spec.user_code import is_function_reference
 from autotune.techniques import find_unavailable
+from autotune.techniques.adapter import check_patterns
 from autotune.techniques.requirements import missing_parts
 from autotune.training import trainer
 from autotune.training.profiling import profile_training
@@ -144,6 +145,7 @@ def examine(task: Examine) -> Examined:
         return replace(found, packages=imported_packages())
     with torch.device("meta"):
         parts = build_model(workload)
+    check_patterns(parts, workload)
     missing = missing_parts(
         parts,
         task.choices,

@@ -69,7 +69,7 @@ def remarks(workload: Workload, config: TrainingConfig, file: TrainerFile) -> It
                 has, had = map(option_of(Workload, setting).format.write, values)
                 yield (
                     f"{name} has {setting.replace('_', ' ')} {has or 'none'}, the study "
-                    f"{had or 'none'}: memory will differ, and the file keeps its own"
+                    f"{had or 'none'}: trainings will differ, and the file keeps its own"
                 )
     if workload.devices_per_trial == 1 and of_file["global_batch"] != workload.global_batch:
         yield (

@@ -5,7 +5,6 @@ use are omitted.
 """
 
 from autotune.exporters.adapters import (
-    adapter_settings,
     is_quantized,
     saved_dtype,
     torchao_class,
@@ -15,6 +14,7 @@ from autotune.exporters.bundle import Part, code, shipped
 from autotune.exporters.devices import divides_weights
 from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import imported_optimizer
+from autotune.spec.adapters import lora_arguments
 from autotune.spec.config import SELECTIVE, TrainingConfig
 from autotune.spec.model_choice import MODEL_NAMES
 from autotune.spec.workload import Workload
@@ -113,7 +113,7 @@ def adapter_constants(config: TrainingConfig, workload: Workload) -> str:
     if workload.modules_to_save:
         lines.append(f"MODULES_DTYPE = torch.{saved_dtype(config, workload)}")
     lines.append("ADAPTER_SETTINGS: dict[str, Any] = {")
-    settings = adapter_settings(config, workload)
+    settings = lora_arguments(config, workload)
     lines += [f'    "{name}": {value!r},'.replace("'", '"') for name, value in settings.items()]
     return "\n".join([*lines, "}"])
 

@@ -19,6 +19,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import answers_note, user_script_note
 from autotune.exporters.torchtitan.files import ATTENTION_MODULE, attention_module, module, toml
 from autotune.spec.config import TrainingConfig
+from autotune.spec.workload import BESIDE_ADAPTERS
 
 
 def write(recipe: Recipe, version: str) -> Export:
@@ -189,9 +190,10 @@ def _fit_adapter(closest: Closest, version: str) -> None:
         for setting, instead in UNTRAINED.items():
             closest.change(setting, instead, why)
     else:
-        why = "its LoRA has no dropout, and trains nothing whole beside adapters"
+        why = "its LoRA has a rank and an alpha alone, and trains nothing whole beside adapters"
     trial = closest.trial
-    closest.lacks(lacks_beside_adapters(trial.config, trial.workload, why))
+    lacking = set(BESIDE_ADAPTERS) - ({"adapter_alpha"} if version != "0.2" else set())
+    closest.lacks(lacks_beside_adapters(trial.config, trial.workload, why, settings=lacking))
     if closest.config.adapter == "dora":
         closest.change("adapter", "lora", "torchtitan's adapters have no magnitudes")
     why = "torchtitan stores frozen weights in the number format of training"

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.exporters.adapters import ALPHA
 from autotune.exporters.recipe import SMALLEST_RATE, Recipe
 from autotune.spec.optimizers import OPTIMIZERS
 
@@ -107,7 +106,8 @@ def _model(effective: Mapping[str, Any]) -> str:
         layers = list(_ATTENTION_LAYERS)
         if effective["adapter_targets"] == "all-linear":
             layers += _FEED_FORWARD_LAYERS
-        options = f"rank={effective['adapter_rank']}, alpha={float(ALPHA)}, target_modules={layers}"
+        alpha = effective["adapter_alpha"]
+        options = f"rank={effective['adapter_rank']}, alpha={float(alpha)}, target_modules={layers}"
         arguments.append(f"converters=[LoRAConverter.Config({options})]")
     return ", ".join(arguments)
 

@@ -9,7 +9,7 @@ from autotune.reporting.study_view import StudyView
 from autotune.reporting.trial_facts import Facts
 from autotune.spec.model_file import ignored_quantization
 from autotune.spec.script_files import files_of
-from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
+from autotune.spec.workload import BESIDE_ADAPTERS, STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_duration, format_size
 
 
@@ -68,11 +68,26 @@ def _model_facts(workload: Workload) -> Iterator[tuple[str, str]]:
     )
     if workload.adapter_dropout:
         yield "dropout of adapters", f"{workload.adapter_dropout:g}"
+    if said := list(_of_adapters(workload)):
+        yield "adapters", ", ".join(said)
     if workload.modules_to_save:
         of = {"adapter": "adapters", "base": "frozen weights"}[workload.modules_to_save_dtype]
         names = ", ".join(workload.modules_to_save)
         yield "trained whole beside adapters", f"{names}, in the number format of {of}"
     yield "seed", f"{workload.seed}, of weights and data order"
+
+
+def _of_adapters(workload: Workload) -> Iterator[str]:
+    """Yield how adapters are scaled and begin, where it is not as in other trainings."""
+    if workload.adapter_alpha != BESIDE_ADAPTERS["adapter_alpha"]:
+        yield f"alpha {workload.adapter_alpha}"
+    if workload.adapter_scaling == "rslora":
+        yield "scaled by the root of the rank"
+    if workload.adapter_init == "pissa":
+        yield "a start by PiSSA"
+    for what in ("rank", "alpha"):
+        for layer, value in getattr(workload, f"adapter_{what}_pattern").items():
+            yield f"{what} {value} in {layer}"
 
 
 def _files(workload: Workload) -> Iterator[tuple[str, str]]:

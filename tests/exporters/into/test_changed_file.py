@@ -243,6 +243,7 @@ def test_a_file_with_other_dropout_than_the_study_keeps_it_and_is_remarked():
     said = [line for line in remarks(asked.workload, asked.config, file) if "keeps its own" in line]
     assert [line.partition(": ")[0] for line in said] == [
         f"{name} has adapter dropout 0.1, the study 0.0",
+        f"{name} has adapter alpha 32, the study 16",
         f"{name} has modules to save lm_head, the study none",
         f"{name} has modules to save dtype base, the study adapter",
     ]

@@ -4,6 +4,11 @@ import torch
 
 NOTHING_BESIDE = {
     "adapter_dropout": 0.0,
+    "adapter_alpha": 16,
+    "adapter_scaling": "standard",
+    "adapter_init": "standard",
+    "adapter_rank_pattern": {},
+    "adapter_alpha_pattern": {},
     "modules_to_save": (),
     "modules_to_save_dtype": "adapter",
 }
@@ -20,14 +25,11 @@ UNTRAINED = {
 def adapter_settings(model, blocks, attention):
     """Of a model, the list of its blocks and the name of their attention.
 
-    Checks what is the same in all trials: alpha, and nothing else that is trained.
+    Checks what is the same in all trials: that nothing else is trained.
     """
     layers = {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
     if not layers:
         return UNTRAINED
-    ranks = {part.r["default"] for part in layers.values()}
-    [rank] = ranks
-    assert {part.scaling["default"] for part in layers.values()} == {16 / rank}
     trained = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert all(".lora_" in name or ".modules_to_save." in name for name in trained)
     magnitudes = [name for name in trained if "magnitude" in name]
@@ -36,7 +38,7 @@ def adapter_settings(model, blocks, attention):
     return {
         "adapter": "dora" if magnitudes else "lora",
         "adapter_kernels": "fused" if is_fused else "none",
-        "adapter_rank": rank,
+        "adapter_rank": model.peft_config["default"].r,
         "adapter_targets": _targets(set(layers.values()), blocks, attention),
         "base_weights": _base_weights(model, blocks),
         **_beside(model, layers),
@@ -46,7 +48,8 @@ def adapter_settings(model, blocks, attention):
 def _beside(model, layers):
     """What drops the inputs of adapters, and what is trained whole beside them."""
     [dropout] = {getattr(part.lora_dropout["default"], "p", 0.0) for part in layers.values()}
-    asked = model.peft_config["default"].modules_to_save or ()
+    config = model.peft_config["default"]
+    asked = config.modules_to_save or ()
     whole = {name: part for name, part in model.named_modules() if hasattr(part, "original_module")}
     assert {name.rpartition(".")[2] for name in whole} == {*asked}
     assert not any(one.requires_grad for part in whole.values() for one in _frozen(part))
@@ -54,9 +57,19 @@ def _beside(model, layers):
     is_alike = dtypes <= {part.lora_A["default"].weight.dtype for part in layers.values()}
     return {
         "adapter_dropout": dropout,
+        "adapter_alpha": config.lora_alpha,
+        "adapter_scaling": "rslora" if config.use_rslora else "standard",
+        "adapter_init": start_of(config.init_lora_weights),
+        "adapter_rank_pattern": config.rank_pattern,
+        "adapter_alpha_pattern": config.alpha_pattern,
         "modules_to_save": tuple(asked),
         "modules_to_save_dtype": "adapter" if is_alike else "base",
     }
+
+
+def start_of(name):
+    """Returns the setting for peft's `init_lora_weights`."""
+    return {"pissa_niter_16": "pissa", "true": "standard", True: "standard"}[name]
 
 
 def _frozen(part):

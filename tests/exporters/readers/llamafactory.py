@@ -29,7 +29,7 @@ from tests.exporters.readers.key_table import check, defaults, load
 TABLE = load("llamafactory")
 OFF = (
     *("upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", "shift_attn"),
-    *("streaming", "neat_packing", "use_rslora", "pissa_init", "use_galore"),
+    *("streaming", "neat_packing", "use_galore"),
     *("use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "fp8"),
     "gradient_checkpointing",
 )
@@ -41,7 +41,7 @@ def read(export, version):
     values = values_of(export)
     check_dataset(export, values)
     if values["finetuning_type"] == "lora":
-        assert values["lora_alpha"] == 16
+        assert values["pissa_iter"] == 16
         assert values["lora_target"] in ("all", ",".join(ATTENTION_NAMES))
         assert not (values["use_dora"] and values["quantization_bit"]), "it stops at this"
     args, done = arguments(values), imported.read("llamafactory", export)
@@ -102,6 +102,8 @@ def model_of(values):
     names += (
         "lora_target",
         "use_dora",
+        "use_rslora",
+        "pissa_init",
         "additional_target",
         "quantization_bit",
         "double_quantization",
@@ -131,6 +133,8 @@ def _model(text):
             lora_dropout=said["lora_dropout"],
             target_modules=targets,
             use_dora=said["use_dora"],
+            use_rslora=said["use_rslora"],
+            init_lora_weights="pissa_niter_16" if said["pissa_init"] else True,
             modules_to_save=said["additional_target"] and said["additional_target"].split(","),
         )
         model = peft.get_peft_model(model, config).get_base_model()

@@ -32,7 +32,7 @@ from tests.exporters.readers.launcher import settings_of_this_process, settings_
 
 TABLE = load("ms_swift")
 OFF = (
-    *("use_swift_lora", "lorap_lr_ratio", "use_rslora", "packing", "streaming"),
+    *("use_swift_lora", "lorap_lr_ratio", "packing", "streaming"),
     *("padding_free", "freeze_parameters_ratio", "optimizer", "loss_type"),
     *("enable_dft_loss", "use_galore", "lisa_activated_layers", "use_logits_to_keep"),
 )
@@ -170,7 +170,7 @@ def model_of(values):
     """Returns the model as ms-swift has it when training begins (`swift/tuners/peft.py`)."""
     names = ("tuner_type", "tuner_backend", "torch_dtype", "lora_rank", "lora_alpha")
     names += ("lora_dropout", "lora_dtype", "lora_bias", "init_weights", "target_modules")
-    names += ("target_regex", "use_dora", "modules_to_save")
+    names += ("target_regex", "use_dora", "use_rslora", "modules_to_save")
     return _model(json.dumps({name: values[name] for name in names}))
 
 
@@ -181,7 +181,7 @@ def _model(text):
     if said["tuner_type"] == "full":
         return model
     assert (said["tuner_type"], said["tuner_backend"]) == ("lora", "peft")
-    assert (said["lora_bias"], said["init_weights"]) == ("none", "true")
+    assert said["lora_bias"] == "none"
     targets = said["target_regex"]
     if targets is None:
         assert said["target_modules"] == ["all-linear"]
@@ -192,6 +192,8 @@ def _model(text):
         lora_dropout=said["lora_dropout"],
         target_modules=targets,
         use_dora=said["use_dora"],
+        use_rslora=said["use_rslora"],
+        init_lora_weights=said["init_weights"] == "true" or said["init_weights"],
         modules_to_save=said["modules_to_save"] or None,
     )
     adapted = peft.get_peft_model(model, config).get_base_model()

@@ -150,13 +150,13 @@ def _adapter(converters):
     if not adapters:
         return UNTRAINED
     [settings] = adapters
-    assert settings["alpha"] == 16.0
     layers = settings["target_modules"]
     assert layers in (["wqkv", "wo"], ["wqkv", "wo", "w1", "w2", "w3"])
     return {
         **UNTRAINED,
         "adapter": "lora",
         "adapter_rank": settings["rank"],
+        "adapter_alpha": settings["alpha"],
         "adapter_targets": "attention" if len(layers) == 2 else "all-linear",
     }
 

@@ -55,11 +55,9 @@ def parse(text, **changes):
 
 
 def read(export, version):
-    _, args, model_args, _ = _parsed(export.files["sft.yaml"])
+    _, args, _, _ = _parsed(export.files["sft.yaml"])
     assert "tf32" in yaml.safe_load(export.files["sft.yaml"]), "it is on unless it is turned off"
     assert args.packing is False or args.packing_strategy == "wrapped"
-    if model_args.use_peft:
-        assert model_args.lora_alpha == 16
     options = args.model_init_kwargs
     assert options["attn_implementation"] == "sdpa"
     assert options["dtype"] in ("float32", "bfloat16", "float16")

@@ -11,7 +11,7 @@ import json
 from trl import SFTConfig
 
 from autotune.exporters.unsloth_script import FILE
-from tests.exporters.readers.adapters import UNTRAINED
+from tests.exporters.readers.adapters import NOTHING_BESIDE, UNTRAINED, start_of
 from tests.exporters.readers.devices import ONE_DEVICE
 from tests.exporters.readers.hugging_face import (
     FOLDER,
@@ -98,7 +98,6 @@ def adapter_of(model, adapter):
     if not adapter:
         return UNTRAINED
     said = with_defaults(adapter, CALLS["get_peft_model"])
-    assert (said["lora_alpha"], said["use_rslora"]) == (16, False)
     whole = tuple(said["modules_to_save"] or ())
     assert set(whole) <= {"embed_tokens", "lm_head"}, "it would raise TypeError"
     base = "fp16" if model["dtype"] == "float16" else "bf16"
@@ -111,7 +110,11 @@ def adapter_of(model, adapter):
         "adapter_kernels": "none" if said["use_dora"] or said["lora_dropout"] else "fused",
         "adapter_targets": TARGETS[tuple(sorted(said["target_modules"]))],
         "base_weights": base,
+        **NOTHING_BESIDE,
         "adapter_dropout": said["lora_dropout"],
+        "adapter_alpha": said["lora_alpha"],
+        "adapter_scaling": "rslora" if said["use_rslora"] else "standard",
+        "adapter_init": start_of(said["init_lora_weights"]),
         "modules_to_save": whole,
         "modules_to_save_dtype": "adapter",  # all that is trained is in float32
     }
