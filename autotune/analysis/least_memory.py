@@ -65,7 +65,7 @@ def _trained_weights(shape: ModelShape, workload: Workload, config: TrainingConf
     matrices = shape.attention
     if config.adapter_targets == "all-linear":
         matrices += shape.feed_forward
-    rank = min(config.adapter_rank, *workload.adapter_rank_pattern.values())
+    rank = min([config.adapter_rank, *workload.adapter_rank_pattern.values()])
     return shape.layers * rank * sum(n + m for n, m in matrices)
 
 

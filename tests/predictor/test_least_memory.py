@@ -74,6 +74,16 @@ def test_where_weights_are_most_of_a_training_the_bound_is_near_the_peak(executo
     assert 0.9 * peak <= least <= peak
 
 
+def test_single_layers_with_a_smaller_rank_lower_the_bound_and_those_with_a_larger_do_not(executor):
+    ranks = ({"output": 4}, {}, {"output": 32})
+    settings = [{**GPT, "adapter_rank_pattern": of_layers} for of_layers in ranks]
+    bounds = [
+        predicted_and_least(executor, one, adapter="lora", adapter_rank=16) for one in settings
+    ]
+    assert [least <= peak for peak, least in bounds] == [True] * 3
+    assert bounds[0][1] < bounds[1][1] == bounds[2][1]
+
+
 def test_of_a_model_that_is_not_known_nothing_is_said():
     bloom = make_workload("cuda", BATCH, with_model(of_kind("bloom", n_head=4)))
     assert least_memory_bytes(bloom, TrainingConfig(micro_batch_size=1)) is None
