@@ -29,7 +29,7 @@ from autotune.exporters.recipe import Recipe
 from autotune.exporters.script_lines import text_notes, user_script_note
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import Loss, TrainingConfig
+from autotune.spec.config import SELECTIVE, Loss, TrainingConfig
 from autotune.spec.prompt_format import PromptFormat, columns_of, of_axolotl, template_of
 from autotune.spec.workload import SHAREGPT_COLUMN, STANDARD_LIBRARY_TEXT, Workload
 
@@ -533,8 +533,9 @@ def _checkpointing(value: str) -> dict[str, Any]:
         "gradient_checkpointing": True,
         "gradient_checkpointing_kwargs": arguments,
     }
-    if value == "selective":
-        keys["selective_checkpointing"] = {"save": _SAVED_OPERATORS, "save_sliding_window": True}
+    if value in SELECTIVE:
+        saved = _SAVED_OPERATORS if value == "selective" else ["attention"]
+        keys["selective_checkpointing"] = {"save": saved, "save_sliding_window": True}
     return keys
 
 

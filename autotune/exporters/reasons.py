@@ -21,6 +21,7 @@ KNOWN: Values = {
         "attention",
         "selective",
         "selective-2",
+        "save-attention",
         "every-4",
         "every-2",
         "block",

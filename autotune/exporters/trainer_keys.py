@@ -221,10 +221,12 @@ def schedule_keys(recipe: Recipe) -> dict[str, Any]:
 def checkpointing_keys(checkpointing: Checkpointing, *, new_names: bool = False) -> dict[str, Any]:
     """Returns the keys of activation checkpointing: off where no key can express it."""
     name = "activation_checkpointing" if new_names else "gradient_checkpointing"
-    if checkpointing not in _EVERY:
+    if checkpointing not in (*_EVERY, "save-attention"):
         return {name: False}
     arguments: dict[str, Any] = {"use_reentrant": False}
-    if _EVERY[checkpointing] > 1:
+    if checkpointing == "save-attention":
+        arguments["selective"] = True  # a key of trl only
+    elif _EVERY[checkpointing] > 1:
         arguments["every_n_layers"] = _EVERY[checkpointing]
     return {name: True, f"{name}_kwargs": arguments}
 

@@ -35,7 +35,7 @@ from autotune.exporters.trainer_keys import (
 )
 from autotune.exporters.transformers.training_script import LOADERS
 from autotune.exporters.yaml_text import yaml_text
-from autotune.spec.config import SELECTIVE, TrainingConfig
+from autotune.spec.config import KEEPS_PRODUCTS, SELECTIVE, TrainingConfig
 from autotune.spec.workload import STANDARD_LIBRARY_TEXT, Workload
 from autotune.units import format_size
 
@@ -50,7 +50,11 @@ def write(recipe: Recipe, version: str) -> Export:
     recipe = on_devices.recipe
     closest, lacking_keys = closest_config(recipe)
     if recipe.config.checkpointing in SELECTIVE:
-        lacking_keys["checkpointing"] = ("block", _SELECTIVE)
+        if lacks := _kept(recipe.config):
+            lacking_keys["checkpointing"] = lacks
+        else:
+            del lacking_keys["checkpointing"]
+            closest = dataclasses.replace(closest, checkpointing="save-attention")
     lacking = _lacking(recipe, closest)
     if "precision" in lacking:  # which says more than what FSDP2 does to it
         on_devices.reasons.pop("precision", None)
@@ -90,7 +94,17 @@ def write(recipe: Recipe, version: str) -> Export:
     )
 
 
-_SELECTIVE = "its `selective: true` saves attention only; the trial saved matrix products"
+_SAVES_LESS = "its `selective: true` saves attention only; the trial saved matrix products"
+_REENTRANT = "it refuses `selective: true` for adapters under DeepSpeed's stage 3"
+
+
+def _kept(config: TrainingConfig) -> Reason | None:
+    """Returns what trl does for checkpointing by operator; None if it does the same."""
+    if config.checkpointing in KEEPS_PRODUCTS:
+        return ("block", _SAVES_LESS)
+    if config.adapter != "none" and config.engine == "deepspeed" and config.sharding == "zero3":
+        return ("block", _REENTRANT)
+    return None
 
 
 def _lacking(recipe: Recipe, closest: TrainingConfig) -> dict[str, Reason]:

@@ -173,7 +173,10 @@ def _checkpointing(keys: KeysOfFile, *, is_by_fsdp: bool) -> dict[str, str]:
         keys.refuse("gradient_checkpointing", "trials recompute blocks and keep their inputs")
         return {"checkpointing": "block"}
     if keys["selective_checkpointing"] and value is True:
-        return {"checkpointing": "selective", "activation_offload": offloads}
+        settings = keys["selective_checkpointing"]
+        saved = settings.get("save") if isinstance(settings, Mapping) else None
+        kept = "save-attention" if saved in (None, ["attention"]) else "selective"
+        return {"checkpointing": kept, "activation_offload": offloads}
     checkpointing = transformers_keys.checkpointing(
         keys, "gradient_checkpointing", of_arguments="gradient_checkpointing_kwargs"
     )

@@ -165,8 +165,7 @@ def _checkpointing(keys: KeysOfFile) -> str:
     key = transformers_keys.checkpointing_key(keys)
     arguments = f"{key}_kwargs"
     if keys.table_of(arguments).get("selective") and keys.flag(key):
-        keys.refuse(arguments, "trials keep the outputs of matrix products, too")
-        return "selective"
+        return "save-attention"
     return transformers_keys.checkpointing(keys, key, of_arguments=arguments)
 
 

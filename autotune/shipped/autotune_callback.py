@@ -30,7 +30,15 @@ class AutotuneCallback(Callback):
         total_steps: int = 1,
         smallest_rate: float = 0.1,
         checkpointing: Literal[
-            "none", "attention", "selective", "selective-2", "every-4", "every-2", "block", "sqrt"
+            "none",
+            "attention",
+            "selective",
+            "selective-2",
+            "save-attention",
+            "every-4",
+            "every-2",
+            "block",
+            "sqrt",
         ] = "none",
         compile: Literal["none", "block", "model"] = "none",
         fp8: bool = False,

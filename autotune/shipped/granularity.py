@@ -5,11 +5,19 @@ from collections.abc import Sequence
 from torch import nn
 
 from autotune.shipped.checkpointing import recompute
-from autotune.shipped.selective import alternating_contexts, selective_contexts
+from autotune.shipped.selective import (
+    alternating_contexts,
+    attention_contexts,
+    selective_contexts,
+)
 
 EVERY = {"block": 1, "every-2": 2, "every-4": 4}
 """Blocks whose index is divisible by this number are recomputed."""
-SELECTIVE = {"selective": selective_contexts, "selective-2": alternating_contexts}
+SELECTIVE = {
+    "selective": selective_contexts,
+    "selective-2": alternating_contexts,
+    "save-attention": attention_contexts,
+}
 """Which tells, by operator, what is kept of a block."""
 
 

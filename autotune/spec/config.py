@@ -34,7 +34,15 @@ Precision = Literal[
     "as-is",
 ]
 Checkpointing = Literal[
-    "none", "attention", "selective", "selective-2", "every-4", "every-2", "block", "sqrt"
+    "none",
+    "attention",
+    "selective",
+    "selective-2",
+    "save-attention",
+    "every-4",
+    "every-2",
+    "block",
+    "sqrt",
 ]
 CompileScope = Literal["none", "block", "model"]
 OptimizerFusion = Literal["none", "foreach", "kernel", "backward", "as-is"]
@@ -470,7 +478,10 @@ HELD_BY_THE_HOST = {
 }
 """What a CPU cannot do: {technique: {value: reason}}."""
 
-SELECTIVE: tuple[Checkpointing, ...] = ("selective", "selective-2")
+KEEPS_PRODUCTS: tuple[Checkpointing, ...] = ("selective", "selective-2")
+"""The values of `checkpointing` that keep results of matrix products."""
+
+SELECTIVE: tuple[Checkpointing, ...] = (*KEEPS_PRODUCTS, "save-attention")
 """The values of `checkpointing` that choose by operator what is kept."""
 
 FULL_PRECISIONS: tuple[Precision, ...] = ("fp64", "fp32", "tf32")
@@ -793,7 +804,7 @@ RULES = (
     ),
     Rule(
         ("checkpointing", "adapter_kernels"),
-        lambda c, _: c["checkpointing"] in SELECTIVE and c["adapter_kernels"] != "none",
+        lambda c, _: c["checkpointing"] in KEEPS_PRODUCTS and c["adapter_kernels"] != "none",
         "checkpointing {checkpointing} keeps the results of products, to which adapter_kernels "
         "{adapter_kernels} add others in place",
         "use checkpointing block, or adapter_kernels none",

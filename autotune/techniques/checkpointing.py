@@ -5,6 +5,7 @@
 | attention | the attention part of each block | all else |
 | selective | all of a block but its matrix products and attention | the outputs of those |
 | selective-2 | also every second matrix product | the outputs of the others and of attention |
+| save-attention | all of a block but its attention kernels | their outputs |
 | every-4, every-2 | whole blocks whose index is divisible by 4 or 2 | the other blocks |
 | block | each block | one residual stream a block |
 | sqrt | all blocks, in sqrt(layers) segments (arXiv:1604.06174) | a residual stream a segment |

@@ -212,6 +212,20 @@ def test_activation_checkpointing_of_torchtitan(keys, techniques, tmp_path):
     assert {name: found.config[name] for name in techniques} == techniques
 
 
+@pytest.mark.parametrize(
+    ("trainer", "keys", "kept"),
+    [
+        ("trl", {"gradient_checkpointing_kwargs": {"selective": True}}, "save-attention"),
+        ("axolotl", {"selective_checkpointing": True}, "save-attention"),
+        ("axolotl", {"selective_checkpointing": {"save": ["attention"]}}, "save-attention"),
+        ("axolotl", {"selective_checkpointing": {"save": ["attention", "mm"]}}, "selective"),
+    ],
+)
+def test_operators_that_a_file_saves(trainer, keys, kept, tmp_path):
+    found = _import(trainer, tmp_path, gradient_checkpointing=True, **keys)
+    assert found.config["checkpointing"] == kept
+
+
 def test_keys_of_earlier_versions_of_torchtitan_mean_the_same(tmp_path):
     now = _import(
         "torchtitan",

@@ -9,9 +9,9 @@ from autotune.shipped.segments import segment_bounds
 from autotune.spec.config import (
     CHOICES,
     FIELD_ORDER,
+    KEEPS_PRODUCTS,
     RULES,
     SEARCHED,
-    SELECTIVE,
     LegalityContext,
     TrainingConfig,
     baseline_of,
@@ -138,7 +138,7 @@ EVERY_RULE = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("checkpointing", SELECTIVE)
+@pytest.mark.parametrize("checkpointing", KEEPS_PRODUCTS)
 def test_kept_products_exclude_kernels_that_add_to_them_in_place(checkpointing):
     config = TrainingConfig(micro_batch_size=GLOBAL_BATCH, **FUSED).to_dict()
     (reason,) = rule_violations({**config, "checkpointing": checkpointing}, PLAIN)

@@ -49,6 +49,13 @@ def test_selective_2_recomputes_every_second_matrix_product(operators):
     assert alternating[ATTENTION] == plain[ATTENTION]
 
 
+def test_save_attention_recomputes_matrix_products_and_no_attention(operators):
+    plain, saving = operators(), operators(checkpointing="save-attention")
+    block = operators(checkpointing="block")
+    assert saving[ATTENTION] == plain[ATTENTION]
+    assert saving["mm"] == block["mm"]
+
+
 def test_selective_checkpointing_recomputes_the_rest(operators):
     assert operators(checkpointing="selective")["silu"] == 2 * operators()["silu"]
 

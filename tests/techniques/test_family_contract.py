@@ -49,6 +49,7 @@ RECOMPUTED = {
     "attention": 4,
     "selective": 4,
     "selective-2": 4,
+    "save-attention": 4,
     "block": 4,
     "sqrt": 4,
 }

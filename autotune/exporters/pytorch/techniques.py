@@ -198,6 +198,7 @@ def _block_lines(config: TrainingConfig, *, is_ours: bool) -> list[str]:
         "attention": ("blocks", "getattr(block, found.attention_name)"),
         "selective": ("blocks", "block, context_fn=selective_contexts"),
         "selective-2": ("blocks", "block, context_fn=alternating_contexts"),
+        "save-attention": ("blocks", "block, context_fn=attention_contexts"),
         "block": ("blocks", "block"),
         **{name: (f"blocks[::{every}]", "block") for name, every in _EVERY.items()},
     }

@@ -223,6 +223,7 @@ def _checkpointing(value: str, version: str) -> Reason | None:
 
 _EVERY = {"every-2": 2, "every-4": 4}
 _DESCRIPTIONS = {
+    "save-attention": "all but the attention kernels",
     "every-2": "only every second block",
     "every-4": "only every fourth block",
     "attention": "only the attention parts",

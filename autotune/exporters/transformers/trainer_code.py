@@ -356,6 +356,11 @@ def _checkpointing_lines(config: TrainingConfig) -> list[str]:
                 "for block in found.blocks:",
                 "    recompute(block, context_fn=alternating_contexts)",
             ]
+        case "save-attention":
+            return [
+                "for block in found.blocks:",
+                "    recompute(block, context_fn=attention_contexts)",
+            ]
     every = {"block": 1, "every-2": 2, "every-4": 4}[config.checkpointing]
     return [
         f"for block in list(found.blocks)[::{every}]:",

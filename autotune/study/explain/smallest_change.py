@@ -30,7 +30,10 @@ _CHANGES: tuple[tuple[str, Any], ...] = (
 """Techniques and values in the order in which they are tried; 0.5: half of the micro batch."""
 
 
-_KEEP_LESS = {"selective": ("selective-2", "block", "sqrt"), "block": ("block", "sqrt")}
+_KEEP_LESS = {
+    "selective": ("selective-2", "save-attention", "block", "sqrt"),
+    "block": ("block", "sqrt"),
+}
 """{checkpointing that is tried: those that it would not improve}."""
 
 

@@ -223,7 +223,7 @@ def checkpointing_of(model, modules, begin):
     }
     policies = {options.get("context_fn") for options in made}
     policies -= {None, torch.utils.checkpoint.noop_context_fn}
-    kept = {"alternating_contexts": "selective-2"}
+    kept = {"alternating_contexts": "selective-2", "attention_contexts": "save-attention"}
     keeps = [kept.get(one.__name__, "selective") for one in policies]
     return _name(again["attention"], again["feed-forward"], calls=len(made), keeps_some=keeps)
 

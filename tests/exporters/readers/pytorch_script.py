@@ -176,8 +176,11 @@ def _checkpointing(script, model):
             return "sqrt"
         if changes[0] is script._recomputing(None):
             return "block"
-        is_alternating = changes[0] is script._recomputing(script.alternating_contexts)
-        return "selective-2" if is_alternating else "selective"
+        kept = {"selective-2": "alternating_contexts", "save-attention": "attention_contexts"}
+        for name, contexts in kept.items():
+            if changes[0] is script._recomputing(getattr(script, contexts)):
+                return name
+        return "selective"
     if any(changes):
         recomputed = [change is not None for change in changes]
         every = recomputed.index(True, 1)
