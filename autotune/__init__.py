@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.analysis.pick import Preferences
 from autotune.analysis.tolerance import Tolerance
 from autotune.api import (
+    checkpoint,
     compare,
     confirm,
     dry_run,
@@ -62,6 +63,7 @@ __all__ = [
     "TrialRecord",
     "Workload",
     "apply",
+    "checkpoint",
     "compare",
     "confirm",
     "current_config",

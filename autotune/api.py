@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from autotune.exporters.written import WrittenExport
     from autotune.predictor.memory_fit import Fitting
     from autotune.reporting.study_view import StudyView
+    from autotune.spec.kept_activations import KeptActivations
     from autotune.spec.memory_fit import MemoryFit
     from autotune.storage.store import StudySummary
     from autotune.study.dry_run import Plan
@@ -437,6 +438,41 @@ def fit_to(
     and changes nothing, where recomputing every block is not enough.
     """
     return _fitting(model, batch, optimizer, max_mem=max_mem, device=device, step=step).apply()
+
+
+def checkpoint(
+    model: Any,
+    batch: Any,
+    optimizer: Any = "adamw",
+    *,
+    budget: str | int,
+    device: str | None = None,
+    step: Callable[..., Any] | None = None,
+) -> "KeptActivations":
+    """Make a module keep the activations that a peak allows, recompute the rest, and return which.
+
+    `budget` is the peak memory of a steady training step, with weights, gradients and the state of
+    the optimizer. For each block it is chosen, operator by operator, what is kept for the backward
+    pass and what runs again, so that the predicted peak is within the budget and what runs again
+    takes the least time. The model computes the same and keeps the names of its parameters and
+    modules; nothing is changed where all of it fits.
+
+    `model`, `batch`, `optimizer` and `step` are as of `will_it_fit`; nothing runs but on copies
+    with fake tensors. `device` is by default that of the model, which may be on the meta device.
+    Raises InvalidInput and PredictionImpossible as `will_it_fit` does, and IllegalConfiguration,
+    with the least that is possible, where recomputing every block is not enough.
+    """
+    from autotune.spec.kept_activations import BudgetRequest
+    from autotune.spec.memory_fit import MemoryFitRequest
+
+    size = BudgetRequest.of({"budget": budget}).budget
+    # These import torch, which the caller has.
+    from autotune.predictor.activation_budget import checkpointing_within, device_of
+    from autotune.predictor.user_training import UserTraining
+
+    training = UserTraining(model=model, batch=batch, optimizer=optimizer, step=step)
+    request = MemoryFitRequest.of({"max_mem": size, "device": str(device or device_of(training))})
+    return checkpointing_within(training, request, say=_said_after(_QUICK_SECONDS))
 
 
 def _fitting(

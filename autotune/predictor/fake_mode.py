@@ -240,6 +240,11 @@ class StorageWatch:
         if self._recording is not None:
             self._note_storage(tensor, module=None, operator="random state")
 
+    @property
+    def recorded(self) -> Recording | None:
+        """The recording that runs."""
+        return self._recording
+
     def counts(self, tensor: Tensor) -> bool:
         """Returns whether a tensor's memory is recorded, as that of tensors on the host is not."""
         return tensor.untyped_storage()._cdata in self._blocks

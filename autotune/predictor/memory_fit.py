@@ -16,7 +16,7 @@ from autotune.predictor.user_training import (
     FakeUserTraining,
     UserTraining,
     blocks_of,
-    is_recomputed,
+    blocks_to_recompute,
     optimizers_in,
 )
 from autotune.shipped.checkpointing import recompute
@@ -43,19 +43,7 @@ def fitting(training: UserTraining, request: MemoryFitRequest, *, say: Say) -> "
 
     Raises InvalidInput where the cap is not given and the memory of the device is not known.
     """
-    sheet = DATA_SHEETS.get(request.device)
-    kind = requested_device(request.device, None)
-    gpu, memory_bytes = None, None
-    if sheet is not None:
-        gpu = gpu_of(sheet.compute_capability, None)
-        memory_bytes = sheet.device().total_memory_bytes
-    elif kind == "cpu":
-        memory_bytes = psutil.virtual_memory().total
-    else:
-        # Not by torch, which would create a context in the user's process.
-        devices = nvml.all_devices()
-        gpu = gpu_of(nvml.compute_capability(devices[0]) if devices else None, None)
-        memory_bytes = nvml.total_bytes(devices[0]) if devices else None
+    gpu, memory_bytes = gpu_and_memory(request.device)
     cap_bytes = request.max_mem or memory_bytes
     if cap_bytes is None:
         raise InvalidInput(
@@ -63,6 +51,19 @@ def fitting(training: UserTraining, request: MemoryFitRequest, *, say: Say) -> "
             hint='give max_mem="24GiB", or a GPU: device="rtx-4090"',
         )
     return Fitting(training=training, cap_bytes=cap_bytes, gpu=gpu, say=say)
+
+
+def gpu_and_memory(device: str) -> tuple[Gpu | None, int | None]:
+    """Returns the GPU of a request, None for a CPU, and its memory in bytes, where it is known."""
+    sheet = DATA_SHEETS.get(device)
+    if sheet is not None:
+        return gpu_of(sheet.compute_capability, None), sheet.device().total_memory_bytes
+    if requested_device(device, None) == "cpu":
+        return None, psutil.virtual_memory().total
+    # Not by torch, which would create a context in the user's process.
+    devices = nvml.all_devices()
+    gpu = gpu_of(nvml.compute_capability(devices[0]) if devices else None, None)
+    return gpu, nvml.total_bytes(devices[0]) if devices else None
 
 
 @dataclass(kw_only=True)
@@ -84,9 +85,9 @@ class Fitting:
     _until: float | None = None
 
     def __post_init__(self) -> None:
-        blocks = blocks_of(self.training.models.values())
-        self._blocks = [one for one in blocks if not is_recomputed(one)]
-        self._recomputed = len(blocks) - len(self._blocks)
+        models = self.training.models.values()
+        self._blocks = blocks_to_recompute(models)
+        self._recomputed = len(blocks_of(models)) - len(self._blocks)
 
     def answer(self) -> MemoryFit:
         """Returns whether the training fits, and what would make it fit.

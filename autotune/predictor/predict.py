@@ -7,6 +7,7 @@ recording.
     user_training.py   the same of a user's own modules, optimizers and step
     double.py          copies these, with fake tensors; one_device.py runs what names a GPU
     memory_fit.py      whether they fit, and what would make them fit
+    activation_budget.py  what its blocks keep within a budget; block_traces.py: what they run
     fake_step.py       a step on fake tensors, its peak and its bounds, whoever brings the step
     fake_mode.py       fake tensors, and when their storages are allocated and freed
     generated_code.py  torch.compile: the program that inductor generates, without its kernels

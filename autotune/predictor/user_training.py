@@ -49,6 +49,7 @@ from autotune.predictor.known_values import taken_for_real
 from autotune.predictor.one_device import as_if_on, without_a_trace
 from autotune.shipped.blocks import find_blocks
 from autotune.shipped.checkpointing import recompute
+from autotune.shipped.granularity import Kept, recompute_but
 from autotune.shipped.quantized import tensors_behind
 from autotune.shipped.tensors import held_tensors
 from autotune.spec.config import TrainingConfig
@@ -130,6 +131,8 @@ class Change:
     """The first dimension of all tensors of the batch."""
     recomputed: int = 0
     """How many blocks, the first ones, are recomputed."""
+    kept: tuple[Kept | None, ...] = ()
+    """What each block keeps instead, as `recompute_but` takes it."""
     optimizer: Optimizer | None = None
 
 
@@ -167,6 +170,11 @@ def blocks_of(models: Iterable[nn.Module]) -> list[nn.Module]:
     return list(dict.fromkeys(found))
 
 
+def blocks_to_recompute(models: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns those blocks of which nothing is recomputed yet."""
+    return [block for block in blocks_of(models) if not any(map(is_recomputed, block.modules()))]
+
+
 def is_recomputed(module: nn.Module) -> bool:
     """Returns whether a module recomputes its activations by `recompute`."""
     found = [vars(kind).get("_before") for kind in type(module).__mro__]
@@ -200,6 +208,8 @@ class FakeUserTraining(FakeRun):
         self._batch: list[Tensor] = []
         self._notes: list[str] = []
         self._is_recorded = False
+        self.recording = Recording()
+        """The steady step, once it is predicted."""
 
     @property
     def rows(self) -> int | None:
@@ -255,6 +265,7 @@ class FakeUserTraining(FakeRun):
             with self.reasons_named():
                 first = self._recorded()
                 recording = self._recorded()
+            self.recording = recording
             self._is_recorded = True
             workspace_bytes = 0
             if self.gpu is not None:
@@ -296,9 +307,7 @@ class FakeUserTraining(FakeRun):
         training, change, double = self._training, self._change, self._double
         model = double.copy(training.model)
         self._models = named_models(model)
-        blocks = [one for one in blocks_of(self._models.values()) if not is_recomputed(one)]
-        for block in blocks[: change.recomputed]:
-            recompute(block)
+        blocks = blocks_to_recompute(self._models.values())
         optimizer = self._copied_optimizer()
         self._optimizers = optimizers_in(optimizer)
         batch = double.copy(training.batch, rows=change.rows)
@@ -306,6 +315,7 @@ class FakeUserTraining(FakeRun):
         step = double.copy(training.step)
         double.copy_named(self._models.values())
         self._models |= double.models
+        self.change_blocks(blocks)  # last, so that nothing of it is copied
         if step is not None:
             self._call = _bound(step, model=model, batch=batch, optimizer=optimizer)
             self._note_modes()
@@ -325,6 +335,14 @@ class FakeUserTraining(FakeRun):
                     f"{name or 'the model'} is in evaluation mode, and predicted so: call train() "
                     "before, where the training does"
                 )
+
+    def change_blocks(self, blocks: Sequence[nn.Module]) -> None:
+        """Recomputes the copies of the blocks that can be recomputed, as the change says."""
+        change = self._change
+        for block in blocks[: change.recomputed]:
+            recompute(block)
+        for block, kept in zip(blocks, change.kept, strict=False):
+            recompute_but(block, kept)
 
     def _copied_optimizer(self) -> Any:
         training, change, double = self._training, self._change, self._double

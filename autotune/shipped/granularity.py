@@ -8,6 +8,7 @@ from autotune.shipped.checkpointing import recompute
 from autotune.shipped.selective import (
     alternating_contexts,
     attention_contexts,
+    contexts_keeping,
     selective_contexts,
 )
 
@@ -19,6 +20,21 @@ SELECTIVE = {
     "save-attention": attention_contexts,
 }
 """Which tells, by operator, what is kept of a block."""
+
+Kept = frozenset[tuple[str, int]] | tuple[str, ...]
+"""Calls of operators, as `contexts_keeping` takes them; or names of parts of a block."""
+
+
+def recompute_but(block: nn.Module, kept: Kept | None) -> None:
+    """Recomputes a block, but for the results of the operators that it keeps; None keeps all.
+
+    With names of parts, only these are recomputed.
+    """
+    if isinstance(kept, tuple):
+        for name in kept:
+            recompute(getattr(block, name))
+    elif kept is not None:
+        recompute(block, context_fn=contexts_keeping(kept) if kept else None)
 
 
 def recompute_in_blocks(

@@ -1,6 +1,8 @@
 """What the values of checkpointing that choose by operator store: the rest is recomputed."""
 
+import functools
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +32,12 @@ _ATTENTION = frozenset(
         torch.ops.higher_order.flex_attention,
     }
 )
+ATTENTION = "attention"
 _OF_ATTENTION = ("flash_attn", "torch_attn")
 """Parts of the namespaces of the operators of packages: `flash_attn`, `flash_attn_3`, torch's
 attention of sequences that are packed, and kernels of the hub."""
+_DROPOUT = ("dropout_p", "p_dropout")
+"""Names that kernels of attention have for the share of what they drop."""
 
 
 def selective_contexts() -> Any:
@@ -48,11 +53,43 @@ def attention_contexts() -> Any:
     return create_selective_checkpoint_contexts(_keep_attention)
 
 
-def _keep_attention(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    is_of_package = any(part in getattr(operator, "namespace", "") for part in _OF_ATTENTION)
-    if operator in _ATTENTION or is_of_package:
+def _keep_attention(_context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operator_name(operator) == ATTENTION and not draws(operator, args, kwargs):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Returns whether an operator draws random numbers, as dropout does.
+
+    It must run again with the others: those after it would draw its numbers instead of theirs.
+    """
+    shares = [value for name, value in arguments_of(operator, args, kwargs) if name in _DROPOUT]
+    if operator_name(operator) == ATTENTION:
+        return any(shares)
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def arguments_of(
+    operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yields name and value of the arguments of an operator that declares its arguments."""
+    schema = getattr(operator, "_schema", None)
+    for number, declared in enumerate(schema.arguments if schema is not None else ()):
+        value = args[number] if number < len(args) else kwargs.get(declared.name)
+        yield declared.name, value
+
+
+@functools.cache
+def operator_name(operator: Any) -> str:
+    """Returns `aten.mm` for any overload of it, and one name for all kernels of attention.
+
+    Which of them runs depends on the device.
+    """
+    is_of_package = any(part in getattr(operator, "namespace", "") for part in _OF_ATTENTION)
+    if operator in _ATTENTION or is_of_package:
+        return ATTENTION
+    return str(getattr(operator, "overloadpacket", operator)).replace("::", ".")
 
 
 def _keep_matrix_products(
@@ -78,3 +115,26 @@ def alternating_contexts() -> Any:
         return _keep_matrix_products(context, operator, *args, **kwargs)
 
     return create_selective_checkpoint_contexts(keep_every_second)
+
+
+@functools.cache
+def contexts_keeping(kept: frozenset[tuple[str, int]]) -> Callable[[], Any]:
+    """Returns what makes contexts that keep the results of these calls of operators.
+
+    An operator is named as `operator_name` does, with the number of its call in the region, from 0
+    on. For equal sets it is the same function.
+    """
+
+    def contexts() -> Any:
+        calls: Counter[tuple[bool, str]] = Counter()
+
+        def keep(context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+            name = operator_name(operator)
+            number = calls[context.is_recompute, name]
+            calls[context.is_recompute, name] += 1
+            is_kept = (name, number) in kept
+            return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(keep)
+
+    return contexts
